@@ -1,0 +1,1 @@
+//! Models as graphs of operators with loop dimensions.

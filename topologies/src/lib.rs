@@ -1,0 +1,1 @@
+//! Clusters: nodes, devices, links, switches and routes.

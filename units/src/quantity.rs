@@ -1,0 +1,417 @@
+//! The quantities themselves: one type a unit, with just the arithmetic that means something.
+
+use crate::parse::{Unit, UnitError, parse};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Sub};
+use std::str::FromStr;
+
+const SIZES: &[Unit] = &[
+    ("GiB", 1024.0 * 1024.0 * 1024.0),
+    ("MiB", 1024.0 * 1024.0),
+    ("KiB", 1024.0),
+    ("TiB", 1024.0 * 1024.0 * 1024.0 * 1024.0),
+    ("GB", 1e9),
+    ("MB", 1e6),
+    ("kB", 1e3),
+    ("TB", 1e12),
+    ("B", 1.0),
+];
+const RATES: &[Unit] = &[
+    ("GB/s", 1e9),
+    ("MB/s", 1e6),
+    ("kB/s", 1e3),
+    ("TB/s", 1e12),
+    ("B/s", 1.0),
+    ("GiB/s", 1024.0 * 1024.0 * 1024.0),
+    ("MiB/s", 1024.0 * 1024.0),
+    ("Gbit/s", 1e9 / 8.0),
+    ("Mbit/s", 1e6 / 8.0),
+    ("kbit/s", 1e3 / 8.0),
+    ("Tbit/s", 1e12 / 8.0),
+    ("Gb/s", 1e9 / 8.0),
+];
+const TIMES: &[Unit] = &[("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("ps", 1e-12), ("min", 60.0), ("h", 3600.0)];
+const WORK: &[Unit] = &[("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("PFLOP", 1e15), ("FLOP", 1.0)];
+const SPEEDS: &[Unit] = &[
+    ("TFLOP/s", 1e12),
+    ("GFLOP/s", 1e9),
+    ("MFLOP/s", 1e6),
+    ("PFLOP/s", 1e15),
+    ("FLOP/s", 1.0),
+    ("TFLOPS", 1e12),
+    ("GFLOPS", 1e9),
+];
+const POWERS: &[Unit] = &[("W", 1.0), ("kW", 1e3), ("MW", 1e6)];
+
+/// A real-valued quantity: a newtype over `f64` in the SI base unit.
+macro_rules! quantity {
+    ($(#[$doc:meta])* $name:ident, $wanted:literal, $units:expr, $shown:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+        pub struct $name(f64);
+
+        impl $name {
+            /// None of it.
+            pub const ZERO: Self = Self(0.0);
+
+            /// The quantity of `value` base units.
+            pub const fn new(value: f64) -> Self {
+                Self(value)
+            }
+
+            /// How many base units it is.
+            pub const fn value(self) -> f64 {
+                self.0
+            }
+
+            /// The larger of two.
+            pub fn max(self, other: Self) -> Self {
+                Self(self.0.max(other.0))
+            }
+
+            /// The smaller of two.
+            pub fn min(self, other: Self) -> Self {
+                Self(self.0.min(other.0))
+            }
+        }
+
+        impl Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                self.0 += other.0;
+            }
+        }
+
+        impl Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+
+        impl Mul<f64> for $name {
+            type Output = Self;
+            fn mul(self, factor: f64) -> Self {
+                Self(self.0 * factor)
+            }
+        }
+
+        impl Div<f64> for $name {
+            type Output = Self;
+            fn div(self, divisor: f64) -> Self {
+                Self(self.0 / divisor)
+            }
+        }
+
+        impl Div for $name {
+            type Output = f64;
+            fn div(self, other: Self) -> f64 {
+                self.0 / other.0
+            }
+        }
+
+        impl Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+                Self(parts.map(|part| part.0).sum())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = UnitError;
+            fn from_str(text: &str) -> Result<Self, UnitError> {
+                parse(text, $wanted, $units).map(Self)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.pad(&shown(self.0, $shown))
+            }
+        }
+
+        text_serde!($name);
+    };
+}
+
+/// Quantities are text in files (`200Gbit/s`), so that a reader sees the unit; a bare number is refused on the way in.
+macro_rules! text_serde {
+    ($name:ident) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.exact())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                // YAML hands a bare scalar over as text, so `30` reaches `parse`, which asks for its unit.
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(de::Error::custom)
+            }
+        }
+    };
+}
+
+quantity!(
+    /// A duration in seconds, as measured or modelled. Simulated clocks use [`Picoseconds`].
+    Seconds, "a time", TIMES, &[("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
+);
+quantity!(
+    /// A rate of data in bytes a second, one way.
+    BytesPerSecond, "a data rate", RATES, &[("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)]
+);
+quantity!(
+    /// An amount of floating-point operations; a multiply-add counts as two.
+    Flops, "an amount of floating-point work", WORK,
+    &[("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1.0)]
+);
+quantity!(
+    /// A rate of floating-point operations a second.
+    FlopsPerSecond, "a floating-point rate", SPEEDS,
+    &[("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)]
+);
+quantity!(
+    /// Electrical power in watts.
+    Watts, "a power", POWERS, &[("MW", 1e6), ("kW", 1e3), ("W", 1.0)]
+);
+
+macro_rules! exact {
+    ($($name:ident $unit:literal),*) => {
+        $(impl $name {
+            /// The value in its base unit, in as many digits as it takes to read it back unchanged.
+            pub fn exact(self) -> String {
+                format!("{}{}", self.0, $unit)
+            }
+        })*
+    };
+}
+exact!(Seconds "s", BytesPerSecond "B/s", Flops "FLOP", FlopsPerSecond "FLOP/s", Watts "W");
+
+/// A size in bytes: a whole number, because memory is planned to the byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(u64);
+
+impl Bytes {
+    /// No bytes.
+    pub const ZERO: Self = Self(0);
+
+    /// A size of `count` bytes.
+    pub const fn new(count: u64) -> Self {
+        Self(count)
+    }
+
+    /// The number of bytes.
+    pub const fn count(self) -> u64 {
+        self.0
+    }
+
+    /// The number of bytes as a real number, for rates and ratios.
+    pub const fn value(self) -> f64 {
+        self.0 as f64
+    }
+
+    /// The size in whole bytes as text that reads back unchanged.
+    pub fn exact(self) -> String {
+        format!("{}B", self.0)
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        parse(text, "a size in bytes", SIZES).map(|count| Self(count.round() as u64))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = &[("TiB", 1024f64.powi(4)), ("GiB", 1024f64.powi(3)), ("MiB", 1024f64.powi(2)), ("KiB", 1024.0), ("B", 1.0)];
+        formatter.pad(&shown(self.0 as f64, units))
+    }
+}
+
+text_serde!(Bytes);
+
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl Sub for Bytes {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self(self.0 - other.0)
+    }
+}
+
+impl Mul<u64> for Bytes {
+    type Output = Self;
+    fn mul(self, factor: u64) -> Self {
+        Self(self.0 * factor)
+    }
+}
+
+impl Div for Bytes {
+    type Output = f64;
+    fn div(self, other: Self) -> f64 {
+        self.value() / other.value()
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        Self(parts.map(|part| part.0).sum())
+    }
+}
+
+/// An instant or a duration of simulated time: whole picoseconds, so that a simulation is exact and the same everywhere.
+/// 2^64 of them are 213 days.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Picoseconds(pub u64);
+
+impl Picoseconds {
+    /// The start of every simulation.
+    pub const ZERO: Self = Self(0);
+
+    /// The latest instant there is.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// The later of two instants less the earlier, or zero.
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Add for Picoseconds {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl AddAssign for Picoseconds {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Sum for Picoseconds {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::ZERO, Add::add)
+    }
+}
+
+impl From<Seconds> for Picoseconds {
+    fn from(duration: Seconds) -> Self {
+        Self((duration.0 * 1e12).round() as u64)
+    }
+}
+
+impl From<Picoseconds> for Seconds {
+    fn from(duration: Picoseconds) -> Self {
+        Self(duration.0 as f64 * 1e-12)
+    }
+}
+
+impl fmt::Display for Picoseconds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Seconds::from(*self), formatter)
+    }
+}
+
+macro_rules! rates {
+    ($($amount:ident / $rate:ident = $quotient:ident),*) => {
+        $(
+            impl Div<$rate> for $amount {
+                type Output = $quotient;
+                fn div(self, rate: $rate) -> $quotient {
+                    $quotient::new(self.value() / rate.value())
+                }
+            }
+            impl Div<Seconds> for $amount {
+                type Output = $rate;
+                fn div(self, duration: Seconds) -> $rate {
+                    $rate::new(self.value() / duration.value())
+                }
+            }
+        )*
+    };
+}
+rates!(Bytes / BytesPerSecond = Seconds, Flops / FlopsPerSecond = Seconds);
+
+/// `value` in the largest of `units` that leaves at least one before the point, in three figures.
+fn shown(value: f64, units: &[Unit]) -> String {
+    let (name, size) = units.iter().find(|unit| value.abs() >= unit.1 * 0.999_5).or(units.last()).copied().unwrap_or(("", 1.0));
+    let scaled = value / size;
+    let digits = if size == 1.0 && scaled.fract() == 0.0 {
+        0
+    } else if scaled.abs() >= 99.95 {
+        0
+    } else if scaled.abs() >= 9.995 {
+        1
+    } else {
+        2
+    };
+    let text = format!("{scaled:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} {name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_rates_are_read_with_their_units() {
+        assert_eq!("30GiB".parse::<Bytes>(), Ok(Bytes::new(30 << 30)));
+        assert_eq!("1.5 GB".parse::<Bytes>(), Ok(Bytes::new(1_500_000_000)));
+        assert_eq!("25Gbit/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(3.125e9)));
+        assert_eq!("8Gb/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(1e9)));
+        assert_eq!("8GB/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(8e9)));
+        assert_eq!("1e3MB/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(1e9)));
+        assert_eq!("312TFLOP/s".parse::<FlopsPerSecond>(), Ok(FlopsPerSecond::new(312e12)));
+        assert_eq!("5us".parse::<Seconds>(), Ok(Seconds::new(5.0 * 1e-6)));
+    }
+
+    #[test]
+    fn a_bare_number_is_refused_with_the_mend() {
+        let error = "30".parse::<Bytes>().expect_err("no unit").to_string();
+        assert_eq!(error, "`30` is a bare number where a size in bytes is wanted; hint: give it a unit, such as `30GiB`");
+        assert!("5GB".parse::<Seconds>().is_err());
+        assert!("-1GB".parse::<Bytes>().is_err());
+        assert!("NaNs".parse::<Seconds>().is_err());
+    }
+
+    #[test]
+    fn quantities_read_back_what_they_write() {
+        for seconds in [0.0, 1e-9, 0.1 + 0.2, 1e9] {
+            assert_eq!(Seconds::new(seconds).exact().parse(), Ok(Seconds::new(seconds)));
+        }
+        assert_eq!(Bytes::new(u64::from(u32::MAX)).exact().parse(), Ok(Bytes::new(u64::from(u32::MAX))));
+    }
+
+    #[test]
+    fn they_print_as_people_say_them() {
+        assert_eq!(Seconds::new(0.0123).to_string(), "12.3 ms");
+        assert_eq!(Bytes::new(80 << 30).to_string(), "80 GiB");
+        assert_eq!(Seconds::ZERO.to_string(), "0 ns");
+        assert_eq!(Picoseconds(1_500_000).to_string(), "1.5 us");
+    }
+}
