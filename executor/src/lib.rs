@@ -1,1 +1,3 @@
 //! The interpreter of Programs that trains.
+pub mod backend;
+pub mod data;

@@ -1,1 +1,34 @@
-//! Models as graphs of operators with loop dimensions.
+//! Models as graphs of operators.
+//!
+//! The nouns: a [`Model`] is what a user names (a zoo name, or a family with its sizes); its [`Graph`] is the
+//! [`Tensor`]s and [`Operator`]s of one pass over a batch; an operator has named [`Loop`] dimensions, and once they have sizes it
+//! is a [`Kernel`], which knows its arithmetic and its bytes. [`differentiate`] adds the gradients.
+//!
+//! The flow: `Model` → [`Model::graph`] → [`differentiate`] → the compiler in `foretell-program`.
+//! This crate knows neither devices nor plans; it reads no files.
+//!
+//! ```
+//! use foretell_models::{GraphOptions, Model, differentiate};
+//! let model = Model::named("resnet50")?;
+//! let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+//! let graph = model.graph("resnet50", &options)?;
+//! assert_eq!(graph.parameter_count(), 25_557_032);
+//! let training = differentiate(&graph, 1);
+//! assert!(training.model_flops() > graph.model_flops() * 2.9);
+//! # Ok::<(), foretell_models::ModelError>(())
+//! ```
+
+mod builder;
+mod differentiate;
+mod graph;
+mod kernel;
+mod specification;
+mod zoo;
+
+pub use differentiate::differentiate;
+pub use graph::{
+    BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
+    Parameter, Pass, Role, Storage, Tensor, TensorId,
+};
+pub use kernel::{Kernel, Traffic, WeightLayout, Window};
+pub use specification::{GraphOptions, Model, ModelError, Sample, Stem};

@@ -1,0 +1,114 @@
+//! The binary files of CIFAR-10 and CIFAR-100: records of a label (or two) and 32x32 pixels, channel after channel.
+//!
+//! Format: <https://www.cs.toronto.edu/~kriz/cifar.html>, "Binary version". It must not know of splits or of what a model
+//! wants. Pixels are turned to channels last here, once.
+
+use super::error::DataError;
+use super::images::LabelledImages;
+
+const SIDE: usize = 32;
+const CHANNELS: usize = 3;
+const PLANE: usize = SIDE * SIDE;
+
+/// Which of the two data sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Variant {
+    /// One label byte in front of the pixels.
+    Cifar10,
+    /// A coarse label byte, then a fine one, which is used.
+    Cifar100,
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Variant::Cifar10 => "CIFAR-10",
+            Variant::Cifar100 => "CIFAR-100",
+        }
+    }
+
+    fn label_bytes(self) -> usize {
+        match self {
+            Variant::Cifar10 => 1,
+            Variant::Cifar100 => 2,
+        }
+    }
+
+    fn classes(self) -> u8 {
+        match self {
+            Variant::Cifar10 => 10,
+            Variant::Cifar100 => 100,
+        }
+    }
+}
+
+/// No images yet, of the shape that all CIFAR images have.
+pub(crate) fn empty() -> LabelledImages {
+    LabelledImages { channels: CHANNELS, height: SIDE, width: SIDE, pixels: Vec::new(), labels: Vec::new() }
+}
+
+/// Appends the images of one file.
+pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, bytes: &[u8]) -> Result<(), DataError> {
+    let record = variant.label_bytes() + CHANNELS * PLANE;
+    let malformed = |problem: String| DataError::malformed(name, problem, "fetch the \"binary version\" of the data set again");
+    if bytes.is_empty() || !bytes.len().is_multiple_of(record) {
+        return Err(malformed(format!(
+            "is no {} file or is cut short: {} bytes are not a whole number of {record}-byte records",
+            variant.name(),
+            bytes.len()
+        )));
+    }
+    for (number, record) in bytes.chunks_exact(record).enumerate() {
+        let (labels, planes) = record.split_at_checked(variant.label_bytes()).unwrap_or_default();
+        let label = labels.last().copied().unwrap_or_default();
+        if label >= variant.classes() {
+            let (name, classes) = (variant.name(), variant.classes());
+            return Err(malformed(format!("is no {name} file: image {number} has the label {label} of {classes} classes")));
+        }
+        images.labels.push(label);
+        let (red, others) = planes.split_at_checked(PLANE).unwrap_or_default();
+        let (green, blue) = others.split_at_checked(PLANE).unwrap_or_default();
+        for ((&red, &green), &blue) in red.iter().zip(green).zip(blue) {
+            images.pixels.extend([red, green, blue]);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A record whose channels are filled with 10, 20 and 30, but for a first red pixel of 11.
+    pub(crate) fn record(labels: &[u8]) -> Vec<u8> {
+        let mut bytes = labels.to_vec();
+        [10, 20, 30].iter().for_each(|&value| bytes.extend([value; PLANE]));
+        bytes[labels.len()] = 11;
+        bytes
+    }
+
+    #[test]
+    fn records_are_read_with_channels_last() {
+        let mut images = empty();
+        append(&mut images, Variant::Cifar10, "a", &[record(&[3]), record(&[9])].concat()).unwrap();
+        append(&mut images, Variant::Cifar10, "b", &record(&[0])).unwrap();
+        assert_eq!(images.labels, [3, 9, 0]);
+        assert_eq!(images.pixels.len(), 3 * 3072);
+        assert_eq!(images.pixels[..6], [11, 20, 30, 10, 20, 30]);
+        let mut images = empty();
+        append(&mut images, Variant::Cifar100, "c", &record(&[19, 99])).unwrap();
+        assert_eq!((images.labels.as_slice(), &images.pixels[..3]), ([99].as_slice(), [11, 20, 30].as_slice()));
+    }
+
+    #[test]
+    fn truncated_files_and_labels_of_no_class_are_refused() {
+        let whole = record(&[3]);
+        for length in [0, 1, 3072] {
+            let message = append(&mut empty(), Variant::Cifar10, "a", &whole[..length]).unwrap_err().to_string();
+            assert!(message.contains("`a` is no CIFAR-10 file or is cut short"), "{message}");
+        }
+        let message = append(&mut empty(), Variant::Cifar10, "a", &record(&[10])).unwrap_err().to_string();
+        assert!(message.contains("image 0 has the label 10 of 10 classes"), "{message}");
+        assert!(append(&mut empty(), Variant::Cifar100, "a", &record(&[0, 100])).is_err());
+    }
+}

@@ -1,0 +1,110 @@
+//! What can be wrong with data, said once and with its mend.
+//!
+//! Every message names the data or the file, says what is wrong with it, and ends in a hint. It knows nothing of formats: the
+//! readers fill in the problem.
+
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why data could not be opened, or why a batch could not be made from it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DataError {
+    /// There is nothing at the path.
+    #[error("there is no file or folder `{}`; hint: the data is `digits`, `text`, `synthetic`, or the path of a file or folder", .path.display())]
+    NotFound {
+        /// The path that was asked for.
+        path: PathBuf,
+    },
+    /// The operating system refused to read it.
+    #[error("cannot read `{}`: {reason}; hint: check that it is a regular file that you may read", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        reason: String,
+    },
+    /// The content is not what its format demands.
+    #[error("`{name}` {problem}; hint: {hint}")]
+    Malformed {
+        /// The file, folder or shipped data.
+        name: String,
+        /// What is wrong, as the rest of a sentence that begins with the name.
+        problem: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// The data is sound but this model cannot be trained on it.
+    #[error("the data `{name}` does not fit the model: {problem}; hint: {hint}")]
+    Unsuitable {
+        /// The file, folder or shipped data.
+        name: String,
+        /// What does not fit.
+        problem: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// The global batch is zero, or larger than the training split.
+    #[error(
+        "a global batch of {global_batch} cannot be drawn from {samples} training samples; hint: use a global batch from 1 to {samples}, or larger data such as `synthetic`"
+    )]
+    GlobalBatch {
+        /// The global batch that was asked for.
+        global_batch: usize,
+        /// The training samples that there are.
+        samples: usize,
+    },
+    /// A step or an evaluation batch beyond the end of its epoch.
+    #[error("batch {batch} was asked for but the epoch has {batches}; hint: batches count from 0 and start anew each epoch")]
+    BatchOutOfRange {
+        /// The batch that was asked for.
+        batch: usize,
+        /// The batches that there are.
+        batches: usize,
+    },
+    /// A sample beyond the end of its split.
+    #[error("sample {index} was asked for but the split has {samples}; hint: take indices from the data's own batches")]
+    SampleOutOfRange {
+        /// The sample that was asked for.
+        index: usize,
+        /// The samples that there are.
+        samples: usize,
+    },
+    /// A buffer that is not exactly as long as the samples that go into it.
+    #[error("a buffer of {given} elements was given where {samples} samples need {needed}; hint: size it from `sample_size`")]
+    BufferSize {
+        /// Elements of the buffer.
+        given: usize,
+        /// Samples asked for.
+        samples: usize,
+        /// Elements that they need.
+        needed: usize,
+    },
+    /// Images were asked of token data, or tokens of image data.
+    #[error("{asked} were asked of data opened for {opened_for}; hint: ask for what the data was opened for")]
+    WrongKind {
+        /// What was asked for.
+        asked: &'static str,
+        /// What the data was opened for.
+        opened_for: &'static str,
+    },
+}
+
+impl DataError {
+    /// The content of `name` is not what its format demands.
+    pub(crate) fn malformed(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        DataError::Malformed { name: name.to_owned(), problem: problem.into(), hint: hint.into() }
+    }
+
+    /// The data `name` is sound, but not for this model.
+    pub(crate) fn unsuitable(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        DataError::Unsuitable { name: name.to_owned(), problem: problem.into(), hint: hint.into() }
+    }
+
+    /// What the operating system said about `path`.
+    pub(crate) fn io(path: &Path, error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => DataError::NotFound { path: path.to_path_buf() },
+            _ => DataError::Unreadable { path: path.to_path_buf(), reason: error.to_string() },
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Files and folders: bounded reading, and which format a path holds.
+//!
+//! It must not know what the bytes mean; that is for the readers of each format.
+
+use super::error::DataError;
+use super::images::LabelledImages;
+use super::tokens::TokenWidth;
+use super::{cifar, idx};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The largest file that is read: it is held in memory, and its samples are counted in 32 bits.
+pub(crate) const MAX_FILE: u64 = u32::MAX as u64;
+
+/// What a path turned out to hold.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// A training and an evaluation split of images.
+    Images { training: LabelledImages, evaluation: LabelledImages },
+    /// A stream of tokens.
+    Tokens { bytes: Vec<u8>, width: TokenWidth },
+}
+
+/// Reads whatever data is at `path`.
+pub(crate) fn open_path(path: &Path) -> Result<Found, DataError> {
+    let metadata = std::fs::metadata(path).map_err(|error| DataError::io(path, &error))?;
+    if metadata.is_dir() {
+        return open_folder(path);
+    }
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("txt") => Ok(Found::Tokens { bytes: read_file(path)?, width: TokenWidth::Byte }),
+        Some("bin") => Ok(Found::Tokens { bytes: read_file(path)?, width: TokenWidth::TwoBytes }),
+        _ => Err(DataError::malformed(
+            &path.display().to_string(),
+            "is neither a folder nor a `.txt` or `.bin` file",
+            "for images name the folder; name text `.txt`, and a file of little-endian 16-bit tokens `.bin`",
+        )),
+    }
+}
+
+/// The files of MNIST, which is found under two spellings.
+const MNIST: [[&str; 2]; 4] = [
+    ["train-images-idx3-ubyte", "train-images.idx3-ubyte"],
+    ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"],
+    ["t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte"],
+    ["t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"],
+];
+
+/// The training files of CIFAR-10.
+const CIFAR_10: [&str; 5] = ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
+
+fn open_folder(folder: &Path) -> Result<Found, DataError> {
+    let has = |name: &str| folder.join(name).is_file();
+    let [training_images, training_labels, evaluation_images, evaluation_labels] = MNIST;
+    if training_images.iter().chain(&evaluation_images).any(|name| has(name)) {
+        let training = read_idx(folder, &training_images, &training_labels)?;
+        let evaluation = read_idx(folder, &evaluation_images, &evaluation_labels)?;
+        return Ok(Found::Images { training, evaluation });
+    }
+    let batches: Vec<&str> = CIFAR_10.into_iter().filter(|name| has(name)).collect();
+    if !batches.is_empty() || has("test_batch.bin") {
+        let batches = if batches.is_empty() { &CIFAR_10 } else { &*batches };
+        let training = read_cifar(folder, cifar::Variant::Cifar10, batches)?;
+        let evaluation = read_cifar(folder, cifar::Variant::Cifar10, &["test_batch.bin"])?;
+        return Ok(Found::Images { training, evaluation });
+    }
+    if has("train.bin") && has("test.bin") {
+        let training = read_cifar(folder, cifar::Variant::Cifar100, &["train.bin"])?;
+        let evaluation = read_cifar(folder, cifar::Variant::Cifar100, &["test.bin"])?;
+        return Ok(Found::Images { training, evaluation });
+    }
+    let packed = has("train-images-idx3-ubyte.gz");
+    let hint = match packed {
+        true => "unpack its files with `gunzip`",
+        false => {
+            "name the very folder that has `train-images-idx3-ubyte` (MNIST), `data_batch_1.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100); for tokens name the `.txt` or `.bin` file"
+        }
+    };
+    Err(DataError::malformed(&folder.display().to_string(), "holds no data of a known format", hint))
+}
+
+fn read_idx(folder: &Path, images: &[&str], labels: &[&str]) -> Result<LabelledImages, DataError> {
+    let (images, labels) = (find(folder, images)?, find(folder, labels)?);
+    let images_name = images.display().to_string();
+    let labels_name = labels.display().to_string();
+    idx::labelled_images(&images_name, &read_file(&images)?, &labels_name, &read_file(&labels)?)
+}
+
+fn read_cifar(folder: &Path, variant: cifar::Variant, names: &[&str]) -> Result<LabelledImages, DataError> {
+    let mut all = cifar::empty();
+    for name in names {
+        let path = find(folder, &[name])?;
+        cifar::append(&mut all, variant, &path.display().to_string(), &read_file(&path)?)?;
+    }
+    Ok(all)
+}
+
+/// The first of the spellings that is there.
+fn find(folder: &Path, spellings: &[&str]) -> Result<PathBuf, DataError> {
+    let found = spellings.iter().map(|name| folder.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| {
+        let missing = spellings.first().copied().unwrap_or_default();
+        let problem = format!("lacks the file `{missing}`");
+        DataError::malformed(&folder.display().to_string(), problem, "put all files of the data set there, unpacked")
+    })
+}
+
+/// The whole of a regular file of a bounded size.
+fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
+    // Asked before opening: opening a named pipe would wait for ever.
+    let metadata = std::fs::metadata(path).map_err(|error| DataError::io(path, &error))?;
+    if !metadata.is_file() {
+        return Err(DataError::Unreadable { path: path.to_path_buf(), reason: "not a regular file".to_owned() });
+    }
+    let too_large = |size: u64| {
+        let problem = format!("has {size} bytes, more than the {MAX_FILE} that are read into memory");
+        DataError::malformed(&path.display().to_string(), problem, "split it and train on a part")
+    };
+    if metadata.len() > MAX_FILE {
+        return Err(too_large(metadata.len()));
+    }
+    let mut bytes = Vec::new();
+    let unreadable = |error: std::io::Error| DataError::io(path, &error);
+    let out_of_memory = || DataError::Unreadable { path: path.to_path_buf(), reason: "not enough memory for it".to_owned() };
+    bytes.try_reserve_exact(metadata.len() as usize).map_err(|_| out_of_memory())?;
+    let file = File::open(path).map_err(unreadable)?;
+    // The file may grow while it is read.
+    let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if read as u64 > MAX_FILE { Err(too_large(read as u64)) } else { Ok(bytes) }
+}

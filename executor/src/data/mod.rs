@@ -1,0 +1,315 @@
+//! The data of a training run: samples by global index, as the model wants them.
+//!
+//! The nouns: a [`DataSource`] is what people name; a [`SampleShape`] is what the model wants; a [`Dataset`] joins the two. Its
+//! batches are lists of global indices ([`EpochOrder`], [`Dataset::evaluation_indices`]), and any rank fills its own part of a
+//! batch in place. The same seed gives the same bytes on any number of ranks, so this must not know of ranks, layouts, devices
+//! or Programs.
+//!
+//! ```
+//! use foretell_executor::data::{DataSource, Dataset, SampleShape, Split};
+//! let wanted = SampleShape::Image { channels: 1, height: 8, width: 8, classes: 10 };
+//! let digits = Dataset::open(&DataSource::Digits, &wanted, 42)?;
+//! let batch = digits.epoch_order(0).batch(3, 64)?;
+//! let second_of_two_ranks = &batch[32..];
+//! let mut images = vec![0.0; 32 * digits.sample_size()];
+//! digits.fill_images(Split::Training, second_of_two_ranks, &mut images)?;
+//! # Ok::<(), foretell_executor::data::DataError>(())
+//! ```
+
+mod cifar;
+mod error;
+mod files;
+mod idx;
+mod images;
+mod order;
+mod source;
+mod synthetic;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+pub use error::DataError;
+pub use order::EpochOrder;
+pub use source::{DataSource, EmptyDataName};
+
+use files::Found;
+use images::ImageData;
+use serde::{Deserialize, Serialize};
+use synthetic::Synthetic;
+use tokens::{TokenData, TokenWidth};
+
+/// The index of a row that stands for no sample: it is filled with zeros and its labels are [`IGNORED_LABEL`].
+pub const PADDING: usize = usize::MAX;
+/// The label that takes no part in loss or accuracy.
+pub const IGNORED_LABEL: i32 = -1;
+
+/// The most numbers in one sample (a gigabyte of them): beyond it a shape is a slip of the pen.
+const MAX_SAMPLE: usize = 1 << 28;
+
+/// What the model wants a sample to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SampleShape {
+    /// An image, channels last, and its class.
+    Image {
+        /// Channels of a pixel.
+        channels: usize,
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+        /// Classes that the model tells apart.
+        classes: usize,
+    },
+    /// A flat vector and its class.
+    Features {
+        /// Numbers in the vector.
+        width: usize,
+        /// Classes that the model tells apart.
+        classes: usize,
+    },
+    /// A run of tokens; the labels are the tokens shifted by one.
+    Tokens {
+        /// Tokens of a sample.
+        sequence: usize,
+        /// Tokens that the model knows; the tokens are below it.
+        vocabulary: usize,
+    },
+}
+
+/// Which part of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// What the model learns from.
+    Training,
+    /// What it is judged by, and never learns from.
+    Evaluation,
+}
+
+/// Data that has been read, checked, and fitted to a model.
+#[derive(Debug)]
+pub struct Dataset {
+    name: String,
+    wanted: SampleShape,
+    seed: u64,
+    contents: Contents,
+}
+
+#[derive(Debug)]
+enum Contents {
+    Images(ImageData),
+    Tokens(TokenData),
+    Synthetic(Synthetic),
+}
+
+impl Dataset {
+    /// Opens data for a model. The seed sets the order of the samples, and what synthetic data is; never the splits.
+    ///
+    /// # Errors
+    /// When the data cannot be read, is not what its format demands, or does not fit the model.
+    pub fn open(source: &DataSource, wanted: &SampleShape, seed: u64) -> Result<Dataset, DataError> {
+        let name = source.to_string();
+        check_shape(&name, wanted)?;
+        let contents = match source {
+            DataSource::Synthetic => Contents::Synthetic(Synthetic::new(*wanted, seed)),
+            DataSource::Digits => {
+                let (training, evaluation) = shipped_digits()?.every_fifth_apart();
+                Contents::Images(ImageData::new(&name, training, evaluation, wanted)?)
+            }
+            DataSource::Text => {
+                let text = concat!(include_str!("../../../LICENSE-MIT"), "\n", include_str!("../../../LICENSE-APACHE"));
+                Contents::Tokens(TokenData::new(&name, text.as_bytes().to_vec(), TokenWidth::Byte, wanted)?)
+            }
+            DataSource::Path(path) => match files::open_path(path)? {
+                Found::Images { training, evaluation } => {
+                    Contents::Images(ImageData::new(&name, training, evaluation, wanted)?)
+                }
+                Found::Tokens { bytes, width } => Contents::Tokens(TokenData::new(&name, bytes, width, wanted)?),
+            },
+        };
+        Ok(Dataset { name, wanted: *wanted, seed, contents })
+    }
+
+    /// Samples of a split; at least one.
+    #[expect(clippy::len_without_is_empty, reason = "no split is ever empty")]
+    pub fn len(&self, split: Split) -> usize {
+        match &self.contents {
+            Contents::Images(images) => images.split(split).labels.len(),
+            Contents::Tokens(tokens) => tokens.len(split),
+            Contents::Synthetic(synthetic) => synthetic.len(split),
+        }
+    }
+
+    /// Numbers (or tokens) of one sample.
+    pub fn sample_size(&self) -> usize {
+        match self.wanted {
+            SampleShape::Image { channels, height, width, .. } => channels * height * width,
+            SampleShape::Features { width, .. } => width,
+            SampleShape::Tokens { sequence, .. } => sequence,
+        }
+    }
+
+    /// The shape that the data was opened for.
+    pub fn wanted(&self) -> SampleShape {
+        self.wanted
+    }
+
+    /// A line for people: the name, the samples, and how they were fitted to the model.
+    pub fn description(&self) -> String {
+        let kind = match (&self.contents, self.wanted) {
+            (Contents::Images(images), _) => images.description(),
+            (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
+            (_, SampleShape::Features { width, .. }) => format!("{width} features"),
+            (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
+        };
+        let (training, evaluation) = (self.len(Split::Training), self.len(Split::Evaluation));
+        format!("{}: {training} training and {evaluation} evaluation samples, {kind}", self.name)
+    }
+
+    /// Steps of one epoch of training; the last incomplete batch is dropped.
+    ///
+    /// # Errors
+    /// When the global batch is zero or larger than the training split.
+    pub fn steps_per_epoch(&self, global_batch: usize) -> Result<usize, DataError> {
+        order::steps_per_epoch(self.len(Split::Training), global_batch)
+    }
+
+    /// The order of one epoch's training samples. Keep it for the epoch: making it takes time in the number of samples.
+    pub fn epoch_order(&self, epoch: u64) -> EpochOrder {
+        EpochOrder::shuffled(self.len(Split::Training), self.seed, epoch)
+    }
+
+    /// The training samples of one step: [`EpochOrder::batch`] for those who want just one.
+    ///
+    /// # Errors
+    /// When no such batch can be drawn, or the step is beyond the epoch.
+    pub fn sample_indices(&self, epoch: u64, step: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
+        self.epoch_order(epoch).batch(step, global_batch)
+    }
+
+    /// Batches that evaluation takes, the last one perhaps padded; none for a global batch of zero.
+    pub fn evaluation_batches(&self, global_batch: usize) -> usize {
+        if global_batch == 0 { 0 } else { self.len(Split::Evaluation).div_ceil(global_batch) }
+    }
+
+    /// The evaluation samples of one batch; over all batches each exactly once, the last filled up with [`PADDING`].
+    ///
+    /// # Errors
+    /// When there is no such batch.
+    pub fn evaluation_indices(&self, batch: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
+        order::evaluation_batch(self.len(Split::Evaluation), batch, global_batch)
+    }
+
+    /// Fills images, `[sample, height, width, channels]`, or features, `[sample, width]`, normalised over the training split.
+    ///
+    /// # Errors
+    /// When the data holds tokens, an index is beyond the split, or the buffer is not exactly as long as the samples.
+    pub fn fill_images(&self, split: Split, indices: &[usize], out: &mut [f32]) -> Result<(), DataError> {
+        self.check_classified("images")?;
+        self.check_request(split, indices, self.sample_size(), out.len())?;
+        for (&index, sample) in indices.iter().zip(out.chunks_exact_mut(self.sample_size())) {
+            match &self.contents {
+                _ if index == PADDING => sample.fill(0.0),
+                Contents::Images(images) => images.fill(images.split(split).get(index).unwrap_or_default().0, sample),
+                Contents::Synthetic(synthetic) => synthetic.fill(split, index, sample),
+                Contents::Tokens(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the class of each sample, [`IGNORED_LABEL`] for padding.
+    ///
+    /// # Errors
+    /// When the data holds tokens, an index is beyond the split, or the buffer is not exactly as long as the samples.
+    pub fn fill_labels(&self, split: Split, indices: &[usize], out: &mut [i32]) -> Result<(), DataError> {
+        self.check_classified("class labels")?;
+        self.check_request(split, indices, 1, out.len())?;
+        for (&index, label) in indices.iter().zip(out) {
+            *label = match &self.contents {
+                _ if index == PADDING => IGNORED_LABEL,
+                Contents::Images(images) => i32::from(images.split(split).get(index).unwrap_or_default().1),
+                Contents::Synthetic(synthetic) => synthetic.label(split, index) as i32,
+                Contents::Tokens(_) => IGNORED_LABEL,
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or [`IGNORED_LABEL`] for
+    /// padding.
+    ///
+    /// # Errors
+    /// When the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    pub fn fill_tokens(
+        &self,
+        split: Split,
+        indices: &[usize],
+        tokens: &mut [i32],
+        labels: &mut [i32],
+    ) -> Result<(), DataError> {
+        let sequence = self.sample_size();
+        if !matches!(self.wanted, SampleShape::Tokens { .. }) {
+            return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });
+        }
+        self.check_request(split, indices, sequence, tokens.len())?;
+        self.check_request(split, indices, sequence, labels.len())?;
+        let rows = tokens.chunks_exact_mut(sequence).zip(labels.chunks_exact_mut(sequence));
+        for (&index, (tokens, labels)) in indices.iter().zip(rows) {
+            match &self.contents {
+                Contents::Tokens(data) if index != PADDING => data.fill(split, index, tokens, labels),
+                Contents::Synthetic(data) if index != PADDING => data.fill_tokens(split, index, tokens, labels),
+                _ => {
+                    tokens.fill(0);
+                    labels.fill(IGNORED_LABEL);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_classified(&self, asked: &'static str) -> Result<(), DataError> {
+        match self.wanted {
+            SampleShape::Tokens { .. } => Err(DataError::WrongKind { asked, opened_for: "tokens" }),
+            SampleShape::Image { .. } | SampleShape::Features { .. } => Ok(()),
+        }
+    }
+
+    /// What must hold before anything is written.
+    fn check_request(&self, split: Split, indices: &[usize], per_sample: usize, given: usize) -> Result<(), DataError> {
+        let samples = self.len(split);
+        if let Some(&index) = indices.iter().find(|&&index| index >= samples && index != PADDING) {
+            return Err(DataError::SampleOutOfRange { index, samples });
+        }
+        let needed = indices.len().saturating_mul(per_sample);
+        if given != needed {
+            return Err(DataError::BufferSize { given, samples: indices.len(), needed });
+        }
+        Ok(())
+    }
+}
+
+/// The shipped digits, through the reader that also reads MNIST.
+fn shipped_digits() -> Result<images::LabelledImages, DataError> {
+    let images = include_bytes!("../../data/digits-images.idx3-ubyte");
+    let labels = include_bytes!("../../data/digits-labels.idx1-ubyte");
+    idx::labelled_images("the images of `digits`", images, "the labels of `digits`", labels)
+}
+
+/// Refuses shapes with nothing in them, and those whose sizes no buffer could have.
+fn check_shape(name: &str, wanted: &SampleShape) -> Result<(), DataError> {
+    let (sizes, kinds) = match *wanted {
+        SampleShape::Image { channels, height, width, classes } => ([channels, height, width], classes),
+        SampleShape::Features { width, classes } => ([width, 1, 1], classes),
+        SampleShape::Tokens { sequence, vocabulary } => ([sequence, 1, 1], vocabulary),
+    };
+    let size = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+    let sound = size.is_some_and(|size| (1..=MAX_SAMPLE).contains(&size)) && (1..=i32::MAX as usize).contains(&kinds);
+    if sound {
+        return Ok(());
+    }
+    let problem = format!("no sample is like {wanted:?}");
+    let hint = format!("every size is at least 1, and a sample has at most {MAX_SAMPLE} numbers");
+    Err(DataError::unsuitable(name, problem, hint))
+}

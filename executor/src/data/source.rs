@@ -1,0 +1,97 @@
+//! Where data comes from, as people name it on the command line.
+//!
+//! It must not know file formats: it only tells a shipped name from a path.
+
+use super::{Dataset, SampleShape};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// Where the data of a run comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataSource {
+    /// The shipped 8x8 handwritten digits.
+    Digits,
+    /// The shipped licence texts, a token per byte.
+    Text,
+    /// Seeded random data of any shape, from which something can be learnt.
+    Synthetic,
+    /// A folder of IDX (MNIST) or CIFAR files, a `.txt` file, or a `.bin` file of 16-bit tokens.
+    Path(PathBuf),
+}
+
+/// The text names no data at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the name of the data is empty; hint: write `digits`, `text`, `synthetic`, or the path of a file or folder")]
+pub struct EmptyDataName;
+
+impl DataSource {
+    /// The shipped data that fits a model: digits for images and features, text for tokens, synthetic where those do not fit.
+    pub fn default_for(wanted: &SampleShape) -> Self {
+        let shipped = match wanted {
+            SampleShape::Image { .. } | SampleShape::Features { .. } => DataSource::Digits,
+            SampleShape::Tokens { .. } => DataSource::Text,
+        };
+        // Opening is the only test that cannot disagree with opening; the shipped data is small.
+        if Dataset::open(&shipped, wanted, 0).is_ok() { shipped } else { DataSource::Synthetic }
+    }
+}
+
+impl FromStr for DataSource {
+    type Err = EmptyDataName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "digits" => Ok(DataSource::Digits),
+            "text" => Ok(DataSource::Text),
+            "synthetic" => Ok(DataSource::Synthetic),
+            _ if text.trim().is_empty() => Err(EmptyDataName),
+            _ => Ok(DataSource::Path(PathBuf::from(text))),
+        }
+    }
+}
+
+impl fmt::Display for DataSource {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DataSource::Digits => formatter.write_str("digits"),
+            DataSource::Text => formatter.write_str("text"),
+            DataSource::Synthetic => formatter.write_str("synthetic"),
+            DataSource::Path(path) => path.display().fmt(formatter),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_paths_are_told_apart() {
+        assert_eq!("digits".parse(), Ok(DataSource::Digits));
+        assert_eq!("text".parse(), Ok(DataSource::Text));
+        assert_eq!("synthetic".parse(), Ok(DataSource::Synthetic));
+        assert_eq!("./digits".parse(), Ok(DataSource::Path("./digits".into())));
+        assert_eq!(" ".parse::<DataSource>(), Err(EmptyDataName));
+        for name in ["digits", "text", "synthetic", "/data/mnist"] {
+            assert_eq!(name.parse::<DataSource>().unwrap().to_string(), name);
+        }
+    }
+
+    #[test]
+    fn the_default_is_shipped_data_where_it_fits_and_synthetic_elsewhere() {
+        let image = |side, classes| SampleShape::Image { channels: 3, height: side, width: side, classes };
+        let default = DataSource::default_for;
+        assert_eq!(default(&image(32, 10)), DataSource::Digits);
+        assert_eq!(default(&image(4, 10)), DataSource::Synthetic);
+        assert_eq!(default(&image(32, 2)), DataSource::Synthetic);
+        assert_eq!(default(&SampleShape::Features { width: 784, classes: 10 }), DataSource::Digits);
+        assert_eq!(default(&SampleShape::Features { width: 65, classes: 10 }), DataSource::Synthetic);
+        assert_eq!(default(&SampleShape::Tokens { sequence: 128, vocabulary: 256 }), DataSource::Text);
+        assert_eq!(default(&SampleShape::Tokens { sequence: 1 << 20, vocabulary: 256 }), DataSource::Synthetic);
+        assert_eq!(default(&SampleShape::Tokens { sequence: 128, vocabulary: 16 }), DataSource::Synthetic);
+    }
+}

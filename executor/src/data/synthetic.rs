@@ -1,0 +1,183 @@
+//! Data made up from a seed, for any shape, from which something can be learnt.
+//!
+//! An image or feature vector is a pattern of its class under noise; tokens are a walk through a small Markov chain. A sample is
+//! a function of the seed, the split and its index alone, and is made when asked for: nothing is stored that grows with the
+//! model. This must not know of batches.
+
+use super::order::{Purpose, below, stream};
+use super::{SampleShape, Split};
+use rand_chacha::rand_core::Rng;
+
+/// Training samples in an epoch: enough for the global batches of large layouts.
+const TRAINING_SAMPLES: usize = 65_536;
+/// Evaluation samples: few, since large models are evaluated on CPUs too.
+const EVALUATION_SAMPLES: usize = 1_024;
+/// A pattern is this many cells across, each blown up: fine noise averages out, also under strided convolutions.
+const CELLS: usize = 8;
+/// The parts of pattern and noise in a value: 0.6^2 + 0.8^2 = 1 keeps the variance one.
+const PATTERN: f32 = 0.6;
+const NOISE: f32 = 0.8;
+/// States of the Markov chain: few, so that the loss falls soon also with a large vocabulary.
+const STATES: usize = 64;
+/// The states that may follow a state, with probabilities 1/2, 1/4, 1/8 and 1/8: an entropy of 1.75 bits.
+const SUCCESSORS: usize = 4;
+
+/// Seeded random data of a given shape.
+#[derive(Debug)]
+pub(crate) struct Synthetic {
+    seed: u64,
+    shape: SampleShape,
+    successors: Vec<[u32; SUCCESSORS]>,
+}
+
+impl Synthetic {
+    /// Data of a shape that has been checked to be neither empty nor absurd.
+    pub(crate) fn new(shape: SampleShape, seed: u64) -> Self {
+        let states = match shape {
+            SampleShape::Tokens { vocabulary, .. } => vocabulary.min(STATES),
+            SampleShape::Image { .. } | SampleShape::Features { .. } => 0,
+        };
+        let mut random = stream(seed, Purpose::MarkovChain, 0);
+        let mut next = || below(&mut random, states as u64) as u32;
+        let successors = (0..states).map(|_| std::array::from_fn(|_| next())).collect();
+        Synthetic { seed, shape, successors }
+    }
+
+    /// Samples of a split.
+    pub(crate) fn len(&self, split: Split) -> usize {
+        match split {
+            Split::Training => TRAINING_SAMPLES,
+            Split::Evaluation => EVALUATION_SAMPLES,
+        }
+    }
+
+    /// The class of a sample.
+    pub(crate) fn label(&self, split: Split, index: usize) -> usize {
+        let classes = match self.shape {
+            SampleShape::Image { classes, .. } | SampleShape::Features { classes, .. } => classes,
+            SampleShape::Tokens { .. } => 0,
+        };
+        below(&mut self.sample_stream(split, index), classes as u64) as usize
+    }
+
+    /// Fills one image or feature vector.
+    pub(crate) fn fill(&self, split: Split, index: usize, out: &mut [f32]) {
+        // Features are an image of one row.
+        let (channels, height, width) = match self.shape {
+            SampleShape::Image { channels, height, width, .. } => (channels, height, width),
+            SampleShape::Features { width, .. } => (1, 1, width),
+            SampleShape::Tokens { .. } => return,
+        };
+        let label = self.label(split, index);
+        let mut class = stream(self.seed, Purpose::ClassPattern, label as u64);
+        let rows = if height == 1 { 1 } else { CELLS };
+        let columns = if height == 1 { CELLS * CELLS } else { CELLS };
+        let pattern: Vec<f32> = (0..rows * columns * channels).map(|_| unit_variance(class.next_u32())).collect();
+        let mut noise = self.sample_stream(split, index);
+        noise.next_u64();
+        for (y, row) in out.chunks_exact_mut(width * channels).enumerate() {
+            let cells = pattern.chunks_exact(columns * channels).nth(y * rows / height).unwrap_or_default();
+            for (x, values) in row.chunks_exact_mut(channels).enumerate() {
+                let cell = cells.chunks_exact(channels).nth(x * columns / width).unwrap_or_default();
+                for (value, part) in values.iter_mut().zip(cell) {
+                    *value = PATTERN * part + NOISE * unit_variance(noise.next_u32());
+                }
+            }
+        }
+    }
+
+    /// Fills the inputs and the labels of one walk through the chain.
+    pub(crate) fn fill_tokens(&self, split: Split, index: usize, inputs: &mut [i32], labels: &mut [i32]) {
+        let mut random = self.sample_stream(split, index);
+        let mut state = below(&mut random, self.successors.len() as u64) as u32;
+        for (input, label) in inputs.iter_mut().zip(labels) {
+            *input = state as i32;
+            let choice = (random.next_u32().leading_ones() as usize).min(SUCCESSORS - 1);
+            let successors = self.successors.get(state as usize);
+            state = successors.and_then(|successors| successors.get(choice)).copied().unwrap_or_default();
+            *label = state as i32;
+        }
+    }
+
+    fn sample_stream(&self, split: Split, index: usize) -> rand_chacha::ChaCha8Rng {
+        let purpose = match split {
+            Split::Training => Purpose::TrainingSample,
+            Split::Evaluation => Purpose::EvaluationSample,
+        };
+        stream(self.seed, purpose, index as u64)
+    }
+}
+
+/// A uniform number of mean zero and variance one, from 32 random bits.
+fn unit_variance(bits: u32) -> f32 {
+    const HALF_WIDTH: f32 = 1.732_050_8; // The square root of 3: a uniform spread of that half width has variance one.
+    // The upper 24 bits are exact in a single-precision number.
+    ((bits >> 8) as f32 / 8_388_608.0 - 1.0) * HALF_WIDTH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(side: usize) -> SampleShape {
+        SampleShape::Image { channels: 3, height: side, width: side, classes: 4 }
+    }
+
+    fn sample(data: &Synthetic, split: Split, index: usize, size: usize) -> Vec<f32> {
+        let mut out = vec![0.0; size];
+        data.fill(split, index, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_sample_depends_on_seed_split_and_index_alone() {
+        let data = Synthetic::new(image(16), 5);
+        let first = sample(&data, Split::Training, 9, 768);
+        assert_eq!(first, sample(&Synthetic::new(image(16), 5), Split::Training, 9, 768));
+        assert_ne!(first, sample(&data, Split::Training, 10, 768));
+        assert_ne!(first, sample(&data, Split::Evaluation, 9, 768));
+        assert_ne!(first, sample(&Synthetic::new(image(16), 6), Split::Training, 9, 768));
+    }
+
+    #[test]
+    fn values_have_mean_zero_and_variance_one() {
+        let data = Synthetic::new(image(16), 5);
+        let values: Vec<f32> = (0..200).flat_map(|index| sample(&data, Split::Training, index, 768)).collect();
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / values.len() as f32;
+        assert!(mean.abs() < 0.1 && (variance - 1.0).abs() < 0.1, "{mean} {variance}");
+    }
+
+    #[test]
+    fn the_nearest_class_mean_of_training_samples_tells_the_evaluation_samples() {
+        for (shape, size) in [(image(16), 768), (image(5), 75), (SampleShape::Features { width: 100, classes: 4 }, 100)] {
+            let data = Synthetic::new(shape, 1);
+            let mut means = vec![vec![0.0; size]; 4];
+            for index in 0..400 {
+                let values = sample(&data, Split::Training, index, size);
+                means[data.label(Split::Training, index)].iter_mut().zip(values).for_each(|(mean, value)| *mean += value);
+            }
+            let right = (0..100).filter(|&index| {
+                let values = sample(&data, Split::Evaluation, index, size);
+                let score = |class: &usize| means[*class].iter().zip(&values).map(|(a, b)| a * b).sum::<f32>();
+                let best = (0..4).max_by(|a, b| score(a).total_cmp(&score(b))).unwrap();
+                best == data.label(Split::Evaluation, index)
+            });
+            assert!(right.count() > 90);
+        }
+    }
+
+    #[test]
+    fn every_token_is_followed_by_one_of_four() {
+        let data = Synthetic::new(SampleShape::Tokens { sequence: 256, vocabulary: 50_257 }, 3);
+        let mut followers = std::collections::BTreeMap::<i32, std::collections::BTreeMap<i32, u32>>::new();
+        let (mut inputs, mut labels) = ([0; 256], [0; 256]);
+        for index in 0..50 {
+            data.fill_tokens(Split::Training, index, &mut inputs, &mut labels);
+            assert_eq!(inputs[1..], labels[..255]);
+            inputs.iter().zip(labels).for_each(|(input, label)| *followers.entry(*input).or_default().entry(label).or_default() += 1);
+        }
+        assert!(followers.len() > STATES / 2);
+        assert!(followers.iter().all(|(token, after)| *token < STATES as i32 && after.len() <= SUCCESSORS));
+    }
+}

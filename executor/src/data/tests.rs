@@ -1,0 +1,230 @@
+//! The data as a whole: shipped, from files, made up; and what a hostile file or a careless caller meets.
+
+use super::*;
+use std::path::Path;
+
+fn image(channels: usize, side: usize, classes: usize) -> SampleShape {
+    SampleShape::Image { channels, height: side, width: side, classes }
+}
+
+fn open_path(path: &Path, wanted: &SampleShape) -> Result<Dataset, DataError> {
+    Dataset::open(&DataSource::Path(path.to_path_buf()), wanted, 0)
+}
+
+fn refused(path: &Path, wanted: &SampleShape) -> String {
+    open_path(path, wanted).unwrap_err().to_string()
+}
+
+fn images_of(data: &Dataset, split: Split, indices: &[usize]) -> Vec<f32> {
+    let mut out = vec![f32::NAN; indices.len() * data.sample_size()];
+    data.fill_images(split, indices, &mut out).unwrap();
+    out
+}
+
+fn labels_of(data: &Dataset, split: Split, indices: &[usize]) -> Vec<i32> {
+    let mut out = vec![-9; indices.len()];
+    data.fill_labels(split, indices, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn the_shipped_digits_are_whole_normalised_and_fairly_parted() {
+    let data = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
+    assert_eq!((data.len(Split::Training), data.len(Split::Evaluation)), (1433, 364));
+    assert_eq!(data.steps_per_epoch(64), Ok(22));
+    let all: Vec<usize> = (0..1433).collect();
+    let pixels = images_of(&data, Split::Training, &all);
+    let mean = pixels.iter().map(|&value| f64::from(value)).sum::<f64>() / pixels.len() as f64;
+    let variance = pixels.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>() / pixels.len() as f64;
+    assert!(mean.abs() < 1e-6 && (variance - 1.0).abs() < 1e-6, "{mean} {variance}");
+    let evaluation: Vec<usize> = (0..364).collect();
+    let labels = labels_of(&data, Split::Evaluation, &evaluation);
+    for class in 0..10 {
+        assert!((35..=37).contains(&labels.iter().filter(|&&label| label == class).count()));
+    }
+    assert_eq!(data.description(), "digits: 1433 training and 364 evaluation samples, images of 8x8x1");
+}
+
+#[test]
+fn the_digits_can_be_told_apart_by_their_class_means() {
+    let data = Dataset::open(&DataSource::Digits, &SampleShape::Features { width: 64, classes: 10 }, 1).unwrap();
+    let mut means = vec![([0.0_f32; 64], 0.0_f32); 10];
+    for index in 0..1433 {
+        let (sum, count) = &mut means[labels_of(&data, Split::Training, &[index])[0] as usize];
+        sum.iter_mut().zip(images_of(&data, Split::Training, &[index])).for_each(|(sum, value)| *sum += value);
+        *count += 1.0;
+    }
+    let right = (0..364).filter(|&index| {
+        let pixels = images_of(&data, Split::Evaluation, &[index]);
+        let distance = |class: &usize| {
+            let (sum, count) = &means[*class];
+            sum.iter().zip(&pixels).map(|(sum, pixel)| (sum / count - pixel).powi(2)).sum::<f32>()
+        };
+        let nearest = (0..10).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap();
+        nearest as i32 == labels_of(&data, Split::Evaluation, &[index])[0]
+    });
+    assert!(right.count() > 310);
+}
+
+#[test]
+fn any_layout_sees_the_same_bytes() {
+    let sources = [DataSource::Digits, DataSource::Synthetic];
+    for source in sources {
+        let whole = Dataset::open(&source, &image(3, 28, 10), 5).unwrap();
+        let batch = whole.sample_indices(2, 1, 12).unwrap();
+        let all = images_of(&whole, Split::Training, &batch);
+        let labels = labels_of(&whole, Split::Training, &batch);
+        for ranks in [2, 3, 4] {
+            let mut gathered = (Vec::new(), Vec::new());
+            for rank in 0..ranks {
+                let own = Dataset::open(&source, &image(3, 28, 10), 5).unwrap();
+                let indices = own.epoch_order(2).batch(1, 12).unwrap();
+                let part = indices.chunks(12 / ranks).nth(rank).unwrap();
+                gathered.0.extend(images_of(&own, Split::Training, part));
+                gathered.1.extend(labels_of(&own, Split::Training, part));
+            }
+            assert_eq!(gathered, (all.clone(), labels.clone()));
+        }
+    }
+}
+
+#[test]
+fn evaluation_takes_every_sample_once_and_ignores_padding() {
+    let data = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
+    assert_eq!((data.evaluation_batches(100), data.evaluation_batches(0)), (4, 0));
+    let labels: Vec<i32> = (0..4)
+        .flat_map(|batch| labels_of(&data, Split::Evaluation, &data.evaluation_indices(batch, 100).unwrap()))
+        .collect();
+    assert_eq!(labels.iter().filter(|&&label| label != IGNORED_LABEL).count(), 364);
+    assert!(labels[364..].iter().all(|&label| label == IGNORED_LABEL));
+    assert_eq!(images_of(&data, Split::Evaluation, &[PADDING]), vec![0.0; 64]);
+}
+
+#[test]
+fn the_shipped_text_reads_as_text() {
+    let data = Dataset::open(&DataSource::Text, &SampleShape::Tokens { sequence: 64, vocabulary: 256 }, 1).unwrap();
+    let (mut tokens, mut labels) = (vec![0; 128], vec![0; 128]);
+    data.fill_tokens(Split::Training, &[0, PADDING], &mut tokens, &mut labels).unwrap();
+    let text: String = tokens[..64].iter().map(|&token| char::from(token as u8)).collect();
+    assert!(text.starts_with("MIT License"), "{text}");
+    assert_eq!(tokens[1..64], labels[..63]);
+    assert!(tokens[64..].iter().all(|&token| token == 0) && labels[64..].iter().all(|&label| label == IGNORED_LABEL));
+    assert!(data.len(Split::Training) > 2000 && data.len(Split::Evaluation) > 10);
+}
+
+#[test]
+fn a_folder_of_mnist_files_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, dimensions: &[u32], elements: &[u8]| {
+        std::fs::write(folder.path().join(name), idx::tests::file(dimensions, elements)).unwrap();
+    };
+    write("train-images-idx3-ubyte", &[3, 2, 2], &[0, 2, 0, 2, 2, 0, 2, 0, 0, 0, 2, 2]);
+    write("train-labels-idx1-ubyte", &[3], &[0, 1, 2]);
+    write("t10k-images.idx3-ubyte", &[1, 2, 2], &[2, 2, 0, 2]);
+    assert!(refused(folder.path(), &image(1, 2, 3)).contains("lacks the file `t10k-labels-idx1-ubyte`"));
+    write("t10k-labels.idx1-ubyte", &[1], &[2]);
+    let data = open_path(folder.path(), &image(1, 2, 3)).unwrap();
+    assert_eq!((data.len(Split::Training), data.len(Split::Evaluation)), (3, 1));
+    assert_eq!(images_of(&data, Split::Evaluation, &[0]), [1.0, 1.0, -1.0, 1.0]);
+    assert_eq!(labels_of(&data, Split::Training, &[2, 0]), [2, 0]);
+    assert!(refused(folder.path(), &image(1, 2, 2)).contains("hint: give the model at least 3 classes"));
+    let path = folder.path().join("train-images-idx3-ubyte");
+    std::fs::write(&path, [0, 0, 8, 3, 0, 0]).unwrap();
+    let message = refused(folder.path(), &image(1, 2, 3));
+    assert!(message.starts_with(&format!("`{}` is cut short", path.display())), "{message}");
+    assert!(refused(&path, &image(1, 2, 3)).contains("hint: for images name the folder"));
+}
+
+#[test]
+fn folders_of_cifar_files_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: Vec<u8>| std::fs::write(folder.path().join(name), bytes).unwrap();
+    write("data_batch_1.bin", [cifar::tests::record(&[1]), cifar::tests::record(&[2])].concat());
+    write("data_batch_3.bin", cifar::tests::record(&[9]));
+    assert!(refused(folder.path(), &image(3, 32, 10)).contains("lacks the file `test_batch.bin`"));
+    write("test_batch.bin", cifar::tests::record(&[4]));
+    let data = open_path(folder.path(), &image(3, 32, 10)).unwrap();
+    assert_eq!(labels_of(&data, Split::Training, &[0, 1, 2]), [1, 2, 9]);
+    assert_eq!(labels_of(&data, Split::Evaluation, &[0]), [4]);
+    assert!(refused(folder.path(), &image(1, 32, 10)).contains("hint: give the model 3 input channels"));
+
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.bin"), cifar::tests::record(&[0, 77])).unwrap();
+    std::fs::write(folder.path().join("test.bin"), cifar::tests::record(&[0, 5])).unwrap();
+    let data = open_path(folder.path(), &SampleShape::Features { width: 3072, classes: 100 }).unwrap();
+    assert_eq!(labels_of(&data, Split::Training, &[0]), [77]);
+}
+
+#[test]
+fn token_files_are_read_by_their_ending() {
+    let folder = tempfile::tempdir().unwrap();
+    let wanted = SampleShape::Tokens { sequence: 2, vocabulary: 300 };
+    let (text, words) = (folder.path().join("a.txt"), folder.path().join("a.bin"));
+    std::fs::write(&text, "abcdefgh").unwrap();
+    std::fs::write(&words, (290_u16..298).flat_map(u16::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    for (path, expected) in [(text, [97, 98, 99]), (words, [290, 291, 292])] {
+        let data = open_path(&path, &wanted).unwrap();
+        let (mut tokens, mut labels) = ([0; 2], [0; 2]);
+        data.fill_tokens(Split::Training, &[0], &mut tokens, &mut labels).unwrap();
+        assert_eq!((tokens, labels), ([expected[0], expected[1]], [expected[1], expected[2]]));
+    }
+}
+
+#[test]
+fn paths_that_hold_no_data_are_refused_with_their_mend() {
+    let folder = tempfile::tempdir().unwrap();
+    let wanted = image(1, 8, 10);
+    assert!(refused(folder.path(), &wanted).contains("holds no data of a known format; hint: name the very folder"));
+    std::fs::write(folder.path().join("train-images-idx3-ubyte.gz"), [0x1f, 0x8b]).unwrap();
+    assert!(refused(folder.path(), &wanted).contains("hint: unpack its files with `gunzip`"));
+    let message = refused(Path::new("digts"), &wanted);
+    assert_eq!(
+        message,
+        "there is no file or folder `digts`; hint: the data is `digits`, `text`, `synthetic`, or the path of a file or folder"
+    );
+    std::os::unix::fs::symlink("/dev/zero", folder.path().join("endless.txt")).unwrap();
+    assert!(refused(&folder.path().join("endless.txt"), &wanted).contains("not a regular file"));
+    let large = std::fs::File::create(folder.path().join("large.bin")).unwrap();
+    large.set_len(1 << 40).unwrap();
+    assert!(refused(&folder.path().join("large.bin"), &wanted).contains("has 1099511627776 bytes, more than"));
+    std::fs::write(folder.path().join("empty.txt"), "").unwrap();
+    let tokens = SampleShape::Tokens { sequence: 2, vocabulary: 300 };
+    assert!(refused(&folder.path().join("empty.txt"), &tokens).contains("hint: use a longer text"));
+}
+
+#[test]
+fn absurd_shapes_are_refused_for_every_source() {
+    let shapes = [
+        image(0, 8, 10),
+        image(1, 8, 0),
+        image(1, usize::MAX, 10),
+        image(1, 8, usize::MAX),
+        SampleShape::Features { width: 0, classes: 10 },
+        SampleShape::Features { width: usize::MAX, classes: 10 },
+        SampleShape::Tokens { sequence: 0, vocabulary: 10 },
+        SampleShape::Tokens { sequence: usize::MAX, vocabulary: 10 },
+        SampleShape::Tokens { sequence: 8, vocabulary: 0 },
+    ];
+    for shape in shapes {
+        for source in [DataSource::Digits, DataSource::Text, DataSource::Synthetic] {
+            let message = Dataset::open(&source, &shape, 0).unwrap_err().to_string();
+            assert!(message.contains("hint: every size is at least 1"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn careless_requests_are_refused_before_anything_is_written() {
+    let digits = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
+    let mut out = vec![5.0; 64];
+    assert!(matches!(digits.fill_images(Split::Training, &[1433], &mut out), Err(DataError::SampleOutOfRange { .. })));
+    assert!(matches!(digits.fill_images(Split::Training, &[0, 1], &mut out), Err(DataError::BufferSize { needed: 128, .. })));
+    assert!(matches!(digits.fill_labels(Split::Training, &[0], &mut []), Err(DataError::BufferSize { .. })));
+    assert!(matches!(digits.fill_tokens(Split::Training, &[], &mut [], &mut []), Err(DataError::WrongKind { .. })));
+    assert_eq!(out, vec![5.0; 64]);
+    assert!(digits.steps_per_epoch(1434).unwrap_err().to_string().contains("hint: use a global batch from 1 to 1433"));
+    let text = Dataset::open(&DataSource::Text, &SampleShape::Tokens { sequence: 8, vocabulary: 128 }, 1).unwrap();
+    assert!(matches!(text.fill_images(Split::Training, &[], &mut []), Err(DataError::WrongKind { .. })));
+    assert!(matches!(text.fill_labels(Split::Training, &[], &mut []), Err(DataError::WrongKind { .. })));
+    assert!(matches!(text.fill_tokens(Split::Training, &[0], &mut [0; 8], &mut [0; 7]), Err(DataError::BufferSize { .. })));
+}

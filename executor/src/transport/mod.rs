@@ -1,0 +1,65 @@
+//! How the ranks of a run move bytes between their processes: channels, collectives, and the launcher's line to every rank.
+//!
+//! Three nouns. A [`Transport`] opens one [`Channel`] to each peer on each numbered stream; a [`Group`] runs collectives (ring
+//! all-reduce and its kin) over such channels; a [`ControlServer`] with its [`ControlClient`]s brings the ranks together at the
+//! start and stays open for reports and orders. [`SharedMemory`] joins the ranks of one machine, [`Tcp`] those of several, and
+//! [`Mixed`] picks whichever of the two reaches a peer.
+//!
+//! Nothing here knows layouts, Programs or kernels: only ranks, streams, sizes, bytes, and sums (or maxima) of `f32`.
+
+mod acceptor;
+mod channel;
+mod control;
+mod error;
+mod frame;
+mod group;
+mod handshake;
+mod key;
+mod message;
+mod mixed;
+mod reduce;
+mod shared_memory;
+mod tcp;
+#[cfg(test)]
+mod tests;
+
+pub use channel::{Channel, Endpoint, Patience, ReceiveHalf, Receiving, SendHalf, Sending, Waiter, drive, exchange};
+pub use control::{Announcement, ControlClient, ControlServer, Event, PeerTable};
+pub use error::{Party, TransportError};
+pub use group::{Group, chunk_range};
+pub use key::RunKey;
+pub use message::{Incoming, Outgoing, WrongLength};
+pub use mixed::Mixed;
+pub use reduce::Reduction;
+pub use shared_memory::{Segment, SegmentShape, SharedMemory};
+pub use tcp::{Tcp, TcpOptions};
+
+use std::fmt;
+
+/// A first-in, first-out order of messages between ranks: one process group's traffic, or one point-to-point direction's.
+///
+/// Threads of a rank that use different streams never see each other's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamNumber(pub u16);
+
+impl fmt::Display for StreamNumber {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "stream {}", self.0)
+    }
+}
+
+/// A way for the ranks of one run to reach each other.
+pub trait Transport: Send + Sync {
+    /// The rank this process is.
+    fn rank(&self) -> usize;
+
+    /// How many ranks the run has.
+    fn world_size(&self) -> usize;
+
+    /// The channel to `peer` on `stream`. Either side opens it once; opening may block until the peer's process can be reached.
+    fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError>;
+
+    /// Makes every wait of this process fail soon with [`TransportError::PeerLost`] naming `lost`, or, without a name,
+    /// with [`TransportError::Aborted`]. The first call decides.
+    fn abort(&self, lost: Option<usize>);
+}

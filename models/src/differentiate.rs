@@ -1,0 +1,219 @@
+//! From a forward graph to one with its gradients: each operator's backward rule, and the sums where a tensor has several users.
+//!
+//! Input gradients and weight gradients are operators of their own, so that a schedule may run them apart. A gradient operator has
+//! the loops of its forward operator and so follows whatever sharding that one was given. Gradients of parameters, like
+//! the other sums over the batch, are accumulated: whoever writes one adds to it, and the compiler decides who is first.
+
+use crate::graph::{
+    Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage, Tensor, TensorId,
+};
+use std::collections::BTreeMap;
+
+/// `graph` followed by its gradients, for a mean of the loss over `normalizer` predictions.
+///
+/// The gradient of a parameter is a tensor of [`Role::ParameterGradient`].
+pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
+    let mut backward =
+        Backward { graph: graph.clone(), contributions: BTreeMap::new(), needed: needs_gradient(graph), normalizer };
+    for index in (0..graph.operators.len()).rev() {
+        backward.operator(OperatorId(index));
+    }
+    backward.graph
+}
+
+/// For each tensor whether a gradient must reach it: it is a parameter, or is made from one.
+fn needs_gradient(graph: &Graph) -> Vec<bool> {
+    let mut needed: Vec<bool> = graph.tensors.iter().map(|tensor| matches!(tensor.role, Role::Parameter(_))).collect();
+    for operator in &graph.operators {
+        if operator.inputs.iter().any(|input| needed[input.tensor.0]) {
+            for output in &operator.outputs {
+                needed[output.tensor.0] = true;
+            }
+        }
+    }
+    needed
+}
+
+struct Backward {
+    graph: Graph,
+    /// The gradients that users of a tensor have sent back so far.
+    contributions: BTreeMap<TensorId, Vec<Operand>>,
+    needed: Vec<bool>,
+    normalizer: usize,
+}
+
+impl Backward {
+    /// Adds the gradient operators of one forward operator, whose users have all been visited.
+    fn operator(&mut self, id: OperatorId) {
+        let forward = self.graph.operators[id.0].clone();
+        if forward.kind == OperatorKind::CrossEntropy {
+            self.cross_entropy(id, &forward);
+            return;
+        }
+        let Some(dy) = forward.outputs.first().and_then(|output| self.gradient(output, &forward)) else { return };
+        let dy = Operand { tensor: dy, axes: forward.outputs[0].axes.clone() };
+        let input = |index: usize| forward.inputs[index].clone();
+        let output = |index: usize| forward.outputs[index].clone();
+        match forward.kind {
+            OperatorKind::Matmul { weight: layout, .. } => {
+                self.input_gradient(id, OperatorKind::MatmulInputGradient(layout), vec![dy.clone(), input(1)], 0);
+                self.weight_gradient(id, OperatorKind::MatmulWeightGradient(layout), vec![dy, input(0)], &[1]);
+            }
+            OperatorKind::BiasAdd => {
+                self.send_back(&input(0), dy.tensor);
+                self.weight_gradient(id, OperatorKind::BiasGradient, vec![dy], &[1]);
+            }
+            OperatorKind::Relu => self.input_gradient(id, OperatorKind::ReluGradient, vec![dy, output(0)], 0),
+            OperatorKind::Gelu => self.input_gradient(id, OperatorKind::GeluGradient, vec![dy, input(0)], 0),
+            OperatorKind::Add => {
+                self.send_back(&input(0), dy.tensor);
+                self.send_back(&input(1), dy.tensor);
+            }
+            OperatorKind::Convolution(window) => {
+                self.input_gradient(id, OperatorKind::ConvolutionInputGradient(window), vec![dy.clone(), input(1)], 0);
+                self.weight_gradient(id, OperatorKind::ConvolutionWeightGradient(window), vec![dy, input(0)], &[1]);
+            }
+            OperatorKind::BatchNorm => self.batch_norm(id, &forward, dy),
+            OperatorKind::MaxPool(window) => {
+                self.input_gradient(id, OperatorKind::MaxPoolGradient(window), vec![dy, output(1)], 0);
+            }
+            OperatorKind::GlobalAveragePool => {
+                self.input_gradient(id, OperatorKind::GlobalAveragePoolGradient, vec![dy], 0);
+            }
+            OperatorKind::LayerNorm => {
+                let reads = vec![dy.clone(), input(0), input(1), output(1)];
+                self.input_gradient(id, OperatorKind::LayerNormInputGradient, reads, 0);
+                self.weight_gradient(id, OperatorKind::LayerNormWeightGradient, vec![dy, input(0), output(1)], &[1, 2]);
+            }
+            OperatorKind::Embedding => {
+                self.weight_gradient(id, OperatorKind::EmbeddingWeightGradient, vec![dy, input(0)], &[1]);
+            }
+            OperatorKind::Attention { causal } => {
+                let reads = vec![dy, input(0), output(0), output(1)];
+                self.input_gradient(id, OperatorKind::AttentionGradient { causal }, reads, 0);
+            }
+            // Evaluation graphs are not differentiated, and gradients have no gradients.
+            _ => {}
+        }
+    }
+
+    fn cross_entropy(&mut self, id: OperatorId, forward: &Operator) {
+        let reads = vec![forward.inputs[0].clone(), forward.inputs[1].clone(), forward.outputs[2].clone()];
+        let kind = OperatorKind::CrossEntropyGradient { normalizer: self.normalizer };
+        self.input_gradient(id, kind, reads, 0);
+    }
+
+    /// Batch norm's weight gradient is made of sums that its input gradient needs anyway.
+    fn batch_norm(&mut self, id: OperatorId, forward: &Operator, dy: Operand) {
+        let saved = forward.outputs[1].clone();
+        let dimensions = self.graph.tensor(saved.tensor).dimensions.clone();
+        let sums = self.tensor(format!("{}.sums", forward.name), Role::Activation, dimensions, Storage::Single);
+        let sums = Operand { tensor: sums, axes: saved.axes.clone() };
+        let reads = vec![dy, forward.inputs[0].clone(), forward.inputs[1].clone(), saved];
+        let dx = self.gradient_tensor(&forward.inputs[0]);
+        self.push(id, OperatorKind::BatchNormInputGradient, Pass::InputGradient, reads, vec![dx.clone(), sums.clone()]);
+        if self.needed[forward.inputs[0].tensor.0] {
+            self.contributions.entry(forward.inputs[0].tensor).or_default().push(dx);
+        }
+        self.weight_gradient(id, OperatorKind::BatchNormWeightGradient, vec![sums], &[1, 2]);
+    }
+
+    /// Adds an operator that makes the gradient of the forward operator's input `index`, if anyone needs it.
+    fn input_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, index: usize) {
+        let input = self.graph.operators[id.0].inputs[index].clone();
+        if !self.needed[input.tensor.0] {
+            return;
+        }
+        let dx = self.gradient_tensor(&input);
+        self.push(id, kind, Pass::InputGradient, reads, vec![dx.clone()]);
+        self.contributions.entry(input.tensor).or_default().push(dx);
+    }
+
+    /// Adds an operator that adds to the gradients of the parameters among the forward operator's inputs.
+    fn weight_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, parameters: &[usize]) {
+        let forward = self.graph.operators[id.0].clone();
+        let writes = parameters
+            .iter()
+            .map(|&index| {
+                let parameter = &forward.inputs[index];
+                Operand { tensor: self.parameter_gradient(parameter.tensor), axes: parameter.axes.clone() }
+            })
+            .collect();
+        self.push(id, kind, Pass::WeightGradient, reads, writes);
+    }
+
+    /// The one gradient tensor of a parameter, however many operators use it.
+    fn parameter_gradient(&mut self, parameter: TensorId) -> TensorId {
+        let role = Role::ParameterGradient(parameter);
+        if let Some(index) = self.graph.tensors.iter().position(|tensor| tensor.role == role) {
+            return TensorId(index);
+        }
+        let tensor = self.graph.tensor(parameter).clone();
+        self.tensor(format!("{}.gradient", tensor.name), role, tensor.dimensions, Storage::Single)
+    }
+
+    fn gradient_tensor(&mut self, input: &Operand) -> Operand {
+        let tensor = self.graph.tensor(input.tensor).clone();
+        let tensor = self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions, tensor.storage);
+        Operand { tensor, axes: input.axes.clone() }
+    }
+
+    fn tensor(&mut self, name: String, role: Role, dimensions: Vec<crate::Dimension>, storage: Storage) -> TensorId {
+        self.graph.tensors.push(Tensor { name, role, dimensions, storage });
+        TensorId(self.graph.tensors.len() - 1)
+    }
+
+    /// The gradient of `input` is `gradient` itself: an addition's.
+    fn send_back(&mut self, input: &Operand, gradient: TensorId) {
+        if self.needed[input.tensor.0] {
+            let contribution = Operand { tensor: gradient, axes: input.axes.clone() };
+            self.contributions.entry(input.tensor).or_default().push(contribution);
+        }
+    }
+
+    /// The whole gradient of a tensor: the sum of what its users sent back. The additions belong to the operator that made it.
+    fn gradient(&mut self, output: &Operand, maker: &Operator) -> Option<TensorId> {
+        let contributions = self.contributions.remove(&output.tensor)?;
+        let mut parts = contributions.into_iter();
+        let mut sum = parts.next()?;
+        for part in parts {
+            let tensor = self.graph.tensor(output.tensor).clone();
+            let total =
+                self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions.clone(), tensor.storage);
+            let loops: Vec<Loop> = tensor
+                .dimensions
+                .iter()
+                .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
+                .collect();
+            let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
+            let operand = |tensor| Operand { tensor, axes: axes.clone() };
+            self.graph.operators.push(Operator {
+                name: format!("{}.gradient_sum", maker.name),
+                kind: OperatorKind::Add,
+                loops,
+                inputs: vec![operand(sum.tensor), operand(part.tensor)],
+                outputs: vec![operand(total)],
+                block: maker.block,
+                pass: Pass::InputGradient,
+                forward: None,
+            });
+            sum = operand(total);
+        }
+        Some(sum.tensor)
+    }
+
+    fn push(&mut self, id: OperatorId, kind: OperatorKind, pass: Pass, inputs: Vec<Operand>, outputs: Vec<Operand>) {
+        let forward = &self.graph.operators[id.0];
+        let operator = Operator {
+            name: forward.name.clone(),
+            kind,
+            loops: forward.loops.clone(),
+            inputs,
+            outputs,
+            block: forward.block,
+            pass,
+            forward: Some(id),
+        };
+        self.graph.operators.push(operator);
+    }
+}

@@ -1,0 +1,384 @@
+//! The graph: tensors with named dimensions, and operators with loop dimensions, as an einsum has them.
+//!
+//! An operator says which loop walks which dimension of which operand. That is all a compiler needs to know in order to shard it:
+//! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
+//! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
+
+use crate::kernel::{Kernel, WeightLayout, Window};
+use foretell_units::{DataType, Flops};
+
+/// A tensor's place in [`Graph::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub usize);
+
+/// An operator's place in [`Graph::operators`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OperatorId(pub usize);
+
+/// A loop's place in [`Operator::loops`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LoopId(pub usize);
+
+/// A named extent of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dimension {
+    /// What a person calls it: `batch`, `hidden`, `heads`.
+    pub name: &'static str,
+    /// Its size over all ranks.
+    pub extent: usize,
+}
+
+/// How the elements of a tensor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In the precision of the run.
+    Precision,
+    /// In single precision whatever the run's: statistics, losses, gradients of parameters.
+    Single,
+    /// As 32-bit integers.
+    Integer,
+}
+
+impl Storage {
+    /// The number format in a run of `precision`.
+    pub fn data_type(self, precision: DataType) -> DataType {
+        match self {
+            Storage::Precision => precision,
+            Storage::Single => DataType::Fp32,
+            Storage::Integer => DataType::Int32,
+        }
+    }
+}
+
+/// What the training data supplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum InputKind {
+    /// Images `[batch, height, width, channels]`.
+    Images,
+    /// Feature vectors `[batch, features]`.
+    Features,
+    /// Token ids `[batch, sequence]`.
+    Tokens,
+    /// A class per sample, or per position of a sequence.
+    Labels,
+}
+
+/// How a parameter starts, as the model's authors start it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initialisation {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// Uniform between minus and plus this bound.
+    Uniform(f64),
+}
+
+/// A parameter as its users know it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// How it starts.
+    pub initialisation: Initialisation,
+    /// The order of our dimensions that gives the public tensor: torchvision keeps a convolution's weight as `[out, in, r, s]`.
+    pub permutation: Vec<usize>,
+    /// The public shape, whose elements are ours permuted.
+    pub shape: Vec<usize>,
+}
+
+/// What a tensor is for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Role {
+    /// Read from the data set.
+    Input(InputKind),
+    /// Trained.
+    Parameter(Parameter),
+    /// Kept between steps but not trained: batch norm's running mean and variance.
+    Running,
+    /// Made by an operator and used by others.
+    Activation,
+    /// The gradient of a parameter, summed over micro-batches.
+    ParameterGradient(TensorId),
+    /// A sum over the batch that the run reports or keeps: loss, correct predictions, batch statistics; summed over micro-batches.
+    Sum,
+}
+
+/// A tensor of the graph, in its full size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// The name under which its users know it (`transformer.h.0.attn.c_attn.weight`), or that of the operator that makes it.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// Its shape.
+    pub dimensions: Vec<Dimension>,
+    /// How its elements are stored.
+    pub storage: Storage,
+}
+
+impl Tensor {
+    /// The number of elements over all ranks.
+    pub fn elements(&self) -> usize {
+        self.dimensions.iter().map(|dimension| dimension.extent).product()
+    }
+}
+
+/// Which of its kernel's sizes a loop multiplies into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// Samples, positions: the rows of a product or a norm; elements of an element-wise operator.
+    Rows,
+    /// Columns of a product.
+    Columns,
+    /// The summed dimension of a product; input channels of a convolution.
+    Contracted,
+    /// Features of a norm, classes of a loss, channels that are not summed over.
+    Features,
+    /// Positions within a group, sequence or image.
+    Positions,
+    /// Attention heads.
+    Heads,
+    /// Rows of an embedding's table.
+    Vocabulary,
+}
+
+/// A loop dimension of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loop {
+    /// What a person calls it.
+    pub name: &'static str,
+    /// Its size over all ranks.
+    pub extent: usize,
+    /// Which of the kernel's sizes it multiplies into.
+    pub role: Extent,
+    /// Whether ranks may share it out. Where an output lacks it, what they make are partial sums.
+    pub shardable: bool,
+}
+
+/// The loop that every operator calls the same, and that data parallelism shares out.
+pub const BATCH: &str = "batch";
+
+/// An operator's use of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operand {
+    /// Which tensor.
+    pub tensor: TensorId,
+    /// For each of its dimensions the loop that walks it; `None` where every rank needs (or makes) all of it.
+    pub axes: Vec<Option<LoopId>>,
+}
+
+/// What an operator computes. The loops carry the sizes, this the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // Each is described at the kernel of the same name.
+pub enum OperatorKind {
+    /// `relu` is set by fusion only.
+    Matmul {
+        weight: WeightLayout,
+        relu: bool,
+    },
+    MatmulInputGradient(WeightLayout),
+    MatmulWeightGradient(WeightLayout),
+    BiasAdd,
+    BiasGradient,
+    Relu,
+    ReluGradient,
+    Gelu,
+    GeluGradient,
+    Add,
+    /// The window's batch and channels are those of the loops.
+    Convolution(Window),
+    ConvolutionInputGradient(Window),
+    ConvolutionWeightGradient(Window),
+    BatchNorm,
+    BatchNormInputGradient,
+    BatchNormWeightGradient,
+    BatchNormInference,
+    MaxPool(Window),
+    MaxPoolGradient(Window),
+    GlobalAveragePool,
+    GlobalAveragePoolGradient,
+    LayerNorm,
+    LayerNormInputGradient,
+    LayerNormWeightGradient,
+    Embedding,
+    EmbeddingWeightGradient,
+    Attention {
+        causal: bool,
+    },
+    AttentionGradient {
+        causal: bool,
+    },
+    CrossEntropy,
+    /// The number of predictions in the global batch, over which the loss is a mean.
+    CrossEntropyGradient {
+        normalizer: usize,
+    },
+}
+
+/// When an operator runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pass {
+    /// From inputs to loss.
+    Forward,
+    /// From the loss to the gradients of activations: on the path between stages.
+    InputGradient,
+    /// The gradients of parameters: nobody waits for them but the optimizer.
+    WeightGradient,
+}
+
+/// A node of the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operator {
+    /// The module it belongs to, as its users know it: `layer1.0.conv1`.
+    pub name: String,
+    /// What it computes.
+    pub kind: OperatorKind,
+    /// Its loop dimensions.
+    pub loops: Vec<Loop>,
+    /// What it reads, in its kernel's order.
+    pub inputs: Vec<Operand>,
+    /// What it writes, in its kernel's order.
+    pub outputs: Vec<Operand>,
+    /// The block it belongs to: the unit between which a pipeline may cut, and that recomputation repeats.
+    pub block: usize,
+    /// When it runs.
+    pub pass: Pass,
+    /// For a gradient operator the forward operator whose loops (and so whose sharding) it shares.
+    pub forward: Option<OperatorId>,
+}
+
+/// A pipeline's smallest unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// What a person calls it: `layer 3`, `head`.
+    pub name: String,
+    /// Whether full recomputation may drop its activations and make them again.
+    pub recomputable: bool,
+}
+
+/// A model for one (global) batch of a given size, forward only or with its gradients ([`crate::differentiate`]).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// The model's name.
+    pub name: String,
+    /// All tensors.
+    pub tensors: Vec<Tensor>,
+    /// All operators, each after those whose outputs it reads.
+    pub operators: Vec<Operator>,
+    /// The blocks, in order.
+    pub blocks: Vec<Block>,
+    /// Samples in the batch that the shapes are for.
+    pub batch: usize,
+    /// Predictions a sample makes: 1 for a class per image, the sequence's length for a language model.
+    pub predictions_per_sample: usize,
+    /// Tokens in a sample, if it is a sequence.
+    pub tokens_per_sample: Option<usize>,
+}
+
+impl Graph {
+    /// The tensor of an id.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0]
+    }
+
+    /// The trained tensors, in the order in which the model declares them.
+    pub fn parameters(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, tensor)| matches!(tensor.role, Role::Parameter(_)))
+            .map(|(index, tensor)| (TensorId(index), tensor))
+    }
+
+    /// The number of trained values.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters().map(|(_, tensor)| tensor.elements()).sum()
+    }
+
+    /// The arithmetic of one pass over the batch that counts for model FLOPs utilisation (see [`Kernel::model_flops`]).
+    pub fn model_flops(&self) -> Flops {
+        self.operators.iter().map(|operator| operator.kernel(&operator.extents()).model_flops()).sum()
+    }
+}
+
+impl Operator {
+    /// The full extents of the loops.
+    pub fn extents(&self) -> Vec<usize> {
+        self.loops.iter().map(|one| one.extent).collect()
+    }
+
+    /// The loop of a name.
+    pub fn find_loop(&self, name: &str) -> Option<LoopId> {
+        self.loops.iter().position(|one| one.name == name).map(LoopId)
+    }
+
+    /// What one rank runs when its share of the loops is `extents`, one for each loop.
+    pub fn kernel(&self, extents: &[usize]) -> Kernel {
+        let size = |role: Extent| -> usize {
+            self.loops.iter().zip(extents).filter(|(one, _)| one.role == role).map(|(_, &extent)| extent).product()
+        };
+        let rows = size(Extent::Rows);
+        let columns = size(Extent::Columns);
+        let contracted = size(Extent::Contracted);
+        let features = size(Extent::Features);
+        let positions = size(Extent::Positions);
+        let elements = extents.iter().product();
+        let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
+        let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
+        match self.kind {
+            OperatorKind::Matmul { weight, relu } => {
+                Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
+            }
+            OperatorKind::MatmulInputGradient(weight) => Kernel::MatmulInputGradient { rows, columns, contracted, weight },
+            OperatorKind::MatmulWeightGradient(weight) => Kernel::MatmulWeightGradient { rows, columns, contracted, weight },
+            OperatorKind::BiasAdd => Kernel::BiasAdd { rows, columns },
+            OperatorKind::BiasGradient => Kernel::BiasGradient { rows, columns },
+            OperatorKind::Relu => Kernel::Relu { elements },
+            OperatorKind::ReluGradient => Kernel::ReluGradient { elements },
+            OperatorKind::Gelu => Kernel::Gelu { elements },
+            OperatorKind::GeluGradient => Kernel::GeluGradient { elements },
+            OperatorKind::Add => Kernel::Add { elements },
+            OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
+            OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
+            OperatorKind::ConvolutionWeightGradient(shape) => Kernel::ConvolutionWeightGradient(window(shape)),
+            OperatorKind::BatchNorm => Kernel::BatchNorm { groups: rows, positions, channels: features },
+            OperatorKind::BatchNormInputGradient => {
+                Kernel::BatchNormInputGradient { groups: rows, positions, channels: features }
+            }
+            OperatorKind::BatchNormWeightGradient => Kernel::BatchNormWeightGradient { groups: rows, channels: features },
+            OperatorKind::BatchNormInference => Kernel::BatchNormInference { positions: rows * positions, channels: features },
+            OperatorKind::MaxPool(shape) => Kernel::MaxPool(pooled(shape)),
+            OperatorKind::MaxPoolGradient(shape) => Kernel::MaxPoolGradient(pooled(shape)),
+            OperatorKind::GlobalAveragePool => Kernel::GlobalAveragePool { batch: rows, positions, channels: features },
+            OperatorKind::GlobalAveragePoolGradient => {
+                Kernel::GlobalAveragePoolGradient { batch: rows, positions, channels: features }
+            }
+            OperatorKind::LayerNorm => Kernel::LayerNorm { rows, features },
+            OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
+            OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
+            OperatorKind::Embedding => Kernel::Embedding { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features },
+            OperatorKind::EmbeddingWeightGradient => {
+                Kernel::EmbeddingWeightGradient { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features }
+            }
+            OperatorKind::Attention { causal } => Kernel::Attention {
+                batch: rows,
+                sequence: positions,
+                heads: size(Extent::Heads),
+                head_dimension: features,
+                causal,
+            },
+            OperatorKind::AttentionGradient { causal } => Kernel::AttentionGradient {
+                batch: rows,
+                sequence: positions,
+                heads: size(Extent::Heads),
+                head_dimension: features,
+                causal,
+            },
+            OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
+            OperatorKind::CrossEntropyGradient { normalizer } => {
+                Kernel::CrossEntropyGradient { rows, classes: features, normalizer }
+            }
+        }
+    }
+}

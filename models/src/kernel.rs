@@ -1,0 +1,558 @@
+//! Kernels: what an operator is once every loop has a size.
+//!
+//! A [`Kernel`] is the smallest thing that is timed, modelled and executed: the calibration times kernels, the cost model answers
+//! for kernels, a backend runs kernels. It carries the sizes of *one rank's* share and nothing of why they are so.
+//! Every tensor is dense and row-major in the order that the variant states; images have their channels last.
+//! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
+
+use foretell_units::{Bytes, DataType, Flops};
+use serde::{Deserialize, Serialize};
+
+/// How a weight matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightLayout {
+    /// `[columns, contracted]`, as PyTorch's `Linear` keeps it.
+    OutIn,
+    /// `[contracted, columns]`, as GPT-2's `Conv1D` keeps it.
+    InOut,
+}
+
+/// The sizes of a two-dimensional convolution or pooling; `height` and `width` are the *input's*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Window {
+    /// Images.
+    pub batch: usize,
+    /// Rows of the input image.
+    pub height: usize,
+    /// Columns of the input image.
+    pub width: usize,
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output; a pooling has as many as it takes.
+    pub out_channels: usize,
+    /// Side of the square window.
+    pub size: usize,
+    /// Step of the window in both directions.
+    pub stride: usize,
+    /// Zeros (for a pooling: nothing) added on each side.
+    pub padding: usize,
+}
+
+impl Window {
+    /// Rows of the output image.
+    pub fn out_height(&self) -> usize {
+        (self.height + 2 * self.padding - self.size) / self.stride + 1
+    }
+
+    /// Columns of the output image.
+    pub fn out_width(&self) -> usize {
+        (self.width + 2 * self.padding - self.size) / self.stride + 1
+    }
+
+    /// Elements of the input.
+    pub fn input_elements(&self) -> usize {
+        self.batch * self.height * self.width * self.in_channels
+    }
+
+    /// Elements of the output.
+    pub fn output_elements(&self) -> usize {
+        self.batch * self.out_height() * self.out_width() * self.out_channels
+    }
+
+    /// Elements of a convolution's weight, `[out_channels, size, size, in_channels]`.
+    pub fn weight_elements(&self) -> usize {
+        self.out_channels * self.size * self.size * self.in_channels
+    }
+}
+
+/// One computation on one rank, with all its sizes. "Reads" and "writes" name the operands in the order in which an
+/// instruction lists them. Kernels that write gradients of parameters can also *accumulate* (add to what is there); the
+/// instruction says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kernel {
+    /// `y[rows, columns] = x[rows, contracted] · w (+ bias[columns]) (then max(0, ·))`. Reads x, w (, bias); writes y.
+    Matmul {
+        /// Rows of x and y: samples, or samples times positions.
+        rows: usize,
+        /// Columns of y.
+        columns: usize,
+        /// The dimension summed over.
+        contracted: usize,
+        /// How w lies in memory.
+        weight: WeightLayout,
+        /// Whether a bias is added in the same pass.
+        bias: bool,
+        /// Whether a ReLU is applied in the same pass.
+        relu: bool,
+    },
+    /// `dx[rows, contracted] = dy[rows, columns] · wᵀ`. Reads dy, w; writes dx.
+    MatmulInputGradient {
+        /// As in [`Kernel::Matmul`].
+        rows: usize,
+        /// As in [`Kernel::Matmul`].
+        columns: usize,
+        /// As in [`Kernel::Matmul`].
+        contracted: usize,
+        /// As in [`Kernel::Matmul`].
+        weight: WeightLayout,
+    },
+    /// `dw = xᵀ · dy`, laid out as w. Reads dy, x; writes dw (may accumulate).
+    MatmulWeightGradient {
+        /// As in [`Kernel::Matmul`].
+        rows: usize,
+        /// As in [`Kernel::Matmul`].
+        columns: usize,
+        /// As in [`Kernel::Matmul`].
+        contracted: usize,
+        /// As in [`Kernel::Matmul`].
+        weight: WeightLayout,
+    },
+    /// `y[rows, columns] = x[rows, columns] + bias[columns]`. Reads x, bias; writes y (may be x itself).
+    BiasAdd {
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        columns: usize,
+    },
+    /// `dbias[columns] = Σ_rows dy`. Reads dy; writes dbias (may accumulate).
+    BiasGradient {
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        columns: usize,
+    },
+    /// `y = max(0, x)`. Reads x; writes y (may be x itself).
+    Relu {
+        /// Elements.
+        elements: usize,
+    },
+    /// `dx = dy where y > 0`. Reads dy, y; writes dx (may be dy itself).
+    ReluGradient {
+        /// Elements.
+        elements: usize,
+    },
+    /// GELU by its tanh approximation, as GPT-2 has it. Reads x; writes y.
+    Gelu {
+        /// Elements.
+        elements: usize,
+    },
+    /// Reads dy, x; writes dx (may be dy itself).
+    GeluGradient {
+        /// Elements.
+        elements: usize,
+    },
+    /// `y = a + b`. Reads a, b; writes y (may be a itself).
+    Add {
+        /// Elements.
+        elements: usize,
+    },
+    /// Cross-correlation as every framework calls convolution. Reads x `[batch, height, width, in]`,
+    /// w `[out, size, size, in]`; writes y `[batch, out_height, out_width, out]`.
+    Convolution(Window),
+    /// Reads dy, w; writes dx.
+    ConvolutionInputGradient(Window),
+    /// Reads dy, x; writes dw (may accumulate).
+    ConvolutionWeightGradient(Window),
+    /// Batch normalisation of x `[groups, positions, channels]` over the positions of each group. Reads x, scale, shift;
+    /// writes y, saved `[groups, 2, channels]` (mean, reciprocal standard deviation) and, when the instruction lists it,
+    /// statistics `[2, channels]`: the sums over groups of mean and unbiased variance (may accumulate).
+    BatchNorm {
+        /// Groups of samples that share statistics.
+        groups: usize,
+        /// Samples of a group times pixels.
+        positions: usize,
+        /// Channels.
+        channels: usize,
+    },
+    /// Reads dy, x, scale, saved; writes dx, sums `[groups, 2, channels]`: Σ dy and Σ dy·x̂ of each group.
+    BatchNormInputGradient {
+        /// As in [`Kernel::BatchNorm`].
+        groups: usize,
+        /// As in [`Kernel::BatchNorm`].
+        positions: usize,
+        /// As in [`Kernel::BatchNorm`].
+        channels: usize,
+    },
+    /// Reads sums; writes dscale (= Σ of the second), dshift (= Σ of the first) (both may accumulate).
+    BatchNormWeightGradient {
+        /// As in [`Kernel::BatchNorm`].
+        groups: usize,
+        /// As in [`Kernel::BatchNorm`].
+        channels: usize,
+    },
+    /// Batch normalisation by running statistics, for evaluation. Reads x, scale, shift, running `[2, channels]` (mean, variance); writes y.
+    BatchNormInference {
+        /// Samples times pixels.
+        positions: usize,
+        /// Channels.
+        channels: usize,
+    },
+    /// `running = 0.9 running + 0.1 statistics / contributions`. Reads statistics `[2, channels]`; writes running `[2, channels]` in place.
+    RunningStatistics {
+        /// Channels.
+        channels: usize,
+        /// How many groups, over ranks and micro-batches, were summed into the statistics.
+        contributions: usize,
+    },
+    /// Maximum over windows; `Window::out_channels == in_channels`. Reads x; writes y, indices (`Int32`: offset of the maximum in the input, per output element).
+    MaxPool(Window),
+    /// Reads dy, indices; writes dx.
+    MaxPoolGradient(Window),
+    /// Mean over positions: x `[batch, positions, channels]` to y `[batch, channels]`. Reads x; writes y.
+    GlobalAveragePool {
+        /// Images.
+        batch: usize,
+        /// Pixels of an image.
+        positions: usize,
+        /// Channels.
+        channels: usize,
+    },
+    /// Reads dy; writes dx.
+    GlobalAveragePoolGradient {
+        /// Images.
+        batch: usize,
+        /// Pixels of an image.
+        positions: usize,
+        /// Channels.
+        channels: usize,
+    },
+    /// Layer normalisation of each row, ε = 1e-5. Reads x, scale, shift; writes y, saved `[rows, 2]` (mean, reciprocal standard deviation).
+    LayerNorm {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// Reads dy, x, scale, saved; writes dx.
+    LayerNormInputGradient {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// Reads dy, x, saved; writes dscale, dshift (both may accumulate).
+    LayerNormWeightGradient {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// `y[t] = table[ids[t]]`. Reads ids (`Int32`), table `[vocabulary, hidden]`; writes y `[tokens, hidden]`.
+    Embedding {
+        /// Positions looked up.
+        tokens: usize,
+        /// Rows of the table.
+        vocabulary: usize,
+        /// Features.
+        hidden: usize,
+    },
+    /// `dtable[ids[t]] += dy[t]`, the rest zero. Reads dy, ids; writes dtable (may accumulate).
+    EmbeddingWeightGradient {
+        /// Positions looked up.
+        tokens: usize,
+        /// Rows of the table.
+        vocabulary: usize,
+        /// Features.
+        hidden: usize,
+    },
+    /// Softmax attention, scaled by `1/√head_dimension`. Reads qkv `[batch, sequence, 3, heads, head_dimension]`;
+    /// writes out `[batch, sequence, heads, head_dimension]`, log-sum-exp `[batch, heads, sequence]`.
+    Attention {
+        /// Sequences.
+        batch: usize,
+        /// Positions of a sequence.
+        sequence: usize,
+        /// Heads on this rank.
+        heads: usize,
+        /// Features of a head.
+        head_dimension: usize,
+        /// Whether a position sees only those before it and itself.
+        causal: bool,
+    },
+    /// Reads dout, qkv, out, log-sum-exp; writes dqkv. Recomputes the scores, as FlashAttention does (Dao et al. 2022).
+    AttentionGradient {
+        /// As in [`Kernel::Attention`].
+        batch: usize,
+        /// As in [`Kernel::Attention`].
+        sequence: usize,
+        /// As in [`Kernel::Attention`].
+        heads: usize,
+        /// As in [`Kernel::Attention`].
+        head_dimension: usize,
+        /// As in [`Kernel::Attention`].
+        causal: bool,
+    },
+    /// Softmax cross-entropy. Reads logits `[rows, classes]`, labels (`Int32` `[rows]`, -1 is ignored); writes loss `[1]` (sum over rows; may
+    /// accumulate), correct `[1]` (rows whose largest logit is the label's; may accumulate), log-sum-exp `[rows]`.
+    CrossEntropy {
+        /// Predictions.
+        rows: usize,
+        /// Classes, or the vocabulary.
+        classes: usize,
+    },
+    /// `dlogits = (softmax - onehot) / normalizer`. Reads logits, labels, log-sum-exp; writes dlogits (may be the logits themselves).
+    CrossEntropyGradient {
+        /// Predictions.
+        rows: usize,
+        /// Classes, or the vocabulary.
+        classes: usize,
+        /// Predictions of the whole global batch, over which the loss is a mean.
+        normalizer: usize,
+    },
+    /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient; writes parameter, and velocity when there is momentum, in place.
+    Sgd {
+        /// Elements.
+        elements: usize,
+        /// Whether there is a velocity buffer.
+        momentum: bool,
+        /// Whether the step looks ahead (Nesterov).
+        nesterov: bool,
+    },
+    /// AdamW (Loshchilov and Hutter 2019); Adam when the weight decay is zero. Reads gradient; writes parameter, first moment, second moment, in place.
+    AdamW {
+        /// Elements.
+        elements: usize,
+    },
+    /// Reads x; writes `Σ x²` `[1]`.
+    SumOfSquares {
+        /// Elements.
+        elements: usize,
+    },
+    /// A rank's own part of a replicated tensor: x `[outer, parts, inner]` to y `[outer, inner]`, the part of the rank's index in its group. Reads x; writes y.
+    Slice {
+        /// Product of the dimensions before the one that is cut.
+        outer: usize,
+        /// Ranks of the group.
+        parts: usize,
+        /// Product of the cut dimension's local extent and those after it.
+        inner: usize,
+    },
+    /// `[parts, outer, inner]` to `[outer, parts, inner]`: what an all-gather leaves, put in order. Reads x; writes y.
+    Interleave {
+        /// Product of the dimensions before the gathered one.
+        outer: usize,
+        /// Ranks of the group.
+        parts: usize,
+        /// Product of the gathered dimension's local extent and those after it.
+        inner: usize,
+    },
+    /// `[outer, parts, inner]` to `[parts, outer, inner]`: what a reduce-scatter needs. Reads x; writes y.
+    Deinterleave {
+        /// As in [`Kernel::Interleave`].
+        outer: usize,
+        /// As in [`Kernel::Interleave`].
+        parts: usize,
+        /// As in [`Kernel::Interleave`].
+        inner: usize,
+    },
+}
+
+/// Elements read and written, by the kind of number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Elements in the precision of the run, read.
+    pub read: usize,
+    /// Elements in the precision of the run, written.
+    pub written: usize,
+    /// Elements of four bytes in every precision (statistics, ids, gradients of parameters, optimizer state), read or written.
+    pub single: usize,
+}
+
+impl Kernel {
+    /// The kernel's name in reports, as in [`Kernel`]'s serialised form.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::Matmul { .. } => "matmul",
+            Kernel::MatmulInputGradient { .. } => "matmul_input_gradient",
+            Kernel::MatmulWeightGradient { .. } => "matmul_weight_gradient",
+            Kernel::BiasAdd { .. } => "bias_add",
+            Kernel::BiasGradient { .. } => "bias_gradient",
+            Kernel::Relu { .. } => "relu",
+            Kernel::ReluGradient { .. } => "relu_gradient",
+            Kernel::Gelu { .. } => "gelu",
+            Kernel::GeluGradient { .. } => "gelu_gradient",
+            Kernel::Add { .. } => "add",
+            Kernel::Convolution(_) => "convolution",
+            Kernel::ConvolutionInputGradient(_) => "convolution_input_gradient",
+            Kernel::ConvolutionWeightGradient(_) => "convolution_weight_gradient",
+            Kernel::BatchNorm { .. } => "batch_norm",
+            Kernel::BatchNormInputGradient { .. } => "batch_norm_input_gradient",
+            Kernel::BatchNormWeightGradient { .. } => "batch_norm_weight_gradient",
+            Kernel::BatchNormInference { .. } => "batch_norm_inference",
+            Kernel::RunningStatistics { .. } => "running_statistics",
+            Kernel::MaxPool(_) => "max_pool",
+            Kernel::MaxPoolGradient(_) => "max_pool_gradient",
+            Kernel::GlobalAveragePool { .. } => "global_average_pool",
+            Kernel::GlobalAveragePoolGradient { .. } => "global_average_pool_gradient",
+            Kernel::LayerNorm { .. } => "layer_norm",
+            Kernel::LayerNormInputGradient { .. } => "layer_norm_input_gradient",
+            Kernel::LayerNormWeightGradient { .. } => "layer_norm_weight_gradient",
+            Kernel::Embedding { .. } => "embedding",
+            Kernel::EmbeddingWeightGradient { .. } => "embedding_weight_gradient",
+            Kernel::Attention { .. } => "attention",
+            Kernel::AttentionGradient { .. } => "attention_gradient",
+            Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::CrossEntropyGradient { .. } => "cross_entropy_gradient",
+            Kernel::Sgd { .. } => "sgd",
+            Kernel::AdamW { .. } => "adamw",
+            Kernel::SumOfSquares { .. } => "sum_of_squares",
+            Kernel::Slice { .. } => "slice",
+            Kernel::Interleave { .. } => "interleave",
+            Kernel::Deinterleave { .. } => "deinterleave",
+        }
+    }
+
+    /// Whether the time goes into matrix products, which run at a device's peak, rather than into moving memory.
+    pub fn is_matrix_product(&self) -> bool {
+        matches!(
+            self,
+            Kernel::Matmul { .. }
+                | Kernel::MatmulInputGradient { .. }
+                | Kernel::MatmulWeightGradient { .. }
+                | Kernel::Convolution(_)
+                | Kernel::ConvolutionInputGradient(_)
+                | Kernel::ConvolutionWeightGradient(_)
+                | Kernel::Attention { .. }
+                | Kernel::AttentionGradient { .. }
+        )
+    }
+
+    /// The arithmetic that it does: a multiply-add is two operations; causal attention does half of the scores.
+    pub fn flops(&self) -> Flops {
+        Flops::new(match *self {
+            Kernel::Matmul { rows, columns, contracted, .. }
+            | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
+            | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => 2.0 * product(&[rows, columns, contracted]),
+            Kernel::Convolution(window)
+            | Kernel::ConvolutionInputGradient(window)
+            | Kernel::ConvolutionWeightGradient(window) => {
+                2.0 * window.output_elements() as f64 * product(&[window.size, window.size, window.in_channels])
+            }
+            Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
+                4.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
+            }
+            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
+                // One product to recompute the scores and four for the gradients.
+                10.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
+            }
+            Kernel::AdamW { elements } => 12.0 * elements as f64,
+            Kernel::Gelu { elements } | Kernel::GeluGradient { elements } => 12.0 * elements as f64,
+            _ => {
+                let traffic = self.traffic();
+                (traffic.read.max(traffic.written).max(traffic.single)) as f64
+            }
+        })
+    }
+
+    /// The arithmetic that counts for model FLOPs utilisation: matrix products only, attention in full and without recomputation,
+    /// as Megatron-LM and PaLM count it (Chowdhery et al. 2022, appendix B).
+    pub fn model_flops(&self) -> Flops {
+        match *self {
+            Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
+                Flops::new(4.0 * product(&[batch, heads, head_dimension, sequence, sequence]))
+            }
+            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
+                Flops::new(8.0 * product(&[batch, heads, head_dimension, sequence, sequence]))
+            }
+            kernel if kernel.is_matrix_product() => kernel.flops(),
+            _ => Flops::ZERO,
+        }
+    }
+
+    /// The elements that must cross the memory's border at least once.
+    pub fn traffic(&self) -> Traffic {
+        let traffic = |read, written, single| Traffic { read, written, single };
+        match *self {
+            Kernel::Matmul { rows, columns, contracted, bias, .. } => {
+                traffic(rows * contracted + columns * contracted + if bias { columns } else { 0 }, rows * columns, 0)
+            }
+            Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
+                traffic(rows * columns + columns * contracted, rows * contracted, 0)
+            }
+            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => {
+                traffic(rows * columns + rows * contracted, 0, columns * contracted)
+            }
+            Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
+            Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),
+            Kernel::Relu { elements } | Kernel::Gelu { elements } => traffic(elements, elements, 0),
+            Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
+                traffic(2 * elements, elements, 0)
+            }
+            Kernel::Convolution(window) => {
+                traffic(window.input_elements() + window.weight_elements(), window.output_elements(), 0)
+            }
+            Kernel::ConvolutionInputGradient(window) => {
+                traffic(window.output_elements() + window.weight_elements(), window.input_elements(), 0)
+            }
+            Kernel::ConvolutionWeightGradient(window) => {
+                traffic(window.output_elements() + window.input_elements(), 0, window.weight_elements())
+            }
+            // Once for the statistics and once to normalise.
+            Kernel::BatchNorm { groups, positions, channels } => {
+                let elements = groups * positions * channels;
+                traffic(2 * elements, elements, 2 * groups * channels)
+            }
+            Kernel::BatchNormInputGradient { groups, positions, channels } => {
+                let elements = groups * positions * channels;
+                traffic(4 * elements, elements, 4 * groups * channels)
+            }
+            Kernel::BatchNormWeightGradient { groups, channels } => traffic(0, 0, 2 * (groups + 1) * channels),
+            Kernel::BatchNormInference { positions, channels } => {
+                traffic(positions * channels, positions * channels, 2 * channels)
+            }
+            Kernel::RunningStatistics { channels, .. } => traffic(0, 0, 6 * channels),
+            Kernel::MaxPool(window) => traffic(window.input_elements(), window.output_elements(), window.output_elements()),
+            Kernel::MaxPoolGradient(window) => {
+                traffic(window.output_elements(), window.input_elements(), window.output_elements())
+            }
+            Kernel::GlobalAveragePool { batch, positions, channels } => {
+                traffic(batch * positions * channels, batch * channels, 0)
+            }
+            Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
+                traffic(batch * channels, batch * positions * channels, 0)
+            }
+            Kernel::LayerNorm { rows, features } => traffic(rows * features, rows * features, 2 * rows),
+            Kernel::LayerNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, 2 * rows),
+            Kernel::LayerNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, 2 * rows + 2 * features),
+            Kernel::Embedding { tokens, hidden, .. } => traffic(tokens * hidden, tokens * hidden, tokens),
+            Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
+                traffic(tokens * hidden, 0, vocabulary * hidden + 2 * tokens * hidden)
+            }
+            Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
+                let elements = batch * sequence * heads * head_dimension;
+                traffic(3 * elements, elements, batch * heads * sequence)
+            }
+            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
+                let elements = batch * sequence * heads * head_dimension;
+                traffic(5 * elements, 3 * elements, batch * heads * sequence)
+            }
+            Kernel::CrossEntropy { rows, classes } => traffic(rows * classes, 0, 2 * rows),
+            Kernel::CrossEntropyGradient { rows, classes, .. } => traffic(rows * classes, rows * classes, 2 * rows),
+            Kernel::Sgd { elements, momentum, .. } => traffic(0, 0, if momentum { 5 } else { 3 } * elements),
+            Kernel::AdamW { elements } => traffic(0, 0, 7 * elements),
+            Kernel::SumOfSquares { elements } => traffic(0, 0, elements),
+            Kernel::Slice { outer, inner, .. } => traffic(outer * inner, outer * inner, 0),
+            Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {
+                traffic(outer * parts * inner, outer * parts * inner, 0)
+            }
+        }
+    }
+
+    /// The bytes that must cross the memory's border at least once, when the run's precision is `precision`.
+    pub fn bytes(&self, precision: DataType) -> Bytes {
+        let traffic = self.traffic();
+        precision.size() * (traffic.read + traffic.written) as u64 + Bytes::new(4 * traffic.single as u64)
+    }
+}
+
+fn product(extents: &[usize]) -> f64 {
+    extents.iter().map(|&extent| extent as f64).product()
+}
+
+/// Query-key pairs of one head.
+fn scores(sequence: usize, causal: bool) -> f64 {
+    let length = sequence as f64;
+    if causal { length * (length + 1.0) / 2.0 } else { length * length }
+}

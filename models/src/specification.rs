@@ -1,0 +1,265 @@
+//! What a user writes to name a model: a zoo name, or a family with its sizes. See the contract's "A model file".
+
+use crate::graph::Graph;
+use crate::zoo;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Why a model cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ModelError {
+    /// No such name in the zoo.
+    #[error("no model is called `{name}`; hint: {hint}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Names that do exist.
+        hint: String,
+    },
+    /// Sizes that contradict each other.
+    #[error("model `{name}`: {reason}; hint: {hint}")]
+    Inconsistent {
+        /// The model.
+        name: String,
+        /// What contradicts what.
+        reason: String,
+        /// The mend.
+        hint: String,
+    },
+}
+
+/// The first layers of a ResNet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stem {
+    /// A 7x7 convolution of stride 2 and a max-pool, for 224x224 images.
+    #[default]
+    Imagenet,
+    /// A 3x3 convolution of stride 1, for 32x32 images and smaller.
+    Small,
+}
+
+/// The sizes of a model, by family.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "family", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Model {
+    /// A multi-layer perceptron with ReLU between its layers.
+    Mlp {
+        /// Features in, hidden widths, classes out.
+        widths: Vec<usize>,
+    },
+    /// He et al. 2016, as torchvision builds it.
+    Resnet {
+        /// 18, 34, 50, 101 or 152.
+        depth: usize,
+        /// The first layers.
+        #[serde(default)]
+        stem: Stem,
+        /// Side of the square images.
+        #[serde(default = "default_image")]
+        image: usize,
+        /// Channels of the images.
+        #[serde(default = "default_channels")]
+        channels: usize,
+        /// Classes to tell apart.
+        #[serde(default = "default_classes")]
+        classes: usize,
+        /// Channels of the first stage.
+        #[serde(default = "default_width")]
+        width: usize,
+    },
+    /// GPT-2's architecture (Radford et al. 2019) in any size.
+    Gpt {
+        /// Transformer layers.
+        layers: usize,
+        /// Features of a position.
+        hidden: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Inner width of the feed-forward network; four times `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ffn: Option<usize>,
+        /// Tokens that there are.
+        vocab: usize,
+        /// Positions of a training sample.
+        sequence: usize,
+        /// Whether the head shares the embedding's weights.
+        #[serde(default = "default_tied")]
+        tied_embeddings: bool,
+    },
+}
+
+fn default_image() -> usize {
+    224
+}
+
+fn default_channels() -> usize {
+    3
+}
+
+fn default_classes() -> usize {
+    1000
+}
+
+fn default_width() -> usize {
+    64
+}
+
+fn default_tied() -> bool {
+    true
+}
+
+/// What one training sample of a model looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sample {
+    /// A square image with channels last, and its class.
+    Image {
+        /// Side.
+        size: usize,
+        /// Channels.
+        channels: usize,
+        /// Classes to tell apart.
+        classes: usize,
+    },
+    /// A vector, and its class.
+    Features {
+        /// Its length.
+        width: usize,
+        /// Classes to tell apart.
+        classes: usize,
+    },
+    /// Tokens; each position's label is the next token.
+    Tokens {
+        /// Positions.
+        sequence: usize,
+        /// Tokens that there are.
+        vocabulary: usize,
+    },
+}
+
+/// For what, and for how many samples, a graph is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphOptions {
+    /// Samples in the batch.
+    pub batch: usize,
+    /// Groups of samples that share batch-norm statistics; they divide the batch.
+    pub normalization_groups: usize,
+    /// Whether batch norm uses running statistics instead of the batch's.
+    pub inference: bool,
+}
+
+impl Model {
+    /// The zoo's model of a name.
+    ///
+    /// # Errors
+    /// [`ModelError::Unknown`], naming what there is.
+    pub fn named(name: &str) -> Result<Self, ModelError> {
+        zoo::named(name).ok_or_else(|| ModelError::Unknown {
+            name: name.into(),
+            hint: format!("the zoo has {}; or give a model file", zoo::NAMES.join(", ")),
+        })
+    }
+
+    /// The names in the zoo.
+    pub fn names() -> &'static [&'static str] {
+        zoo::NAMES
+    }
+
+    /// What its training samples look like.
+    pub fn sample(&self) -> Sample {
+        match *self {
+            Model::Mlp { ref widths } => {
+                Sample::Features { width: widths.first().copied().unwrap_or(0), classes: widths.last().copied().unwrap_or(0) }
+            }
+            Model::Resnet { image, channels, classes, .. } => Sample::Image { size: image, channels, classes },
+            Model::Gpt { sequence, vocab, .. } => Sample::Tokens { sequence, vocabulary: vocab },
+        }
+    }
+
+    /// Whether it has batch normalisation, whose statistics depend on how samples are grouped.
+    pub fn has_batch_norm(&self) -> bool {
+        matches!(self, Model::Resnet { .. })
+    }
+
+    /// The forward graph over a batch.
+    ///
+    /// # Errors
+    /// [`ModelError::Inconsistent`] when sizes contradict each other.
+    pub fn graph(&self, name: &str, options: &GraphOptions) -> Result<Graph, ModelError> {
+        self.validate(name)?;
+        Ok(match self {
+            Model::Mlp { widths } => zoo::mlp(name, widths, options),
+            Model::Resnet { depth, stem, image, channels, classes, width } => {
+                let shape = zoo::ResnetShape {
+                    depth: *depth,
+                    stem: *stem,
+                    image: *image,
+                    channels: *channels,
+                    classes: *classes,
+                    width: *width,
+                };
+                zoo::resnet(name, &shape, options)
+            }
+            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, tied_embeddings } => {
+                let shape = zoo::GptShape {
+                    layers: *layers,
+                    hidden: *hidden,
+                    heads: *heads,
+                    ffn: ffn.unwrap_or(4 * hidden),
+                    vocabulary: *vocab,
+                    sequence: *sequence,
+                    tied_embeddings: *tied_embeddings,
+                };
+                zoo::gpt(name, &shape, options)
+            }
+        })
+    }
+
+    fn validate(&self, name: &str) -> Result<(), ModelError> {
+        let wrong = |reason: String, hint: &str| Err(ModelError::Inconsistent { name: name.into(), reason, hint: hint.into() });
+        let positive = |what: &str, value: usize| match value {
+            0 => wrong(format!("`{what}` is 0"), "every size is at least 1"),
+            value if value > 1 << 24 => wrong(format!("`{what}` is {value}"), "no size is larger than 16,777,216"),
+            _ => Ok(()),
+        };
+        match *self {
+            Model::Mlp { ref widths } => {
+                if widths.len() < 2 {
+                    return wrong("`widths` needs an input and an output".into(), "write for example widths: [784, 512, 10]");
+                }
+                widths.iter().try_for_each(|&width| positive("widths", width))
+            }
+            Model::Resnet { depth, stem, image, channels, classes, width } => {
+                if ![18, 34, 50, 101, 152].contains(&depth) {
+                    return wrong(format!("there is no ResNet of depth {depth}"), "use depth 18, 34, 50, 101 or 152");
+                }
+                positive("channels", channels)?;
+                positive("classes", classes)?;
+                positive("width", width)?;
+                let smallest = if stem == Stem::Imagenet { 32 } else { 4 };
+                if image < smallest || image > 8192 {
+                    return wrong(
+                        format!("`image` is {image}"),
+                        "images are 32 to 8192 pixels wide, or from 4 with `stem: small`",
+                    );
+                }
+                Ok(())
+            }
+            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, .. } => {
+                for (what, value) in
+                    [("layers", layers), ("hidden", hidden), ("heads", heads), ("vocab", vocab), ("sequence", sequence)]
+                {
+                    positive(what, value)?;
+                }
+                positive("ffn", ffn.unwrap_or(1))?;
+                if !hidden.is_multiple_of(heads) {
+                    return wrong(
+                        format!("hidden {hidden} is not a multiple of heads {heads}"),
+                        "choose heads that divide hidden",
+                    );
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Kinds of device: what one of them computes, holds and moves. Knows no cluster and no model.
+
+use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Watts};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What family of processor a device is, which decides the executor's backend and the host costs that the simulator assumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// Cores of a general-purpose processor.
+    Cpu,
+    /// A graphics processor used as an accelerator.
+    Gpu,
+    /// A tensor processing unit.
+    Tpu,
+}
+
+/// One kind of device, with its data-sheet figures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceKind {
+    /// Its name in the topology file.
+    pub name: String,
+    /// The library device it was made from, if any: what a profile or an efficiency table may know it by.
+    pub base: Option<String>,
+    /// The family of processor.
+    pub architecture: Architecture,
+    /// How much memory a rank on it may use.
+    pub memory: Bytes,
+    /// How fast that memory is read or written.
+    pub memory_bandwidth: BytesPerSecond,
+    /// The dense peak rate of each number format that it computes natively.
+    pub peak: BTreeMap<DataType, FlopsPerSecond>,
+    /// The power it draws at most.
+    pub power: Option<Watts>,
+    /// What all its links to other devices can send together, one way.
+    pub link: Option<BytesPerSecond>,
+    /// How many processor cores make up one device, where it is a CPU. The lab gives a rank that many.
+    pub cores: Option<usize>,
+    /// Where the figures are from.
+    pub source: Option<String>,
+}
+
+impl DeviceKind {
+    /// The dense peak rate at which products in `format` can be computed: the format's own figure, or that of the nearest wider
+    /// format that the device has, since a narrow number can always be widened first (fp8 → bf16 or fp16 → fp32; tf32 → fp32).
+    /// `None` for integers, and for fp64 where no figure is given.
+    pub fn peak_rate(&self, format: DataType) -> Option<FlopsPerSecond> {
+        let stand_ins: &[DataType] = match format {
+            DataType::Fp8 => &[DataType::Fp8, DataType::Bf16, DataType::Fp16, DataType::Fp32],
+            DataType::Bf16 => &[DataType::Bf16, DataType::Fp32],
+            DataType::Fp16 => &[DataType::Fp16, DataType::Fp32],
+            DataType::Tf32 => &[DataType::Tf32, DataType::Fp32],
+            DataType::Fp32 => &[DataType::Fp32],
+            DataType::Fp64 => &[DataType::Fp64],
+            DataType::Int32 => &[],
+        };
+        stand_ins.iter().find_map(|stand_in| self.peak.get(stand_in).copied())
+    }
+}

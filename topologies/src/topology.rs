@@ -1,0 +1,256 @@
+//! The described cluster, and the questions that the rest of Foretell asks of it.
+
+use crate::device::DeviceKind;
+use crate::error::{TopologyError, TopologyProblem};
+use crate::fabric::{Fabric, Network, nodes_per_leaf};
+use crate::layout::{DeviceId, Layout, Link, NodeId, Route, device_in_words, node_name, unreachable};
+use crate::node::{Nics, NodeGroup};
+use crate::spec::TopologySpec;
+use crate::{library, spec};
+use foretell_units::BytesPerSecond;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The most devices a topology may have: ten times the largest clusters there are, and still little memory.
+pub const MAXIMUM_DEVICES: usize = 1_000_000;
+
+/// A cluster: its nodes, their devices, and the links between them.
+///
+/// It serialises to a normal form of the topology file, in which every default is written out, and reads back equal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "TopologySpec", into = "TopologySpec")]
+pub struct Topology {
+    pub(crate) name: String,
+    pub(crate) kinds: Vec<DeviceKind>,
+    pub(crate) groups: Vec<NodeGroup>,
+    pub(crate) network: Network,
+    pub(crate) is_lab: bool,
+    pub(crate) notes: Vec<String>,
+    /// What follows from the above; shared, because plans and simulations copy topologies freely.
+    layout: Arc<Layout>,
+}
+
+/// What a topology is made of: the part of it that a file describes.
+pub(crate) struct Description {
+    pub(crate) name: String,
+    pub(crate) kinds: Vec<DeviceKind>,
+    pub(crate) groups: Vec<NodeGroup>,
+    pub(crate) network: Network,
+    pub(crate) is_lab: bool,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Topology {
+    /// Reads a topology file. `file_name` is for messages, and names the topology where the file does not.
+    pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
+        spec::read(text)
+            .and_then(|spec| spec.named_after(file_name).build())
+            .map_err(|error| error.in_file(file_name))
+    }
+
+    /// The library's topology of that name. An unknown name is answered with those there are.
+    pub fn library(name: &str) -> Result<Topology, TopologyError> {
+        library::topology(name)
+    }
+
+    /// The names of the library's topologies.
+    pub fn library_names() -> impl Iterator<Item = &'static str> {
+        library::topology_names()
+    }
+
+    /// The same cluster with `count` nodes: how `--nodes` scales a file that describes one kind of node.
+    pub fn with_nodes(self, count: usize) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        if count == 0 {
+            return Err(TopologyError::invalid(None, "a topology cannot have 0 nodes", "ask for 1 or more"));
+        }
+        match description.groups.as_mut_slice() {
+            [template] => template.count = count,
+            groups => {
+                let names = groups.iter().map(|group| format!("`{}`", group.name)).collect::<Vec<_>>().join(", ");
+                return Err(TopologyError::invalid(
+                    None,
+                    format!("`{}` has several kinds of node ({names}), so a number of nodes does not say how many of each", description.name),
+                    "set each `count` in the topology file",
+                ));
+            }
+        }
+        description.build()
+    }
+
+    /// The same cluster with `total` from each node into the network: all its NICs together, one way.
+    pub fn with_inter_node_bandwidth(self, total: BytesPerSecond) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for group in &mut description.groups {
+            let count = group.nics.map_or(1, |nics| nics.count);
+            group.nics = Some(Nics { count, bandwidth: total / count as f64 });
+        }
+        description.build()
+    }
+
+    /// The name of the cluster.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many devices there are; they are numbered from 0, node by node.
+    pub fn device_count(&self) -> usize {
+        self.layout.device_count
+    }
+
+    /// How many nodes there are.
+    pub fn node_count(&self) -> usize {
+        self.layout.node_count
+    }
+
+    /// All devices, in order.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = DeviceId> + use<> {
+        (0..self.layout.device_count).map(DeviceId)
+    }
+
+    /// The kinds of device that the file names or uses.
+    pub fn device_kinds(&self) -> &[DeviceKind] {
+        &self.kinds
+    }
+
+    /// The groups of nodes that are alike, in the order of their nodes.
+    pub fn node_groups(&self) -> &[NodeGroup] {
+        &self.groups
+    }
+
+    /// The network between the nodes.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The kind of a device.
+    ///
+    /// # Panics
+    /// If there is no such device; so do the other functions that are asked about one device or one node.
+    pub fn device_kind(&self, device: DeviceId) -> &DeviceKind {
+        &self.kinds[self.kind_index(device)]
+    }
+
+    /// The kind of a device, as an index into [`Topology::device_kinds`].
+    pub fn kind_index(&self, device: DeviceId) -> usize {
+        self.groups[self.layout.position(&self.groups, device).group].kind
+    }
+
+    /// The node that holds a device.
+    pub fn node_of(&self, device: DeviceId) -> NodeId {
+        let position = self.layout.position(&self.groups, device);
+        NodeId(self.layout.groups[position.group].first_node + position.node_in_group)
+    }
+
+    /// The group of a node: an index into [`Topology::node_groups`].
+    pub fn group_of(&self, node: NodeId) -> usize {
+        assert!(node.0 < self.layout.node_count, "node {} of {}", node.0, self.layout.node_count);
+        self.layout.group_of_node(node.0)
+    }
+
+    /// A node's name.
+    pub fn node_name(&self, node: NodeId) -> String {
+        let group = self.group_of(node);
+        node_name(&self.groups[group], node.0 - self.layout.groups[group].first_node)
+    }
+
+    /// The numbers of the devices of a node.
+    pub fn devices_of(&self, node: NodeId) -> Range<usize> {
+        let group = self.group_of(node);
+        let (layout, devices) = (&self.layout.groups[group], self.groups[group].devices);
+        let first = layout.first_device + (node.0 - layout.first_node) * devices;
+        first..first + devices
+    }
+
+    /// Every one-way link resource; a [`crate::LinkId`] is an index into it.
+    pub fn links(&self) -> &[Link] {
+        &self.layout.links
+    }
+
+    /// The way from one device to another, computed on demand. From a device to itself it is empty.
+    pub fn route(&self, from: DeviceId, to: DeviceId) -> Result<Route, TopologyError> {
+        let (start, end) = (self.layout.position(&self.groups, from), self.layout.position(&self.groups, to));
+        self.layout.route(&self.groups, start, end).map_err(|reason| {
+            let words = |device, position: crate::layout::Position| {
+                device_in_words(device, &self.groups[position.group], &self.kinds, position)
+            };
+            unreachable(words(from, start), words(to, end), reason)
+        })
+    }
+
+    /// Checks that every device can reach every other. Nodes of one group are alike, so a few pairs stand for all.
+    pub fn validate(&self) -> Result<(), TopologyError> {
+        let ends: Vec<DeviceId> = self.layout.groups.iter().zip(&self.groups).flat_map(|(layout, group)| {
+            let first = layout.first_device;
+            // The first two devices of the first node, and the first of the second.
+            [0, 1, group.devices].into_iter().filter(|offset| *offset < group.count * group.devices).map(move |offset| DeviceId(first + offset))
+        }).collect();
+        for &from in &ends {
+            for &to in &ends {
+                self.route(from, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the whole cluster costs an hour, if every node has a price.
+    pub fn price_per_hour(&self) -> Option<f64> {
+        self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
+    }
+
+    /// Whether the file describes hosts to be made on this machine, rather than hosts that there are.
+    pub fn is_lab(&self) -> bool {
+        self.is_lab
+    }
+
+    /// What a reader should know of this topology: the defaults that were taken, the figures that are estimates, and what looks
+    /// like a slip. One sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = self.notes.clone();
+        for group in &self.groups {
+            if let (Some(link), Some(own)) = (group.link, self.kinds[group.kind].link)
+                && link.bandwidth > own * 1.01
+            {
+                notes.push(format!(
+                    "node `{}`: its link carries {} one way, but a `{}` has ports for {}; data sheets often count both directions",
+                    group.name, link.bandwidth, self.kinds[group.kind].name, own
+                ));
+            }
+        }
+        if let Fabric::FatTree { nodes_per_leaf: None, .. } = self.network.fabric
+            && self.node_count() > 1
+        {
+            let nodes = nodes_per_leaf(self.network.fabric, self.node_count());
+            notes.push(format!("network: {nodes} nodes under each leaf switch, since the file does not say `nodes_per_leaf`"));
+        }
+        notes
+    }
+
+    fn into_description(self) -> Description {
+        let Topology { name, kinds, groups, network, is_lab, notes, layout: _ } = self;
+        Description { name, kinds, groups, network, is_lab, notes }
+    }
+}
+
+impl Description {
+    /// Numbers everything. What the file says has been checked before; here only the size of the whole is.
+    pub(crate) fn build(self) -> Result<Topology, TopologyError> {
+        let devices = self.groups.iter().try_fold(0usize, |sum, group| sum.checked_add(group.count.checked_mul(group.devices)?));
+        if devices.is_none_or(|devices| devices > MAXIMUM_DEVICES) {
+            return Err(TopologyProblem::Invalid {
+                what: format!("`{}` would have more than {MAXIMUM_DEVICES} devices", self.name),
+                hint: "lower the `count` of its nodes or of their devices".into(),
+            }
+            .into());
+        }
+        Ok(self.number())
+    }
+
+    /// Numbers a description known to be small.
+    pub(crate) fn number(self) -> Topology {
+        let layout = Arc::new(Layout::new(&self.groups, &self.network));
+        let Description { name, kinds, groups, network, is_lab, notes } = self;
+        Topology { name, kinds, groups, network, is_lab, notes, layout }
+    }
+}
