@@ -1,1 +1,16 @@
-//! The compiler from graph, plan and topology to a Program, and the Timeline.
+//! The compiler of Programs. (draft)
+#![allow(missing_docs)]
+mod mesh;
+mod placement;
+mod plan;
+mod profile;
+mod program;
+mod schedule;
+mod timeline;
+pub use mesh::*;
+pub use placement::*;
+pub use plan::*;
+pub use profile::*;
+pub use program::*;
+pub use schedule::*;
+pub use timeline::*;

@@ -1,0 +1,320 @@
+//! The plan: the choices that make a Program of a model and a topology. Its form in files is the contract's "A plan file".
+
+use crate::mesh::{Axis, Mesh};
+use crate::schedule::Schedule;
+use foretell_units::{Bytes, DataType};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How a run is laid out, without the model and the topology that it is for. What a file leaves out takes the field's usual default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The mesh and what is placed on it.
+    #[serde(default)]
+    pub layout: Layout,
+    /// Samples of one step over all ranks.
+    pub global_batch: usize,
+    /// The number format of activations and matrix products.
+    #[serde(default = "default_precision")]
+    pub precision: DataType,
+    /// Who updates the parameters.
+    #[serde(default)]
+    pub optimizer: Optimizer,
+    /// What the optimizer is told.
+    #[serde(default)]
+    pub training: Training,
+    /// Samples that share batch statistics; a rank's micro-batch if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_norm_group: Option<usize>,
+    /// Whose run it is.
+    #[serde(default)]
+    pub stack: Stack,
+    /// How ranks keep in step.
+    #[serde(default)]
+    pub mode: Mode,
+}
+
+/// The mesh and the choices of placement and order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Layout {
+    /// Ranks that share out samples.
+    pub data: usize,
+    /// Ranks that share out operators' weights.
+    pub tensor: usize,
+    /// Stages that share out the layers.
+    pub pipeline: usize,
+    /// Ranks that share out positions.
+    pub context: usize,
+    /// Ranks that share out experts.
+    pub expert: usize,
+    /// How far `tensor` splits one expert.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_tensor: Option<usize>,
+    /// Whether norms are shared out over `tensor` along the sequence.
+    pub sequence_parallel: bool,
+    /// Model chunks a rank.
+    pub virtual_stages: usize,
+    /// The order of micro-batches in the stages.
+    pub schedule: Schedule,
+    /// ZeRO's stage: 0 none, 1 optimizer state, 2 + gradients, 3 + parameters.
+    pub zero: usize,
+    /// Ranks of a shard group; all of `data` if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard_group: Option<usize>,
+    /// What is computed again in the backward pass instead of kept.
+    pub recompute: Recompute,
+    /// Samples of one micro-batch on one rank of `data`.
+    pub micro_batch: usize,
+    /// Blocks of the model in each stage; as even as can be if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuts: Option<Vec<usize>>,
+    /// Which axis varies fastest over the devices; then the rest in the usual order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Vec<Axis>>,
+    /// Bytes of gradients that are reduced together.
+    pub bucket: Bytes,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self {
+            data: 1,
+            tensor: 1,
+            pipeline: 1,
+            context: 1,
+            expert: 1,
+            expert_tensor: None,
+            sequence_parallel: false,
+            virtual_stages: 1,
+            schedule: Schedule::OneForwardOneBackward,
+            zero: 0,
+            shard_group: None,
+            recompute: Recompute::None,
+            micro_batch: 1,
+            cuts: None,
+            placement: None,
+            // PyTorch DDP's default.
+            bucket: Bytes::new(25 << 20),
+        }
+    }
+}
+
+/// What is computed again in the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing: every activation that the backward pass needs is kept.
+    #[default]
+    None,
+    /// Attention.
+    Selective,
+    /// Every repeated block, from its input.
+    Full,
+}
+
+/// Who updates the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// Stochastic gradient descent, with a velocity when the momentum is not zero.
+    #[default]
+    Sgd,
+    /// Adam (Kingma and Ba 2015).
+    Adam,
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    AdamW,
+}
+
+/// What the optimizer is told. What is left out takes PyTorch's default.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Training {
+    /// The step size; 0.05 for SGD and 0.001 for Adam(W) if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f32>,
+    /// SGD: the share of the last step's direction.
+    pub momentum: f32,
+    /// SGD: whether the step looks ahead (Nesterov).
+    pub nesterov: bool,
+    /// The pull of every parameter towards zero.
+    pub weight_decay: f32,
+    /// Adam: the decay of the first moment.
+    pub beta1: f32,
+    /// Adam: the decay of the second moment.
+    pub beta2: f32,
+    /// Adam: what keeps the division finite.
+    pub epsilon: f32,
+}
+
+impl Default for Training {
+    fn default() -> Self {
+        Self { learning_rate: None, momentum: 0.9, nesterov: false, weight_decay: 0.0, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+    }
+}
+
+/// Whose run it is: host overheads, fusions and overlap follow from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stack {
+    /// Our own executor.
+    #[default]
+    Foretell,
+}
+
+/// How ranks keep in step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Every step sees every gradient.
+    #[default]
+    Synchronous,
+}
+
+fn default_precision() -> DataType {
+    DataType::Fp32
+}
+
+/// Why a plan makes no Program.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// Sizes that do not divide.
+    #[error("{what} ({value}) is not divisible by {by} ({divisor}); hint: {hint}")]
+    Indivisible {
+        /// What should be divided.
+        what: String,
+        /// Its size.
+        value: usize,
+        /// By what.
+        by: String,
+        /// That size.
+        divisor: usize,
+        /// The mend.
+        hint: String,
+    },
+    /// A value that cannot be, or that this version does not execute.
+    #[error("`{field}`: {reason}; hint: {hint}")]
+    Invalid {
+        /// The plan's field.
+        field: &'static str,
+        /// What is wrong with it.
+        reason: String,
+        /// The mend.
+        hint: String,
+    },
+    /// The model's own sizes contradict each other.
+    #[error(transparent)]
+    Model(#[from] foretell_models::ModelError),
+}
+
+impl Plan {
+    /// The step size.
+    pub fn learning_rate(&self) -> f32 {
+        self.training.learning_rate.unwrap_or(match self.optimizer {
+            Optimizer::Sgd => 0.05,
+            Optimizer::Adam | Optimizer::AdamW => 1e-3,
+        })
+    }
+
+    /// State values that the optimizer keeps for each parameter.
+    pub fn optimizer_states(&self) -> usize {
+        match self.optimizer {
+            Optimizer::Sgd => usize::from(self.training.momentum != 0.0),
+            Optimizer::Adam | Optimizer::AdamW => 2,
+        }
+    }
+
+    /// The mesh of the layout.
+    ///
+    /// # Errors
+    /// [`PlanError::Invalid`] where a size is 0 or an axis is named twice.
+    pub fn mesh(&self) -> Result<Mesh, PlanError> {
+        let size = |axis| match axis {
+            Axis::Tensor => self.layout.tensor,
+            Axis::Context => self.layout.context,
+            Axis::Expert => self.layout.expert,
+            Axis::Data => self.layout.data,
+            Axis::Pipeline => self.layout.pipeline,
+        };
+        let order = self.layout.placement.clone().unwrap_or_default();
+        let ranks = Axis::ALL.into_iter().try_fold(1usize, |product, axis| product.checked_mul(size(axis)));
+        if ranks.is_none_or(|ranks| ranks > MOST_RANKS) {
+            return Err(PlanError::Invalid {
+                field: "layout",
+                reason: format!("its sizes multiply to more than {MOST_RANKS} ranks"),
+                hint: "lower `data`, `tensor` or `pipeline`".into(),
+            });
+        }
+        Mesh::new(size, &order).ok_or_else(|| PlanError::Invalid {
+            field: "layout",
+            reason: "a mesh size is 0, or `placement` names an axis twice".into(),
+            hint: "every size is at least 1, and every axis stands once".into(),
+        })
+    }
+
+    /// Micro-batches of a step.
+    ///
+    /// # Errors
+    /// [`PlanError::Indivisible`] where the global batch is not a multiple of what the ranks of `data` take at once.
+    pub fn micro_batches(&self) -> Result<usize, PlanError> {
+        let Layout { micro_batch, data, .. } = self.layout;
+        let at_once = micro_batch.checked_mul(data).unwrap_or(0);
+        if at_once == 0 || self.global_batch == 0 || !self.global_batch.is_multiple_of(at_once) {
+            return Err(PlanError::Indivisible {
+                what: "global_batch".into(),
+                value: self.global_batch,
+                by: format!("micro_batch {micro_batch} x data {data}"),
+                divisor: at_once,
+                hint: "choose a global batch that is a multiple of it, or a smaller micro-batch".into(),
+            });
+        }
+        Ok(self.global_batch / at_once)
+    }
+
+    /// Refuses what this version does not lay out yet.
+    ///
+    /// # Errors
+    /// [`PlanError::Invalid`], naming the field and what can be used instead.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        let Layout { context, expert, expert_tensor, sequence_parallel, virtual_stages, zero, recompute, .. } = self.layout;
+        let refuse =
+            |field, reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
+        if context != 1 {
+            return refuse("context", "context parallelism cannot be laid out yet", "use `context: 1`");
+        }
+        if expert != 1 || expert_tensor.is_some() {
+            return refuse(
+                "expert",
+                "expert parallelism cannot be laid out yet",
+                "use `expert: 1` and leave out `expert_tensor`",
+            );
+        }
+        if sequence_parallel {
+            return refuse("sequence_parallel", "sequence parallelism cannot be laid out yet", "use `sequence_parallel: false`");
+        }
+        if virtual_stages != 1 {
+            return refuse("virtual_stages", "interleaved schedules cannot be laid out yet", "use `virtual_stages: 1`");
+        }
+        if zero != 0 || self.layout.shard_group.is_some() {
+            return refuse("zero", "sharded optimizer state cannot be laid out yet", "use `zero: 0` and leave out `shard_group`");
+        }
+        if recompute == Recompute::Selective {
+            return refuse("recompute", "selective recomputation cannot be laid out yet", "use `none` or `full`");
+        }
+        if self.layout.bucket < Bytes::new(1) {
+            return refuse("bucket", "a bucket holds at least one byte", "leave it out for 25 MiB");
+        }
+        if matches!(self.precision, DataType::Int32 | DataType::Fp8 | DataType::Fp64) {
+            return refuse("precision", "not a precision to train in", "use fp32, tf32, bf16 or fp16");
+        }
+        if self.optimizer == Optimizer::Adam && self.training.weight_decay != 0.0 {
+            return refuse("training.weight_decay", "Adam has no weight decay of its own here", "use `optimizer: adamw`");
+        }
+        self.micro_batches()?;
+        Ok(())
+    }
+}
+
+/// More ranks than any machine there is; a bound on what a hostile file may ask for.
+const MOST_RANKS: usize = 1 << 20;

@@ -1,0 +1,109 @@
+//! The profile: what a calibration measured on the described devices. The executor writes it, the cost model reads it; so the type
+//! stands here, where both see it. It holds samples, not opinions: each with its spread and its number of repeats.
+
+use foretell_models::Kernel;
+use foretell_units::{DataType, Seconds};
+use serde::{Deserialize, Serialize};
+
+/// Measured durations of one thing, after outliers were discarded: those beyond three scaled median absolute deviations
+/// (Leys et al. 2013).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// The median.
+    pub median: Seconds,
+    /// The 10th percentile.
+    pub p10: Seconds,
+    /// The 90th percentile.
+    pub p90: Seconds,
+    /// How many durations were kept.
+    pub count: usize,
+}
+
+/// A kernel's sample.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelSample {
+    /// Which kernel, with its sizes.
+    pub kernel: Kernel,
+    /// Whether it added to what was there.
+    #[serde(default)]
+    pub accumulate: bool,
+    /// The number format.
+    pub precision: DataType,
+    /// How long it took, with as many ranks at work on the machine as it has devices.
+    pub time: Sample,
+}
+
+/// What a transport sample timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exchange {
+    /// Every member gets the sum.
+    AllReduce,
+    /// Every member gets its part of the sum.
+    ReduceScatter,
+    /// Every member gets everyone's part.
+    AllGather,
+    /// One member sends, another receives.
+    SendReceive,
+}
+
+/// A transport's sample.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExchangeSample {
+    /// What was timed.
+    pub exchange: Exchange,
+    /// Among how many ranks.
+    pub ranks: usize,
+    /// How much: the whole tensor in bytes.
+    pub bytes: u64,
+    /// How long it took, from the handing over to the stream until the waiting instruction could go on.
+    pub time: Sample,
+    /// How long the communication kept the rank's own processor busy.
+    pub processor: Seconds,
+}
+
+/// Which machine a profile is of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineIdentity {
+    /// The processor's or accelerator's name.
+    pub device: String,
+    /// The operating system and its version.
+    pub system: String,
+    /// Devices that worked at the same time while it was measured.
+    pub devices: usize,
+}
+
+/// What a calibration measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// The device kind of the topology that it is for.
+    pub device: String,
+    /// The machine that was measured.
+    pub machine: MachineIdentity,
+    /// The backend: `cpu` or `cuda`.
+    pub backend: String,
+    /// The transport: `shared_memory`, `tcp` or `nccl`.
+    pub transport: String,
+    /// When, in seconds since 1970.
+    pub measured_at: u64,
+    /// What the interpreter adds to each instruction beyond its kernel.
+    pub instruction_overhead: Sample,
+    /// From finishing an instruction until one that waits for it on another stream begins.
+    pub stream_handoff: Sample,
+    /// What a step costs beyond its instructions: reporting, and starting the next.
+    pub step_overhead: Sample,
+    /// Reading one byte of prepared samples.
+    pub load_seconds_per_byte: Seconds,
+    /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
+    /// is another's work.
+    pub communication_share: f64,
+    /// Kernels.
+    pub kernels: Vec<KernelSample>,
+    /// Communication.
+    pub exchanges: Vec<ExchangeSample>,
+}

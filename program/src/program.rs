@@ -1,0 +1,336 @@
+//! The Program: what each rank does in one step, instruction by instruction, and where everything lies in its memory.
+//!
+//! There is one list a pipeline stage, since the ranks of a stage run the same code on their own shards. The simulator gives an
+//! instruction a duration, the executor a thread and a kernel; neither needs to know why it is there.
+
+use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
+use crate::placement::{Placement, Placements};
+use foretell_models::{InputKind, Kernel};
+use foretell_units::{Bytes, DataType, Flops};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A buffer's place in [`StageProgram::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BufferId(pub u32);
+
+/// An instruction's place in [`StageProgram::instructions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct InstructionId(pub u32);
+
+/// A stream's place in [`StageProgram::streams`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StreamId(pub u16);
+
+/// A group's place in [`StageProgram::groups`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub u16);
+
+/// A program for every rank of a mesh.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The ranks.
+    pub mesh: Mesh,
+    /// The number format of activations and matrix products.
+    pub precision: DataType,
+    /// One list of instructions a pipeline stage.
+    pub stages: Vec<StageProgram>,
+    /// Samples that one run of it takes from the data set.
+    pub samples: usize,
+    /// Predictions that the loss is summed over.
+    pub predictions: usize,
+    /// Tokens that one run takes, if samples are sequences.
+    pub tokens: Option<usize>,
+    /// Arithmetic of one run over all ranks that counts for model FLOPs utilisation.
+    pub model_flops: Flops,
+    /// Arithmetic of matrix products of one run over all ranks, recomputation and duplicated work included.
+    pub hardware_flops: Flops,
+}
+
+impl Program {
+    /// The list that a rank runs.
+    pub fn stage_of(&self, rank: Rank) -> &StageProgram {
+        &self.stages[self.mesh.coordinates(rank).along(Axis::Pipeline)]
+    }
+
+    /// The bytes of each stage's arena.
+    pub fn arenas(&self) -> Vec<Bytes> {
+        self.stages.iter().map(|stage| stage.arena).collect()
+    }
+}
+
+/// What the ranks of one pipeline stage run.
+#[derive(Clone, Debug)]
+pub struct StageProgram {
+    /// The stage's position on the pipeline axis.
+    pub stage: usize,
+    /// The queues; instructions of one stream run one after the other, in the order of the list.
+    pub streams: Vec<Stream>,
+    /// The process groups that its collectives use.
+    pub groups: Vec<Group>,
+    /// Everything that lies in memory.
+    pub buffers: Vec<Buffer>,
+    /// One step. The order is one in which a single stream could run them all.
+    pub instructions: Vec<Instruction>,
+    /// What instructions are called, once each; [`Instruction::name`] points here.
+    pub names: Vec<String>,
+    /// The sums that a step leaves behind for the run to report.
+    pub metrics: Vec<Metric>,
+    /// The size of the one allocation in which every buffer lies.
+    pub arena: Bytes,
+}
+
+impl StageProgram {
+    /// The buffer of an id.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// The instruction of an id.
+    pub fn instruction(&self, id: InstructionId) -> &Instruction {
+        &self.instructions[id.0 as usize]
+    }
+
+    /// The name of an instruction's operator or tensor.
+    pub fn name_of(&self, instruction: &Instruction) -> &str {
+        &self.names[instruction.name as usize]
+    }
+}
+
+/// A queue of instructions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Reading samples.
+    Load,
+    /// Collectives of one group, by its place in [`StageProgram::groups`].
+    Group(GroupId),
+    /// Sends to the rank of the same position in another stage.
+    SendTo(usize),
+    /// Receives from the rank of the same position in another stage.
+    ReceiveFrom(usize),
+}
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BufferRole {
+    /// Weights.
+    Parameter,
+    /// Gradients of weights.
+    Gradient,
+    /// Moments, velocities and single-precision copies of weights.
+    OptimizerState,
+    /// Batch norm's running statistics.
+    Running,
+    /// Samples and labels.
+    Input,
+    /// What operators make for others.
+    Activation,
+    /// Sums over the batch.
+    Sum,
+    /// Room for communication and rearrangement.
+    Workspace,
+}
+
+/// A piece of a rank's arena.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    /// The tensor's name.
+    pub name: String,
+    /// What it is for.
+    pub role: BufferRole,
+    /// The rank's share of the shape.
+    pub shape: Vec<usize>,
+    /// The format of an element.
+    pub data_type: DataType,
+    /// The buffer that it is a part of, if it is one: parameters lie in buckets.
+    pub parent: Option<BufferId>,
+    /// Where it starts in the arena.
+    pub offset: Bytes,
+    /// How long it is.
+    pub bytes: Bytes,
+    /// Whether it keeps its contents from step to step.
+    pub persistent: bool,
+    /// The first and last instruction that touch it.
+    pub lifetime: Option<(InstructionId, InstructionId)>,
+    /// What initialises it, if it starts with something else than zeros: a parameter's place in the graph.
+    pub initial: Option<Initial>,
+}
+
+/// The start of a parameter or of running statistics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Initial {
+    /// The tensor in the model's graph.
+    pub tensor: foretell_models::TensorId,
+    /// How that is shared out over the mesh.
+    pub placements: Placements,
+}
+
+/// What the two sides of a reduction do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// Everyone gets the sum.
+    AllReduce,
+    /// Everyone gets its part of the sum.
+    ReduceScatter,
+    /// Everyone gets everyone's part.
+    AllGather,
+    /// Everyone sends a part to everyone.
+    AllToAll,
+}
+
+impl Collective {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::AllGather => "all_gather",
+            Collective::AllToAll => "all_to_all",
+        }
+    }
+}
+
+/// What an instruction does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operation {
+    /// Runs a kernel on the reads and writes.
+    Compute {
+        /// Which, with its sizes.
+        kernel: Kernel,
+        /// Whether the kernel adds to the sums that it writes instead of replacing them.
+        accumulate: bool,
+        /// For [`Kernel::Slice`] the group in which the rank's index is looked up.
+        group: Option<GroupId>,
+    },
+    /// A collective of a group: from the one read to the one write (the same buffer where it works in place).
+    Collective {
+        /// Which.
+        kind: Collective,
+        /// Among whom.
+        group: GroupId,
+        /// Bytes of the larger side: the whole tensor.
+        bytes: Bytes,
+        /// The format of an element.
+        data_type: DataType,
+    },
+    /// Sends the one read to the rank of the same position in another stage.
+    Send {
+        /// The stage.
+        stage: usize,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// Receives the one write from the rank of the same position in another stage.
+    Receive {
+        /// The stage.
+        stage: usize,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// Reads the rank's samples of a micro-batch into the one write.
+    Load {
+        /// What of a sample.
+        input: InputKind,
+        /// The first sample, counted within the step's global batch, of the rank whose data coordinate is 0.
+        first_sample: usize,
+        /// Samples of one rank; the next data coordinate's samples follow.
+        samples: usize,
+    },
+}
+
+impl Operation {
+    /// The name in reports: the kernel's, or what is communicated.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Operation::Compute { kernel, .. } => kernel.name(),
+            Operation::Collective { kind, .. } => kind.name(),
+            Operation::Send { .. } => "send",
+            Operation::Receive { .. } => "receive",
+            Operation::Load { .. } => "load",
+        }
+    }
+}
+
+/// Which part of a step an instruction belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// From samples to loss.
+    Forward,
+    /// A forward operator run again for the backward pass.
+    Recompute,
+    /// Gradients.
+    Backward,
+    /// Reducing gradients and updating parameters.
+    Update,
+}
+
+/// One thing that a rank does.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// Its operator's or tensor's name: an index into [`StageProgram::names`].
+    pub name: u32,
+    /// What it does.
+    pub operation: Operation,
+    /// The queue that it stands in.
+    pub stream: StreamId,
+    /// Instructions of other streams that must have finished. Those before it in its own stream must have, too.
+    pub after: Vec<InstructionId>,
+    /// What it reads, in its kernel's order.
+    pub reads: Vec<BufferId>,
+    /// What it writes, in its kernel's order.
+    pub writes: Vec<BufferId>,
+    /// The micro-batch that it is for.
+    pub micro_batch: Option<u32>,
+    /// The part of the step.
+    pub phase: Phase,
+}
+
+/// A number that a step leaves in a buffer, of which every rank holds a part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    /// What it is.
+    pub kind: MetricKind,
+    /// Where it lies: one `Fp32`.
+    pub buffer: BufferId,
+    /// How it is shared out: ranks along a replicated axis hold the same, and only the first of them counts.
+    pub placements: Placements,
+}
+
+impl Metric {
+    /// Whether the rank at a position contributes its value to the sum over all ranks.
+    pub fn counts_at(&self, coordinates: Coordinates) -> bool {
+        Axis::WITHIN_STAGE.iter().all(|&axis| self.placements.get(axis) != Placement::Replicate || coordinates.along(axis) == 0)
+    }
+}
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricKind {
+    /// The sum of the loss over predictions.
+    Loss,
+    /// The number of right predictions.
+    Correct,
+    /// The sum of squares of the gradient.
+    SquaredGradientNorm,
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stream::Compute => formatter.pad("compute"),
+            Stream::Load => formatter.pad("load"),
+            Stream::Group(group) => formatter.pad(&format!("group {}", group.0)),
+            Stream::SendTo(stage) => formatter.pad(&format!("to stage {stage}")),
+            Stream::ReceiveFrom(stage) => formatter.pad(&format!("from stage {stage}")),
+        }
+    }
+}
