@@ -1,3 +1,4 @@
 //! The interpreter of Programs that trains.
 pub mod backend;
 pub mod data;
+pub mod transport;

@@ -1,16 +1,45 @@
-//! The compiler of Programs. (draft)
-#![allow(missing_docs)]
+//! The compiler from a model and a plan to a Program, and the types that both of its interpreters share.
+//!
+//! The nouns: a [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is recomputed. [`compile`] makes a
+//! [`Program`] of it: for each pipeline stage a list of [`Instruction`]s on [`Stream`]s, with explicit dependencies, and a memory plan
+//! that gives every [`Buffer`] its place in one arena. A [`Timeline`] says when each instruction ran, foretold or measured; a [`Profile`]
+//! holds what a calibration measured.
+//!
+//! All communication is the conversion of one [`Placement`] into another ([`conversion`]). What interprets a Program needs to know no layout:
+//! a special case for one outside this crate is a fault in this crate.
+//!
+//! ```
+//! use foretell_models::Model;
+//! use foretell_program::{Layout, Plan, compile};
+//! let model = Model::named("mlp")?;
+//! let layout = Layout { data: 2, micro_batch: 16, ..Layout::default() };
+//! let compiled = compile(&model, "mlp", &Plan::new(layout, 64))?;
+//! let stage = &compiled.training.stages[0];
+//! assert!(stage.instructions.iter().any(|instruction| instruction.operation.kind() == "all_reduce"));
+//! # Ok::<(), foretell_program::PlanError>(())
+//! ```
+
+mod compile;
+mod fusion;
+mod memory;
 mod mesh;
 mod placement;
 mod plan;
+mod print;
 mod profile;
 mod program;
 mod schedule;
+mod strategy;
 mod timeline;
-pub use mesh::*;
-pub use placement::*;
-pub use plan::*;
-pub use profile::*;
-pub use program::*;
-pub use schedule::*;
-pub use timeline::*;
+
+pub use compile::{Compiled, compile};
+pub use mesh::{Axis, Coordinates, Group, Mesh, Rank};
+pub use placement::{Conversion, Placement, Placements, conversion};
+pub use plan::{Layout, Mode, Optimizer, Plan, PlanError, Recompute, Stack, Training};
+pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Sample};
+pub use program::{
+    Buffer, BufferId, BufferRole, Collective, GroupId, Initial, Instruction, InstructionId, Metric, MetricKind, Operation, Phase,
+    Program, StageProgram, Stream, StreamId,
+};
+pub use schedule::{Schedule, StagePass, Task};
+pub use timeline::{Origin, RankTimeline, Span, Timeline};

@@ -209,6 +209,20 @@ pub enum PlanError {
 }
 
 impl Plan {
+    /// A plan with the usual defaults for all but the layout and the global batch.
+    pub fn new(layout: Layout, global_batch: usize) -> Self {
+        Self {
+            layout,
+            global_batch,
+            precision: default_precision(),
+            optimizer: Optimizer::default(),
+            training: Training::default(),
+            batch_norm_group: None,
+            stack: Stack::default(),
+            mode: Mode::default(),
+        }
+    }
+
     /// The step size.
     pub fn learning_rate(&self) -> f32 {
         self.training.learning_rate.unwrap_or(match self.optimizer {

@@ -6,9 +6,8 @@
 use crate::layout::{Link, LinkClass, LinkId};
 use foretell_units::{BytesPerSecond, Seconds};
 
-/// The latency from the NIC of one node to that of another under the same switch where the file says none: an InfiniBand write
-/// of a few bytes takes about 2 us, to which a collective library's proxy adds. The contract's example says 5 us, as the field's
-/// simulators commonly do.
+/// The latency from the NIC of one node to that of another under the same switch where the file says none: an estimate for RDMA
+/// networks with what a collective library adds, the same as in the contract's example. Ethernet with TCP takes ten times it.
 pub const DEFAULT_NETWORK_LATENCY: Seconds = Seconds::new(5e-6);
 
 /// What each further switch adds: an HDR InfiniBand switch hop (ml-engineering's network table, `link_specs.csv`: 0.6 us).
@@ -69,11 +68,8 @@ pub(crate) struct FabricLayout {
 impl FabricLayout {
     /// Numbers the fabric's links after those already in `links`, and adds them. `node_bandwidth` has each node's own.
     pub(crate) fn new(fabric: Fabric, node_bandwidth: &[BytesPerSecond], links: &mut Vec<Link>) -> Self {
-        let layout = FabricLayout {
-            fabric,
-            first_link: links.len(),
-            nodes_per_leaf: nodes_per_leaf(fabric, node_bandwidth.len()),
-        };
+        let layout =
+            FabricLayout { fabric, first_link: links.len(), nodes_per_leaf: nodes_per_leaf(fabric, node_bandwidth.len()) };
         if let Fabric::FatTree { oversubscription, .. } = fabric {
             for (leaf, nodes) in node_bandwidth.chunks(layout.nodes_per_leaf).enumerate() {
                 let bandwidth = nodes.iter().copied().sum::<BytesPerSecond>() / oversubscription;

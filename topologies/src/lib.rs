@@ -1,1 +1,45 @@
 //! Clusters: nodes, devices, links, switches and routes.
+//!
+//! The nouns: a [`Topology`] has [`NodeGroup`]s of nodes that are alike; a node has devices of one [`DeviceKind`], joined by a
+//! [`NodeLink`], and [`Nics`] into the [`Network`]. What data moves over are one-way [`Link`] resources, which flows share; a
+//! [`Route`] lists those between two devices.
+//!
+//! The flow: text → [`TopologySpec`] (the schema, every value with its place) → [`Topology`] (names found, units read, defaults
+//! taken and noted, everything numbered) → questions. `local` comes from [`discover`] instead. This crate knows neither models
+//! nor plans, and reads nothing but the text it is given.
+//!
+//! Rates are one way throughout. A node's `link` rate is what one device sends over all its lanes together: an A100, sold with
+//! "600 GB/s" of NVLink counting both directions, is `nvswitch-300GB/s`. A file that says more than the device's ports carry is
+//! obeyed, and [`Topology::notes`] says so.
+//!
+//! ```
+//! use foretell_topologies::{DeviceId, Topology};
+//! let cluster = Topology::library("dgx-a100-80g")?.with_nodes(4)?;
+//! assert_eq!(cluster.device_count(), 32);
+//!
+//! let route = cluster.route(DeviceId(0), DeviceId(8))?;
+//! let names: Vec<&str> = route.links.iter().map(|link| cluster.links()[link.0].name.as_str()).collect();
+//! assert_eq!(names, ["dgx-0/nic-0/egress", "dgx-1/nic-0/ingress"]);
+//! # Ok::<(), foretell_topologies::TopologyError>(())
+//! ```
+
+mod assemble;
+mod device;
+mod discovery;
+mod error;
+mod fabric;
+mod layout;
+mod library;
+mod node;
+mod spec;
+mod text;
+mod topology;
+
+pub use device::{Architecture, DeviceKind};
+pub use discovery::discover;
+pub use error::{Place, TopologyError, TopologyProblem};
+pub use fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
+pub use layout::{DeviceId, Link, LinkClass, LinkId, NodeId, Route};
+pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
+pub use spec::{TopologyReference, TopologySpec};
+pub use topology::{MAXIMUM_DEVICES, Topology};

@@ -37,9 +37,9 @@ impl NodeLinkKind {
 
     /// The time from one device of a node to another where the file says none.
     ///
-    /// NVSwitch: 936.25 ns, fitted for an HGX-H100 by astra-sim (`HGX-H100-validated.yml`). A mesh has no switch to cross; about
-    /// 700 ns was seen between V100s. PCIe peer-to-peer through a root complex takes about 1.5 us; handing a message over
-    /// through shared memory (write, fence, another core's cache miss) about 1 us. The last three are estimates: calibrate.
+    /// NVSwitch: 936.25 ns, fitted for an HGX-H100 by astra-sim (`HGX-H100-validated.yml`). The others are estimates for want of
+    /// a measurement, to be replaced by calibration: a mesh has no switch to cross, PCIe has a root complex, and a message
+    /// through shared memory costs a fence and a few cache misses of another core.
     pub const fn default_latency(self) -> Seconds {
         Seconds::new(match self {
             NodeLinkKind::NvSwitch => 936.25e-9,

@@ -44,9 +44,7 @@ pub(crate) struct Description {
 impl Topology {
     /// Reads a topology file. `file_name` is for messages, and names the topology where the file does not.
     pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
-        spec::read(text)
-            .and_then(|spec| spec.named_after(file_name).build())
-            .map_err(|error| error.in_file(file_name))
+        spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name))
     }
 
     /// The library's topology of that name. An unknown name is answered with those there are.
@@ -71,7 +69,10 @@ impl Topology {
                 let names = groups.iter().map(|group| format!("`{}`", group.name)).collect::<Vec<_>>().join(", ");
                 return Err(TopologyError::invalid(
                     None,
-                    format!("`{}` has several kinds of node ({names}), so a number of nodes does not say how many of each", description.name),
+                    format!(
+                        "`{}` has several kinds of node ({names}), so a number of nodes does not say how many of each",
+                        description.name
+                    ),
                     "set each `count` in the topology file",
                 ));
             }
@@ -181,11 +182,20 @@ impl Topology {
 
     /// Checks that every device can reach every other. Nodes of one group are alike, so a few pairs stand for all.
     pub fn validate(&self) -> Result<(), TopologyError> {
-        let ends: Vec<DeviceId> = self.layout.groups.iter().zip(&self.groups).flat_map(|(layout, group)| {
-            let first = layout.first_device;
-            // The first two devices of the first node, and the first of the second.
-            [0, 1, group.devices].into_iter().filter(|offset| *offset < group.count * group.devices).map(move |offset| DeviceId(first + offset))
-        }).collect();
+        let ends: Vec<DeviceId> = self
+            .layout
+            .groups
+            .iter()
+            .zip(&self.groups)
+            .flat_map(|(layout, group)| {
+                let first = layout.first_device;
+                // The first two devices of the first node, and the first of the second.
+                [0, 1, group.devices]
+                    .into_iter()
+                    .filter(|offset| *offset < group.count * group.devices)
+                    .map(move |offset| DeviceId(first + offset))
+            })
+            .collect();
         for &from in &ends {
             for &to in &ends {
                 self.route(from, to)?;

@@ -74,6 +74,10 @@ pub(crate) fn parse(text: &str, quantity: &'static str, units: &[Unit]) -> Resul
 fn same_magnitude(known: &str, written: &str) -> bool {
     let confusable =
         |unit: &str| matches!(unit.to_ascii_lowercase().as_str(), "gb/s" | "mb/s" | "kb/s" | "tb/s" | "gb" | "mb" | "kb");
+    // A milliwatt is no megawatt.
+    if known.eq_ignore_ascii_case("mw") {
+        return known == written;
+    }
     !confusable(known) || known.contains('B') == written.contains('B')
 }
 

@@ -360,9 +360,7 @@ rates!(Bytes / BytesPerSecond = Seconds, Flops / FlopsPerSecond = Seconds);
 fn shown(value: f64, units: &[Unit]) -> String {
     let (name, size) = units.iter().find(|unit| value.abs() >= unit.1 * 0.999_5).or(units.last()).copied().unwrap_or(("", 1.0));
     let scaled = value / size;
-    let digits = if size == 1.0 && scaled.fract() == 0.0 {
-        0
-    } else if scaled.abs() >= 99.95 {
+    let digits = if scaled.abs() >= 99.95 {
         0
     } else if scaled.abs() >= 9.995 {
         1

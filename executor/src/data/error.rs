@@ -43,14 +43,14 @@ pub enum DataError {
         /// What to do about it.
         hint: String,
     },
-    /// The global batch is zero, or larger than the training split.
+    /// The global batch is zero, or larger than the training split (or, in evaluation, than any sensible batch).
     #[error(
-        "a global batch of {global_batch} cannot be drawn from {samples} training samples; hint: use a global batch from 1 to {samples}, or larger data such as `synthetic`"
+        "a global batch of {global_batch} cannot be drawn from {samples} samples; hint: use a global batch from 1 to {samples}, or larger data such as `synthetic`"
     )]
     GlobalBatch {
         /// The global batch that was asked for.
         global_batch: usize,
-        /// The training samples that there are.
+        /// The samples that there are.
         samples: usize,
     },
     /// A step or an evaluation batch beyond the end of its epoch.

@@ -34,7 +34,7 @@ impl LabelledImages {
         let empty = LabelledImages { pixels: Vec::new(), labels: Vec::new(), ..self };
         let (mut training, mut evaluation) = (empty.clone(), empty);
         let mut seen = [0_usize; 256];
-        for (pixels, &label) in self.pixels.chunks_exact(self.channels * self.height * self.width).zip(&self.labels) {
+        for (pixels, &label) in self.pixels.chunks_exact(self.image_size()).zip(&self.labels) {
             let mut into = &mut training;
             if let Some(seen) = seen.get_mut(usize::from(label)) {
                 into = if seen.is_multiple_of(5) { &mut evaluation } else { into };
@@ -93,14 +93,10 @@ impl Fit {
         }
         let (channels, height, width) = (data.channels, data.height, data.width);
         let problem = format!("its images of {height}x{width} with {channels} channels cannot fill {features} features");
-        let side = height.max(width);
-        let hint = format!(
-            "give the model {} features, or those of a larger square such as {} ({}x{})",
-            channels * height * width,
-            channels * side * 2 * side * 2,
-            side * 2,
-            side * 2
-        );
+        // A file may hold one image as wide as the file is long.
+        let (own, side) = (channels * height * width, height.max(width).saturating_mul(2));
+        let square = side.saturating_mul(side).saturating_mul(channels);
+        let hint = format!("give the model {own} features, or those of a larger square such as {square} ({side}x{side})");
         Err(DataError::unsuitable(name, problem, hint))
     }
 }

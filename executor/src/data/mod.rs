@@ -16,6 +16,9 @@
 //! # Ok::<(), foretell_executor::data::DataError>(())
 //! ```
 
+// A test that unwraps an error should stop there.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 mod cifar;
 mod error;
 mod files;
@@ -122,9 +125,7 @@ impl Dataset {
                 Contents::Tokens(TokenData::new(&name, text.as_bytes().to_vec(), TokenWidth::Byte, wanted)?)
             }
             DataSource::Path(path) => match files::open_path(path)? {
-                Found::Images { training, evaluation } => {
-                    Contents::Images(ImageData::new(&name, training, evaluation, wanted)?)
-                }
+                Found::Images { training, evaluation } => Contents::Images(ImageData::new(&name, training, evaluation, wanted)?),
                 Found::Tokens { bytes, width } => Contents::Tokens(TokenData::new(&name, bytes, width, wanted)?),
             },
         };
@@ -132,7 +133,6 @@ impl Dataset {
     }
 
     /// Samples of a split; at least one.
-    #[expect(clippy::len_without_is_empty, reason = "no split is ever empty")]
     pub fn len(&self, split: Split) -> usize {
         match &self.contents {
             Contents::Images(images) => images.split(split).labels.len(),
@@ -242,13 +242,7 @@ impl Dataset {
     ///
     /// # Errors
     /// When the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
-    pub fn fill_tokens(
-        &self,
-        split: Split,
-        indices: &[usize],
-        tokens: &mut [i32],
-        labels: &mut [i32],
-    ) -> Result<(), DataError> {
+    pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         let sequence = self.sample_size();
         if !matches!(self.wanted, SampleShape::Tokens { .. }) {
             return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });

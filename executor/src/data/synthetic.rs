@@ -2,7 +2,7 @@
 //!
 //! An image or feature vector is a pattern of its class under noise; tokens are a walk through a small Markov chain. A sample is
 //! a function of the seed, the split and its index alone, and is made when asked for: nothing is stored that grows with the
-//! model. This must not know of batches.
+//! classes or the images. This must not know of batches.
 
 use super::order::{Purpose, below, stream};
 use super::{SampleShape, Split};
@@ -12,7 +12,7 @@ use rand_chacha::rand_core::Rng;
 const TRAINING_SAMPLES: usize = 65_536;
 /// Evaluation samples: few, since large models are evaluated on CPUs too.
 const EVALUATION_SAMPLES: usize = 1_024;
-/// A pattern is this many cells across, each blown up: fine noise averages out, also under strided convolutions.
+/// A pattern is this many cells across (a feature vector, the square of it), each blown up: fine noise averages out, also under strided convolutions.
 const CELLS: usize = 8;
 /// The parts of pattern and noise in a value: 0.6^2 + 0.8^2 = 1 keeps the variance one.
 const PATTERN: f32 = 0.6;
@@ -70,8 +70,8 @@ impl Synthetic {
         };
         let label = self.label(split, index);
         let mut class = stream(self.seed, Purpose::ClassPattern, label as u64);
-        let rows = if height == 1 { 1 } else { CELLS };
-        let columns = if height == 1 { CELLS * CELLS } else { CELLS };
+        let rows = height.min(CELLS);
+        let columns = if height == 1 { width.min(CELLS * CELLS) } else { width.min(CELLS) };
         let pattern: Vec<f32> = (0..rows * columns * channels).map(|_| unit_variance(class.next_u32())).collect();
         let mut noise = self.sample_stream(split, index);
         noise.next_u64();
@@ -175,7 +175,10 @@ mod tests {
         for index in 0..50 {
             data.fill_tokens(Split::Training, index, &mut inputs, &mut labels);
             assert_eq!(inputs[1..], labels[..255]);
-            inputs.iter().zip(labels).for_each(|(input, label)| *followers.entry(*input).or_default().entry(label).or_default() += 1);
+            inputs
+                .iter()
+                .zip(labels)
+                .for_each(|(input, label)| *followers.entry(*input).or_default().entry(label).or_default() += 1);
         }
         assert!(followers.len() > STATES / 2);
         assert!(followers.iter().all(|(token, after)| *token < STATES as i32 && after.len() <= SUCCESSORS));

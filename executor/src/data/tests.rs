@@ -92,9 +92,8 @@ fn any_layout_sees_the_same_bytes() {
 fn evaluation_takes_every_sample_once_and_ignores_padding() {
     let data = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
     assert_eq!((data.evaluation_batches(100), data.evaluation_batches(0)), (4, 0));
-    let labels: Vec<i32> = (0..4)
-        .flat_map(|batch| labels_of(&data, Split::Evaluation, &data.evaluation_indices(batch, 100).unwrap()))
-        .collect();
+    let labels: Vec<i32> =
+        (0..4).flat_map(|batch| labels_of(&data, Split::Evaluation, &data.evaluation_indices(batch, 100).unwrap())).collect();
     assert_eq!(labels.iter().filter(|&&label| label != IGNORED_LABEL).count(), 364);
     assert!(labels[364..].iter().all(|&label| label == IGNORED_LABEL));
     assert_eq!(images_of(&data, Split::Evaluation, &[PADDING]), vec![0.0; 64]);

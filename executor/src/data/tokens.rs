@@ -143,7 +143,7 @@ mod tests {
         let data = TokenData::new("d", vec![7; 100_000], TokenWidth::Byte, &wanted(4, 8)).unwrap();
         assert_eq!((data.stride, data.len(Split::Training), data.len(Split::Evaluation)), (4, 22_499, 2_499));
         let data = TokenData::new("d", vec![7; 100_000], TokenWidth::Byte, &wanted(512, 8)).unwrap();
-        assert_eq!((data.stride, data.len(Split::Training)), (21, 4261));
+        assert_eq!((data.stride, data.len(Split::Training)), (21, 4262));
     }
 
     #[test]
@@ -157,7 +157,9 @@ mod tests {
 
     #[test]
     fn unfitting_tokens_are_refused_with_their_mend() {
-        assert!(refused(&[0, 200], TokenWidth::Byte, wanted(1, 200)).contains("hint: give the model a vocabulary of at least 201"));
+        assert!(
+            refused(&[0, 200], TokenWidth::Byte, wanted(1, 200)).contains("hint: give the model a vocabulary of at least 201")
+        );
         assert!(refused(&[0, 255], TokenWidth::TwoBytes, wanted(1, 9)).contains("vocabulary of at least 65281"));
         assert!(refused(&[0; 3], TokenWidth::TwoBytes, wanted(1, 9)).contains("has 3 bytes, which are not whole 16-bit tokens"));
         let features = SampleShape::Features { width: 4, classes: 2 };

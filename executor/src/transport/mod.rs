@@ -26,6 +26,7 @@ mod tests;
 pub use channel::{Channel, Endpoint, Patience, ReceiveHalf, Receiving, SendHalf, Sending, Waiter, drive, exchange};
 pub use control::{Announcement, ControlClient, ControlServer, Event, PeerTable};
 pub use error::{Party, TransportError};
+pub use frame::{MOST_FRAME_BYTES, Message};
 pub use group::{Group, chunk_range};
 pub use key::RunKey;
 pub use message::{Incoming, Outgoing, WrongLength};

@@ -1,14 +1,51 @@
-//! The CPU backend.
+//! The CPU backend: single precision, one core, deterministic. Parallelism is one process a core, so nothing here starts a thread.
+//! This file checks a call and hands it to its kernel; a file below knows one family of kernels and nothing of the others.
+
+mod attention;
+mod batch_norm;
+mod convolution;
+mod cross_entropy;
+mod direct;
+mod elementwise;
+mod layer_norm;
+mod matmul;
+mod memory;
+mod micro_kernel;
+mod movement;
+mod optimizers;
+mod pooling;
+mod product;
+mod sums;
+mod vector;
+
+use foretell_models::Kernel;
+
 use super::{Backend, BackendError, KernelCall, operands};
 
-/// Runs kernels in single precision on one core.
-#[derive(Debug, Default)]
-pub struct CpuBackend {}
+/// Runs kernels in single precision on one core. Owns only scratch memory, which grows to the largest kernel's need.
+#[derive(Debug)]
+pub struct CpuBackend {
+    scratch: memory::Scratch,
+    micro_kernel: Option<micro_kernel::MicroKernel>,
+}
 
 impl CpuBackend {
     /// A backend without scratch memory yet.
     pub fn new() -> Self {
-        Self::default()
+        CpuBackend { scratch: memory::Scratch::default(), micro_kernel: micro_kernel::MicroKernel::detect() }
+    }
+
+    /// Backends for every way that this machine's kernels can take, for tests.
+    #[cfg(test)]
+    pub(super) fn variants() -> Vec<Self> {
+        let kernels = micro_kernel::MicroKernel::all().into_iter().map(Some).chain([None]);
+        kernels.map(|micro_kernel| CpuBackend { scratch: memory::Scratch::default(), micro_kernel }).collect()
+    }
+}
+
+impl Default for CpuBackend {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -18,6 +55,73 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError> {
-        operands::check(call)
+        operands::check(call)?;
+        let (scratch, micro_kernel) = (&mut self.scratch, self.micro_kernel.as_ref());
+        // SAFETY: counts, sizes and alignment are checked; that the memory is valid and apart is this function's own contract.
+        unsafe {
+            match *call.kernel {
+                Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
+                    matmul::forward(call, matmul::Sizes { rows, columns, contracted, weight }, bias, relu);
+                }
+                Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
+                    matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
+                }
+                Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
+                    matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
+                }
+                Kernel::BiasAdd { .. } => matmul::bias_add(call),
+                Kernel::BiasGradient { columns, .. } => {
+                    let [partial] = scratch.pieces([columns]);
+                    matmul::bias_gradient(call, partial);
+                }
+                Kernel::Relu { .. } => elementwise::relu(call),
+                Kernel::ReluGradient { .. } => elementwise::relu_gradient(call),
+                Kernel::Gelu { .. } => elementwise::gelu(call),
+                Kernel::GeluGradient { .. } => elementwise::gelu_gradient(call),
+                Kernel::Add { .. } => elementwise::add(call),
+                Kernel::SumOfSquares { .. } => elementwise::sum_of_squares(call),
+                Kernel::Convolution(ref window) => convolution::forward(call, window, micro_kernel, scratch),
+                Kernel::ConvolutionInputGradient(ref window) => {
+                    convolution::input_gradient(call, window, micro_kernel, scratch);
+                }
+                Kernel::ConvolutionWeightGradient(ref window) => convolution::weight_gradient(call, window, scratch),
+                Kernel::BatchNorm { groups, positions, channels } => {
+                    batch_norm::forward(call, groups, positions, channels, scratch);
+                }
+                Kernel::BatchNormInputGradient { groups, positions, channels } => {
+                    batch_norm::input_gradient(call, groups, positions, channels, scratch);
+                }
+                Kernel::BatchNormWeightGradient { channels, .. } => batch_norm::weight_gradient(call, channels),
+                Kernel::BatchNormInference { channels, .. } => batch_norm::inference(call, channels, scratch),
+                Kernel::RunningStatistics { contributions, .. } => batch_norm::running_statistics(call, contributions),
+                Kernel::MaxPool(ref window) => pooling::maximum(call, window),
+                Kernel::MaxPoolGradient(_) => pooling::maximum_gradient(call)?,
+                Kernel::GlobalAveragePool { positions, channels, .. } => pooling::average(call, positions, channels),
+                Kernel::GlobalAveragePoolGradient { positions, channels, .. } => {
+                    pooling::average_gradient(call, positions, channels);
+                }
+                Kernel::LayerNorm { .. } => layer_norm::forward(call),
+                Kernel::LayerNormInputGradient { .. } => layer_norm::input_gradient(call),
+                Kernel::LayerNormWeightGradient { .. } => layer_norm::weight_gradient(call, scratch),
+                Kernel::Embedding { vocabulary, hidden, .. } => movement::embedding(call, vocabulary, hidden)?,
+                Kernel::EmbeddingWeightGradient { vocabulary, hidden, .. } => {
+                    movement::embedding_gradient(call, vocabulary, hidden)?;
+                }
+                Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
+                    attention::forward(call, attention::Sizes { batch, sequence, heads, head_dimension, causal }, scratch);
+                }
+                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
+                    attention::gradient(call, attention::Sizes { batch, sequence, heads, head_dimension, causal }, scratch);
+                }
+                Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
+                Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,
+                Kernel::Sgd { momentum, nesterov, .. } => optimizers::sgd(call, momentum, nesterov),
+                Kernel::AdamW { .. } => optimizers::adamw(call),
+                Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
+                Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
+                Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
+            }
+        }
+        Ok(())
     }
 }

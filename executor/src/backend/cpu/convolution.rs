@@ -1,0 +1,208 @@
+//! Convolutions, channels last: directly where there is a micro-kernel for it, otherwise as matrix products over tiles of patches
+//! (im2col). A patch's rows are contiguous in a channels-last image, so that a tile is filled by copies of `size * channels` numbers.
+
+use foretell_models::Window;
+
+use super::direct;
+use super::memory::{Scratch, floats, floats_mut};
+use super::micro_kernel::MicroKernel;
+use super::product::{Destination, View, ViewMut, multiply};
+use super::vector::multiversion;
+use crate::backend::KernelCall;
+
+/// Elements of a tile of patches: 1 MiB, half of a server core's second-level cache.
+const TILE_ELEMENTS: usize = 1 << 17;
+
+/// Numbers of a patch: what a convolution sums over.
+fn patch(window: &Window) -> usize {
+    window.size * window.size * window.in_channels
+}
+
+/// Output positions of all images.
+fn positions(window: &Window) -> usize {
+    window.batch * window.out_height() * window.out_width()
+}
+
+/// Positions of a tile, in tiles of nearly one size.
+fn tile(window: &Window) -> usize {
+    let most = (TILE_ELEMENTS / patch(window).max(1)).max(64);
+    let positions = positions(window);
+    positions.div_ceil(positions.div_ceil(most).max(1)).max(1)
+}
+
+/// Whether the patches are the image's pixels themselves.
+fn is_pixelwise(window: &Window) -> bool {
+    window.size == 1 && window.stride == 1 && window.padding == 0
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn forward(call: &KernelCall<'_>, window: &Window, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, w, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    match kernel {
+        Some(kernel) => direct::correlate(x, w, y, window, kernel, scratch),
+        None => correlate(x, w, y, window, scratch),
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, window: &Window, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, w, dx) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    if let Some(kernel) = kernel
+        && window.stride == 1
+        && window.padding < window.size
+    {
+        direct::input_gradient(dy, w, dx, window, kernel, scratch);
+        return;
+    }
+    let (patch, out) = (patch(window), window.out_channels);
+    if is_pixelwise(window) {
+        // SAFETY: the views are the slices'.
+        unsafe {
+            let destination = ViewMut::rows(dx.as_mut_ptr(), patch);
+            let (left, right) = (View::rows(dy.as_ptr(), out), View::rows(w.as_ptr(), patch));
+            multiply([positions(window), patch, out], destination, left, right, Destination::Overwrite);
+        }
+        return;
+    }
+    dx.fill(0.0);
+    let tile = tile(window);
+    let [patches] = scratch.pieces([tile * patch]);
+    for first in (0..positions(window)).step_by(tile) {
+        let count = tile.min(positions(window) - first);
+        // SAFETY: the views lie in the slices and in the scratch.
+        unsafe {
+            let destination = ViewMut::rows(patches.as_mut_ptr(), patch);
+            let (left, right) = (View::rows(dy[first * out..].as_ptr(), out), View::rows(w.as_ptr(), patch));
+            multiply([count, patch, out], destination, left, right, Destination::Overwrite);
+        }
+        scatter_patches(&patches[..count * patch], dx, first, window);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, window: &Window, scratch: &mut Scratch) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, x, dw) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    let (patch, out) = (patch(window), window.out_channels);
+    let tile = if is_pixelwise(window) { positions(window).max(1) } else { tile(window) };
+    let [patches] = scratch.pieces([if is_pixelwise(window) { 0 } else { tile * patch }]);
+    let mut mode = Destination::accumulating(call.accumulate);
+    if positions(window) == 0 && mode == Destination::Overwrite {
+        dw.fill(0.0);
+    }
+    for first in (0..positions(window)).step_by(tile) {
+        let count = tile.min(positions(window) - first);
+        let right = if is_pixelwise(window) {
+            View::rows(x.as_ptr(), patch)
+        } else {
+            gather_patches(&mut patches[..count * patch], x, first, window);
+            View::rows(patches.as_ptr(), patch)
+        };
+        // SAFETY: the views lie in the slices and in the scratch.
+        unsafe {
+            let left = View::rows(dy[first * out..].as_ptr(), out).transposed();
+            multiply([out, patch, count], ViewMut::rows(dw.as_mut_ptr(), patch), left, right, mode);
+        }
+        mode = Destination::Add;
+    }
+}
+
+/// The convolution itself.
+fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, scratch: &mut Scratch) {
+    let (patch, out) = (patch(window), window.out_channels);
+    let tile = if is_pixelwise(window) { positions(window).max(1) } else { tile(window) };
+    let [patches] = scratch.pieces([if is_pixelwise(window) { 0 } else { tile * patch }]);
+    for first in (0..positions(window)).step_by(tile) {
+        let count = tile.min(positions(window) - first);
+        let left = if is_pixelwise(window) {
+            View::rows(x.as_ptr(), patch)
+        } else {
+            gather_patches(&mut patches[..count * patch], x, first, window);
+            View::rows(patches.as_ptr(), patch)
+        };
+        // SAFETY: the views lie in the slices and in the scratch.
+        unsafe {
+            let destination = ViewMut::rows(y[first * out..].as_mut_ptr(), out);
+            let right = View::rows(w.as_ptr(), patch).transposed();
+            multiply([count, out, patch], destination, left, right, Destination::Overwrite);
+        }
+    }
+}
+
+/// A stretch of one row of a window that lies in the image: where in the patch, where in the image, how long.
+struct Stretch {
+    patch: usize,
+    image: usize,
+    length: usize,
+}
+
+/// The part of the `row`-th row of the window at `position` that lies in the image, if any.
+#[inline(always)]
+fn stretch(position: usize, row: usize, window: &Window) -> Option<Stretch> {
+    let (out_height, out_width) = (window.out_height(), window.out_width());
+    let (column, line, image) = (position % out_width, position / out_width % out_height, position / out_width / out_height);
+    let input_row = (line * window.stride + row).checked_sub(window.padding).filter(|&row| row < window.height)?;
+    let start = column * window.stride;
+    let first = start.max(window.padding);
+    let last = (start + window.size).min(window.width + window.padding);
+    (first < last).then(|| Stretch {
+        patch: (row * window.size + first - start) * window.in_channels,
+        image: ((image * window.height + input_row) * window.width + first - window.padding) * window.in_channels,
+        length: (last - first) * window.in_channels,
+    })
+}
+
+multiversion! {
+    /// Fills `patches` with the windows of the positions from `first` on; zeros outside of the image.
+    fn gather_patches(patches: &mut [f32], x: &[f32], first: usize, window: &Window) {
+        let patch = patch(window);
+        let line = window.size * window.in_channels;
+        for (position, patch) in patches.chunks_exact_mut(patch.max(1)).enumerate() {
+            for row in 0..window.size {
+                let target = &mut patch[row * line..][..line];
+                match stretch(first + position, row, window) {
+                    None => target.fill(0.0),
+                    Some(Stretch { patch, image, length }) => {
+                        let start = patch - row * line;
+                        target[..start].fill(0.0);
+                        copy(&mut target[start..][..length], &x[image..][..length]);
+                        target[start + length..].fill(0.0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds patches to the pixels that they came from.
+    fn scatter_patches(patches: &[f32], dx: &mut [f32], first: usize, window: &Window) {
+        for (position, values) in patches.chunks_exact(patch(window).max(1)).enumerate() {
+            for row in 0..window.size {
+                if let Some(Stretch { patch, image, length }) = stretch(first + position, row, window) {
+                    for (dx, &value) in dx[image..][..length].iter_mut().zip(&values[patch..][..length]) {
+                        *dx += value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A copy without a call: most are of some tens or hundreds of numbers.
+#[inline(always)]
+fn copy(target: &mut [f32], source: &[f32]) {
+    if source.len() >= 64 {
+        target.copy_from_slice(source);
+    } else {
+        for (target, &source) in target.iter_mut().zip(source) {
+            *target = source;
+        }
+    }
+}

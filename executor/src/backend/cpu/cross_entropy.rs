@@ -1,0 +1,95 @@
+//! Softmax cross-entropy over rows of logits. A row is read from memory once: the second pass over it (the sum of exponentials after
+//! the maximum) finds it in the cache.
+
+use super::memory::{check_indices, floats, floats_mut, integers, same};
+use super::vector::{LANES, exponential, maximum, multiversion, sum_lanes};
+use crate::backend::{BackendError, KernelCall};
+
+/// The label of a row that does not count: no loss, no gradient, a log-sum-exp of zero.
+const IGNORED: i32 = -1;
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (logits, labels) = unsafe { (floats(&call.reads[0]), integers(&call.reads[1])) };
+    // SAFETY: as above.
+    let (loss, correct, log_sums) =
+        unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[1]), floats_mut(&call.writes[2])) };
+    check_indices(call.kernel.name(), labels, classes, Some(IGNORED))?;
+    let (mut losses, mut hits) = (0.0_f64, 0_usize);
+    for ((row, &label), log_sum) in logits.chunks_exact(classes).zip(labels).zip(log_sums) {
+        if label == IGNORED {
+            *log_sum = 0.0;
+            continue;
+        }
+        let (largest, sum) = largest_and_sum(row);
+        *log_sum = largest + sum.ln();
+        let label = label as usize;
+        losses += f64::from(*log_sum - row[label]);
+        // Of equal logits the first is the prediction, as `argmax` has it: equal logits everywhere are no success.
+        hits += usize::from(row[label] == largest && row[..label].iter().all(|&logit| logit < largest));
+    }
+    let (earlier_loss, earlier_correct) = if call.accumulate { (loss[0], correct[0]) } else { (0.0, 0.0) };
+    loss[0] = (f64::from(earlier_loss) + losses) as f32;
+    correct[0] = earlier_correct + hits as f32;
+    Ok(())
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid; dlogits may be the logits.
+pub(super) unsafe fn gradient(call: &KernelCall<'_>, classes: usize, normalizer: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
+    let (labels, log_sums, dlogits) =
+        unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), floats_mut(&call.writes[0])) };
+    check_indices(call.kernel.name(), labels, classes, Some(IGNORED))?;
+    let factor = 1.0 / normalizer as f32;
+    // SAFETY: as above.
+    let logits = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
+    let classes = classes.max(1);
+    for (index, (row, (&label, &log_sum))) in dlogits.chunks_exact_mut(classes).zip(labels.iter().zip(log_sums)).enumerate() {
+        if label == IGNORED {
+            row.fill(0.0);
+            continue;
+        }
+        match logits {
+            None => probabilities_in_place(row, log_sum, factor),
+            Some(logits) => probabilities(row, &logits[index * classes..][..classes], log_sum, factor),
+        }
+        row[label as usize] -= factor;
+    }
+    Ok(())
+}
+
+multiversion! {
+    /// The largest logit, and the sum of exponentials relative to it.
+    fn largest_and_sum(row: &[f32]) -> (f32, f32) {
+        let largest = maximum(row);
+        let mut lanes = [0.0; LANES];
+        let chunks = row.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for lane in 0..LANES {
+                lanes[lane] += exponential::<FUSED>(chunk[lane] - largest);
+            }
+        }
+        for (lane, &logit) in lanes.iter_mut().zip(rest) {
+            *lane += exponential::<FUSED>(logit - largest);
+        }
+        (largest, sum_lanes(lanes))
+    }
+
+    fn probabilities(row: &mut [f32], logits: &[f32], log_sum: f32, factor: f32) {
+        for (gradient, &logit) in row.iter_mut().zip(logits) {
+            *gradient = factor * exponential::<FUSED>(logit - log_sum);
+        }
+    }
+
+    fn probabilities_in_place(row: &mut [f32], log_sum: f32, factor: f32) {
+        for logit in row {
+            *logit = factor * exponential::<FUSED>(*logit - log_sum);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Direct convolution, channels last: the windows' rows are read where they lie in the image (copied once with its border of zeros, when
+//! there is one), instead of being gathered into patches nine times the image's size.
+
+use foretell_models::Window;
+
+use super::memory::Scratch;
+use super::micro_kernel::{MOST_ROWS, MicroKernel, Taps};
+use super::vector::multiversion;
+
+/// Numbers summed over in one call of the micro-kernel: their panel of weights, 32 KiB, stays in the first-level cache while it goes over all
+/// positions of a band.
+const CHUNK: usize = 256;
+
+/// Elements of the images of a band, 640 KiB: they stay in the second-level cache while the panels go over them.
+const BAND_ELEMENTS: usize = 160 << 10;
+
+/// Elements of weights packed for `window`.
+fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
+    window.size * window.size * window.in_channels * window.out_channels.next_multiple_of(kernel.panel_width)
+}
+
+/// `y = x * w`, with w `[out, size, size, in]`.
+pub(super) fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, kernel: &MicroKernel, scratch: &mut Scratch) {
+    let band = Band::of(window);
+    let [packed, padded] = scratch.pieces([packed_elements(window, kernel), band.copied_elements(window)]);
+    pack_transposed(packed, w, window.out_channels, kernel.panel_width);
+    run(x, packed, y, window, &band, padded, kernel);
+}
+
+/// The gradient of the input of a convolution of stride one whose padding is smaller than its window: the convolution of dy with the
+/// weights turned by half a circle.
+pub(super) fn input_gradient(dy: &[f32], w: &[f32], dx: &mut [f32], window: &Window, kernel: &MicroKernel, scratch: &mut Scratch) {
+    let turned = Window {
+        batch: window.batch,
+        height: window.out_height(),
+        width: window.out_width(),
+        in_channels: window.out_channels,
+        out_channels: window.in_channels,
+        size: window.size,
+        stride: 1,
+        padding: window.size - 1 - window.padding,
+    };
+    let band = Band::of(&turned);
+    let [packed, padded] = scratch.pieces([packed_elements(&turned, kernel), band.copied_elements(&turned)]);
+    pack_turned(packed, w, window, kernel.panel_width);
+    run(dy, packed, dx, &turned, &band, padded, kernel);
+}
+
+/// The part of the work whose input stays in the cache: some whole images, or some output rows of one.
+#[derive(Clone, Copy, Debug)]
+struct Band {
+    images: usize,
+    out_rows: usize,
+}
+
+impl Band {
+    fn of(window: &Window) -> Self {
+        let line = (window.width + 2 * window.padding) * window.in_channels;
+        let lines = (window.out_height() - 1) * window.stride + window.size;
+        if lines * line <= BAND_ELEMENTS {
+            let most = BAND_ELEMENTS / (lines * line).max(1);
+            let images = window.batch.div_ceil(window.batch.div_ceil(most).max(1));
+            return Band { images, out_rows: window.out_height() };
+        }
+        let most = ((BAND_ELEMENTS / line).saturating_sub(window.size) / window.stride + 1).min(window.out_height());
+        Band { images: 1, out_rows: window.out_height().div_ceil(window.out_height().div_ceil(most)) }
+    }
+
+    /// Rows of the image, with its border, that so many output rows read.
+    fn lines(out_rows: usize, window: &Window) -> usize {
+        (out_rows - 1) * window.stride + window.size
+    }
+
+    /// Elements of the copy with a border of zeros, if one is made.
+    fn copied_elements(&self, window: &Window) -> usize {
+        if window.padding == 0 {
+            return 0;
+        }
+        self.images * Band::lines(self.out_rows, window) * (window.width + 2 * window.padding) * window.in_channels
+    }
+}
+
+/// Images that the micro-kernel reads: their first element, and the elements from a row, and an image, to the next.
+#[derive(Clone, Copy)]
+struct Source {
+    pointer: *const f32,
+    line: usize,
+    image: usize,
+}
+
+/// Where a band's output goes, and its extents.
+#[derive(Clone, Copy)]
+struct Target {
+    pointer: *mut f32,
+    images: usize,
+    out_rows: usize,
+}
+
+fn run(x: &[f32], packed: &[f32], y: &mut [f32], window: &Window, band: &Band, padded: &mut [f32], kernel: &MicroKernel) {
+    let (out_height, out_width) = (window.out_height(), window.out_width());
+    let channels = window.in_channels;
+    if window.weight_elements() == 0 {
+        y.fill(0.0);
+        return;
+    }
+    for first_image in (0..window.batch).step_by(band.images.max(1)) {
+        let images = band.images.min(window.batch - first_image);
+        for first_row in (0..out_height).step_by(band.out_rows) {
+            let out_rows = band.out_rows.min(out_height - first_row);
+            let first_line = first_row * window.stride;
+            let source = if window.padding == 0 {
+                let line = window.width * channels;
+                let start = (first_image * window.height + first_line) * line;
+                Source { pointer: x[start..].as_ptr(), line, image: window.height * line }
+            } else {
+                let line = (window.width + 2 * window.padding) * channels;
+                let lines = Band::lines(out_rows, window);
+                for (image, padded) in (first_image..).zip(padded.chunks_exact_mut(lines * line).take(images)) {
+                    pad(padded, &x[image * window.height * window.width * channels..], first_line, window);
+                }
+                Source { pointer: padded.as_ptr(), line, image: lines * line }
+            };
+            let start = (first_image * out_height + first_row) * out_width * window.out_channels;
+            let target = Target { pointer: y[start..].as_mut_ptr(), images, out_rows };
+            // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the target is what of y they make.
+            unsafe { run_band(source, packed, target, window, kernel) };
+        }
+    }
+}
+
+/// # Safety
+///
+/// The source holds the windows of the target's positions, and the target's elements are there and used by nobody else.
+unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
+    let contracted = window.size * window.size * window.in_channels;
+    let line = window.size * window.in_channels;
+    // A chunk is some rows of the window or, when one is longer than a chunk, a part of a row.
+    let rows = (CHUNK / line).clamp(1, window.size);
+    let length = if line <= CHUNK { line } else { line.div_ceil(line.div_ceil(CHUNK)) };
+    for first_row in (0..window.size).step_by(rows) {
+        for start in (0..line).step_by(length) {
+            let segments = rows.min(window.size - first_row);
+            let taps = Taps { segments, pitch: source.line, length: length.min(line - start) };
+            let first = first_row * line + start;
+            for (index, panel) in packed.chunks_exact(contracted * kernel.panel_width).enumerate() {
+                let column = index * kernel.panel_width;
+                let columns = kernel.panel_width.min(window.out_channels - column);
+                // SAFETY: the offsets stay in the window and in the output's channels.
+                unsafe {
+                    let source = Source { pointer: source.pointer.add(first_row * source.line + start), ..source };
+                    let target = Target { pointer: target.pointer.add(column), ..target };
+                    let panel = panel[first * kernel.panel_width..].as_ptr();
+                    run_panel(source, &taps, panel, target, columns, first > 0, window, kernel);
+                }
+            }
+        }
+    }
+}
+
+/// One panel over all positions of a band.
+///
+/// # Safety
+///
+/// As [`run_band`], with the pointers moved to the first tap and the first column.
+#[allow(clippy::too_many_arguments)]
+unsafe fn run_panel(
+    source: Source,
+    taps: &Taps,
+    panel: *const f32,
+    target: Target,
+    columns: usize,
+    add: bool,
+    window: &Window,
+    kernel: &MicroKernel,
+) {
+    let out_width = window.out_width();
+    let step = window.stride * window.in_channels;
+    let mut rows = [std::ptr::null(); MOST_ROWS];
+    let mut destinations = [std::ptr::null_mut(); MOST_ROWS];
+    let (mut count, mut position) = (0, 0);
+    let positions = target.images * target.out_rows * out_width;
+    for image in 0..target.images {
+        for out_row in 0..target.out_rows {
+            let line = image * source.image + out_row * window.stride * source.line;
+            for column in 0..out_width {
+                // SAFETY: the position is one of the band's.
+                unsafe {
+                    rows[count] = source.pointer.add(line + column * step);
+                    destinations[count] = target.pointer.add(position * window.out_channels);
+                }
+                count += 1;
+                position += 1;
+                if count == kernel.most_rows() || position == positions {
+                    // SAFETY: the positions' windows are in the source, and they are all different in the target.
+                    unsafe { kernel.tile(taps, &rows[..count], panel, &destinations[..count], columns, add) };
+                    count = 0;
+                }
+            }
+        }
+    }
+}
+
+/// Copies rows of an image with its border, from the bordered image's `first_line` on.
+fn pad(padded: &mut [f32], image: &[f32], first_line: usize, window: &Window) {
+    let border = window.padding * window.in_channels;
+    let length = window.width * window.in_channels;
+    for (line, padded) in padded.chunks_exact_mut(length + 2 * border).enumerate() {
+        match (first_line + line).checked_sub(window.padding).filter(|&row| row < window.height) {
+            None => padded.fill(0.0),
+            Some(row) => {
+                padded[..border].fill(0.0);
+                padded[border..border + length].copy_from_slice(&image[row * length..][..length]);
+                padded[border + length..].fill(0.0);
+            }
+        }
+    }
+}
+
+/// Packs weights `[out, contracted]` into panels `[contracted, width]` of outputs, zeros beyond the last.
+fn pack_transposed(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
+    let contracted = w.len() / out.max(1);
+    if contracted == 0 {
+        return;
+    }
+    for (panel, w) in packed.chunks_exact_mut(contracted * width).zip(w.chunks(contracted * width)) {
+        if w.len() < panel.len() {
+            panel.fill(0.0);
+        }
+        transpose(panel, w, contracted, width);
+    }
+}
+
+multiversion! {
+    /// `panel[k][row] = w[row][k]`, sixteen k at a time: the lines that are written stay in the cache until they are full.
+    fn transpose(panel: &mut [f32], w: &[f32], contracted: usize, width: usize) {
+        for first in (0..contracted).step_by(16) {
+            let last = (first + 16).min(contracted);
+            for (row, w) in w.chunks_exact(contracted).enumerate() {
+                for (k, &value) in (first..last).zip(&w[first..last]) {
+                    panel[k * width + row] = value;
+                }
+            }
+        }
+    }
+}
+
+/// Packs weights `[out, size, size, in]` as those of the turned convolution, `[in, size, size, out]` with the window turned by half a
+/// circle, into panels `[size, size, out, width]` of inputs.
+fn pack_turned(packed: &mut [f32], w: &[f32], window: &Window, width: usize) {
+    let Window { in_channels, out_channels, size, .. } = *window;
+    let taps = size * size;
+    if taps * out_channels == 0 {
+        return;
+    }
+    for (index, panel) in packed.chunks_exact_mut(taps * out_channels * width).enumerate() {
+        let first = index * width;
+        let count = width.min(in_channels - first);
+        for (k, target) in panel.chunks_exact_mut(width).enumerate() {
+            let (tap, out) = (k / out_channels, k % out_channels);
+            let source = (out * taps + taps - 1 - tap) * in_channels + first;
+            target[..count].copy_from_slice(&w[source..][..count]);
+            target[count..].fill(0.0);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Kernels that treat every element alone. Each has a loop for when it writes over what it reads: two slices of the same memory
+//! may not exist at once.
+
+use super::memory::{floats, floats_mut, same};
+use super::vector::{exponential, multiply_add, multiversion};
+use crate::backend::KernelCall;
+
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn relu(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    unsafe {
+        let y = floats_mut(&call.writes[0]);
+        if same(&call.reads[0], &call.writes[0]) { relu_in_place(y) } else { relu_to(y, floats(&call.reads[0])) }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid; dx may be dy.
+pub(super) unsafe fn relu_gradient(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid; when dx is dy only dx's slice is made.
+    unsafe {
+        let (y, dx) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
+        if same(&call.reads[0], &call.writes[0]) {
+            relu_gradient_in_place(dx, y);
+        } else {
+            relu_gradient_to(dx, floats(&call.reads[0]), y);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn gelu(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    unsafe { gelu_to(floats_mut(&call.writes[0]), floats(&call.reads[0])) }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid; dx may be dy.
+pub(super) unsafe fn gelu_gradient(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid; when dx is dy only dx's slice is made.
+    unsafe {
+        let (x, dx) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
+        if same(&call.reads[0], &call.writes[0]) {
+            gelu_gradient_in_place(dx, x);
+        } else {
+            gelu_gradient_to(dx, floats(&call.reads[0]), x);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be a.
+pub(super) unsafe fn add(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid; when y is a only y's slice is made.
+    unsafe {
+        let (b, y) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
+        if same(&call.reads[0], &call.writes[0]) { add_in_place(y, b) } else { add_to(y, floats(&call.reads[0]), b) }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn sum_of_squares(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, sum) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    // A billion squares would lose digits in one chain of single precision: blocks are added up in double.
+    sum[0] = x.chunks(1 << 14).map(|block| f64::from(squares(block))).sum::<f64>() as f32;
+}
+
+/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which is `½ (1 + tanh(·))` of half of that: GELU is x times it.
+#[inline(always)]
+fn gelu_gate<const FUSED: bool>(x: f32) -> f32 {
+    const TWICE_ROOT: f32 = 1.595_769_1;
+    let argument = TWICE_ROOT * x * multiply_add::<FUSED>(0.044_715 * x, x, 1.0);
+    1.0 / (1.0 + exponential::<FUSED>(-argument))
+}
+
+#[inline(always)]
+fn gelu_slope<const FUSED: bool>(x: f32) -> f32 {
+    const TWICE_ROOT: f32 = 1.595_769_1;
+    let gate = gelu_gate::<FUSED>(x);
+    let argument_slope = TWICE_ROOT * multiply_add::<FUSED>(3.0 * 0.044_715 * x, x, 1.0);
+    multiply_add::<FUSED>(x * gate * (1.0 - gate), argument_slope, gate)
+}
+
+multiversion! {
+    pub(super) fn relu_in_place(y: &mut [f32]) {
+        for y in y {
+            *y = if *y > 0.0 { *y } else { 0.0 };
+        }
+    }
+
+    fn relu_to(y: &mut [f32], x: &[f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = if x > 0.0 { x } else { 0.0 };
+        }
+    }
+
+    fn relu_gradient_in_place(dx: &mut [f32], y: &[f32]) {
+        for (dx, &y) in dx.iter_mut().zip(y) {
+            *dx = if y > 0.0 { *dx } else { 0.0 };
+        }
+    }
+
+    fn relu_gradient_to(dx: &mut [f32], dy: &[f32], y: &[f32]) {
+        for ((dx, &dy), &y) in dx.iter_mut().zip(dy).zip(y) {
+            *dx = if y > 0.0 { dy } else { 0.0 };
+        }
+    }
+
+    fn gelu_to(y: &mut [f32], x: &[f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = x * gelu_gate::<FUSED>(x);
+        }
+    }
+
+    fn gelu_gradient_in_place(dx: &mut [f32], x: &[f32]) {
+        for (dx, &x) in dx.iter_mut().zip(x) {
+            *dx *= gelu_slope::<FUSED>(x);
+        }
+    }
+
+    fn gelu_gradient_to(dx: &mut [f32], dy: &[f32], x: &[f32]) {
+        for ((dx, &dy), &x) in dx.iter_mut().zip(dy).zip(x) {
+            *dx = dy * gelu_slope::<FUSED>(x);
+        }
+    }
+
+    fn add_in_place(y: &mut [f32], b: &[f32]) {
+        for (y, &b) in y.iter_mut().zip(b) {
+            *y += b;
+        }
+    }
+
+    fn add_to(y: &mut [f32], a: &[f32], b: &[f32]) {
+        for ((y, &a), &b) in y.iter_mut().zip(a).zip(b) {
+            *y = a + b;
+        }
+    }
+
+    fn squares(x: &[f32]) -> f32 {
+        super::vector::reduce(x, |x| x * x)
+    }
+}

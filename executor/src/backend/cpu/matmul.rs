@@ -1,0 +1,144 @@
+//! Products with a weight matrix and what is fused with them, and bias as a kernel of its own.
+
+use foretell_models::WeightLayout;
+
+use super::memory::{floats, floats_mut, same};
+use super::product::{Destination, View, ViewMut, multiply};
+use super::sums::column_sums;
+use super::vector::multiversion;
+use crate::backend::KernelCall;
+
+/// The extents of [`Kernel::Matmul`](foretell_models::Kernel::Matmul) and its gradients.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) contracted: usize,
+    pub(super) weight: WeightLayout,
+}
+
+/// Elements of a block of y that get their bias while they are in the second-level cache: 1 MiB of the 1-2 MiB that a server core has.
+/// Smaller blocks lose more by packing the weights once a block than they gain.
+const EPILOGUE_BLOCK: usize = 1 << 18;
+
+impl Sizes {
+    /// The weight as `[contracted, columns]`.
+    fn weight(&self, pointer: *const f32) -> View {
+        match self.weight {
+            WeightLayout::InOut => View::rows(pointer, self.columns),
+            WeightLayout::OutIn => View::rows(pointer, self.contracted).transposed(),
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, bias: bool, relu: bool) {
+    let Sizes { rows, columns, contracted, .. } = sizes;
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, w, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    let block = if bias || relu { (EPILOGUE_BLOCK / columns.max(1)).max(64) } else { rows.max(1) };
+    // Blocks of nearly one size: a short last one would pack the weights for little.
+    let block = rows.div_ceil(rows.div_ceil(block).max(1)).max(1);
+    for first in (0..rows).step_by(block) {
+        let count = block.min(rows - first);
+        let y = &mut y[first * columns..(first + count) * columns];
+        // SAFETY: the views lie inside of their slices.
+        unsafe {
+            let left = View::rows(x[first * contracted..].as_ptr(), contracted);
+            let destination = ViewMut::rows(y.as_mut_ptr(), columns);
+            multiply([count, columns, contracted], destination, left, sizes.weight(w.as_ptr()), Destination::Overwrite);
+        }
+        if bias {
+            // SAFETY: a third read is there when there is a bias.
+            let bias = unsafe { floats(&call.reads[2]) };
+            if relu { bias_and_relu(y, bias) } else { add_bias(y, bias) }
+        } else if relu {
+            super::elementwise::relu_in_place(y);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, sizes: Sizes) {
+    let Sizes { rows, columns, contracted, .. } = sizes;
+    // SAFETY: reads and writes are valid and do not overlap.
+    unsafe {
+        let dy = View::rows(call.reads[0].pointer.cast(), columns);
+        let w = sizes.weight(call.reads[1].pointer.cast());
+        let dx = ViewMut::rows(call.writes[0].pointer.cast(), contracted);
+        multiply([rows, contracted, columns], dx, dy, w.transposed(), Destination::Overwrite);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, sizes: Sizes) {
+    let Sizes { rows, columns, contracted, .. } = sizes;
+    let mode = Destination::accumulating(call.accumulate);
+    // SAFETY: reads and writes are valid and do not overlap.
+    unsafe {
+        let dy = View::rows(call.reads[0].pointer.cast(), columns);
+        let x = View::rows(call.reads[1].pointer.cast(), contracted);
+        let dw = call.writes[0].pointer.cast();
+        match sizes.weight {
+            WeightLayout::InOut => multiply([contracted, columns, rows], ViewMut::rows(dw, columns), x.transposed(), dy, mode),
+            WeightLayout::OutIn => multiply([columns, contracted, rows], ViewMut::rows(dw, contracted), dy.transposed(), x, mode),
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn bias_add(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    unsafe {
+        let (bias, y) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
+        if same(&call.reads[0], &call.writes[0]) { add_bias(y, bias) } else { add_bias_to(y, floats(&call.reads[0]), bias) }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn bias_gradient(call: &KernelCall<'_>, partial: &mut [f32]) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, dbias) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    if !call.accumulate {
+        dbias.fill(0.0);
+    }
+    column_sums(dy, dbias, partial);
+}
+
+multiversion! {
+    fn add_bias(y: &mut [f32], bias: &[f32]) {
+        for row in y.chunks_exact_mut(bias.len().max(1)) {
+            for (y, &bias) in row.iter_mut().zip(bias) {
+                *y += bias;
+            }
+        }
+    }
+
+    fn bias_and_relu(y: &mut [f32], bias: &[f32]) {
+        for row in y.chunks_exact_mut(bias.len().max(1)) {
+            for (y, &bias) in row.iter_mut().zip(bias) {
+                let sum = *y + bias;
+                *y = if sum > 0.0 { sum } else { 0.0 };
+            }
+        }
+    }
+
+    fn add_bias_to(y: &mut [f32], x: &[f32], bias: &[f32]) {
+        let columns = bias.len().max(1);
+        for (row, x) in y.chunks_exact_mut(columns).zip(x.chunks_exact(columns)) {
+            for ((y, &x), &bias) in row.iter_mut().zip(x).zip(bias) {
+                *y = x + bias;
+            }
+        }
+    }
+}

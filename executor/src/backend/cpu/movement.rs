@@ -1,0 +1,69 @@
+//! Kernels that only move or pick: slices, interleavings, the embedding table.
+
+use super::memory::{check_indices, floats, floats_mut, integers};
+use super::vector::multiversion;
+use crate::backend::{BackendError, KernelCall};
+
+/// # Safety
+///
+/// The call's operands are checked and valid, and its group index is below `parts`.
+pub(super) unsafe fn slice(call: &KernelCall<'_>, parts: usize, inner: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let inner = inner.max(1);
+    for (y, x) in y.chunks_exact_mut(inner).zip(x.chunks_exact(parts * inner)) {
+        y.copy_from_slice(&x[call.group_index * inner..][..inner]);
+    }
+}
+
+/// `[first, second, inner]` to `[second, first, inner]`.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize, inner: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    for i in 0..first {
+        for j in 0..second {
+            y[(j * first + i) * inner..][..inner].copy_from_slice(&x[(i * second + j) * inner..][..inner]);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn embedding(call: &KernelCall<'_>, vocabulary: usize, hidden: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (ids, table, y) = unsafe { (integers(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    check_indices(call.kernel.name(), ids, vocabulary, None)?;
+    for (y, &id) in y.chunks_exact_mut(hidden.max(1)).zip(ids) {
+        y.copy_from_slice(&table[id as usize * hidden..][..hidden]);
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn embedding_gradient(call: &KernelCall<'_>, vocabulary: usize, hidden: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, ids, dtable) = unsafe { (floats(&call.reads[0]), integers(&call.reads[1]), floats_mut(&call.writes[0])) };
+    check_indices(call.kernel.name(), ids, vocabulary, None)?;
+    if !call.accumulate {
+        dtable.fill(0.0);
+    }
+    scatter_rows(dtable, dy, ids, hidden);
+    Ok(())
+}
+
+multiversion! {
+    fn scatter_rows(table: &mut [f32], rows: &[f32], ids: &[i32], hidden: usize) {
+        for (row, &id) in rows.chunks_exact(hidden.max(1)).zip(ids) {
+            for (sum, &x) in table[id as usize * hidden..][..hidden].iter_mut().zip(row) {
+                *sum += x;
+            }
+        }
+    }
+}

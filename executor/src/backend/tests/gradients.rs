@@ -1,0 +1,120 @@
+//! Every gradient kernel against central differences of its forward kernel: along a random direction d of one input,
+//! `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for a random upstream gradient u.
+
+use foretell_models::{Kernel, WeightLayout};
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+
+use super::{PARAMETERS, Tensor, counts, operands, reference, rounded, run, window};
+
+/// A forward kernel, one of its reads, the gradient kernel of that read, which of its writes is the gradient, and its reads,
+/// from the upstream gradient, the forward kernel's reads and what that wrote.
+struct Case {
+    forward: Kernel,
+    input: usize,
+    gradient: Kernel,
+    write: usize,
+    reads: fn(upstream: &Tensor, reads: &[Tensor], written: &[Tensor]) -> Vec<Tensor>,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut case = |forward, input, gradient, write, reads| cases.push(Case { forward, input, gradient, write, reads });
+    let (rows, columns, contracted) = (13, 21, 34);
+    for weight in [WeightLayout::OutIn, WeightLayout::InOut] {
+        let forward = Kernel::Matmul { rows, columns, contracted, weight, bias: true, relu: false };
+        let gradient = Kernel::MatmulInputGradient { rows, columns, contracted, weight };
+        case(forward, 0, gradient, 0, |u, x, _| vec![u.clone(), x[1].clone()]);
+        let gradient = Kernel::MatmulWeightGradient { rows, columns, contracted, weight };
+        case(forward, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+        case(forward, 2, Kernel::BiasGradient { rows, columns }, 0, |u, _, _| vec![u.clone()]);
+    }
+    let elements = 100;
+    case(Kernel::Relu { elements }, 0, Kernel::ReluGradient { elements }, 0, |u, _, y| vec![u.clone(), y[0].clone()]);
+    case(Kernel::Gelu { elements }, 0, Kernel::GeluGradient { elements }, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    for extents in [[2, 6, 5, 4, 7, 3, 1, 1], [2, 9, 8, 3, 5, 3, 2, 1], [1, 7, 6, 3, 4, 1, 2, 0], [1, 11, 13, 3, 6, 7, 2, 3]] {
+        let window = window(extents);
+        let forward = Kernel::Convolution(window);
+        case(forward, 0, Kernel::ConvolutionInputGradient(window), 0, |u, x, _| vec![u.clone(), x[1].clone()]);
+        case(forward, 1, Kernel::ConvolutionWeightGradient(window), 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    }
+    let pooling = window([2, 8, 7, 5, 5, 3, 2, 1]);
+    case(Kernel::MaxPool(pooling), 0, Kernel::MaxPoolGradient(pooling), 0, |u, _, y| vec![u.clone(), y[1].clone()]);
+    let (groups, positions, channels) = (2, 40, 6);
+    let forward = Kernel::BatchNorm { groups, positions, channels };
+    let gradient = Kernel::BatchNormInputGradient { groups, positions, channels };
+    case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), x[1].clone(), y[1].clone()]);
+    let gradient = Kernel::BatchNormWeightGradient { groups, channels };
+    /// The sums that the gradient of the input hands on.
+    fn sums(u: &Tensor, x: &[Tensor], y: &[Tensor]) -> Vec<Tensor> {
+        let channels = x[1].len();
+        let groups = y[1].len() / (2 * channels);
+        let kernel = Kernel::BatchNormInputGradient { groups, positions: u.len() / (groups * channels), channels };
+        let reads = [u.clone(), x[0].clone(), x[1].clone(), y[1].clone()];
+        run(&kernel, &reads, &[vec![0.0; u.len()], vec![0.0; 2 * groups * channels]], false, false, 0).split_off(1)
+    }
+    case(forward, 1, gradient, 0, sums);
+    case(forward, 2, gradient, 1, sums);
+    let (batch, features) = (3, 50);
+    let gradient = Kernel::GlobalAveragePoolGradient { batch, positions, channels };
+    case(Kernel::GlobalAveragePool { batch, positions, channels }, 0, gradient, 0, |u, _, _| vec![u.clone()]);
+    let forward = Kernel::LayerNorm { rows, features };
+    let gradient = Kernel::LayerNormInputGradient { rows, features };
+    case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), x[1].clone(), y[1].clone()]);
+    let gradient = Kernel::LayerNormWeightGradient { rows, features };
+    for (input, write) in [(1, 0), (2, 1)] {
+        case(forward, input, gradient, write, |u, x, y| vec![u.clone(), x[0].clone(), y[1].clone()]);
+    }
+    let (tokens, vocabulary, hidden) = (20, 9, 8);
+    let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden };
+    case(Kernel::Embedding { tokens, vocabulary, hidden }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    for causal in [false, true] {
+        let (batch, sequence, heads, head_dimension) = (2, 70, 2, 8);
+        let forward = Kernel::Attention { batch, sequence, heads, head_dimension, causal };
+        let gradient = Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal };
+        case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), y[0].clone(), y[1].clone()]);
+    }
+    let (rows, classes, normalizer) = (9, 31, 1);
+    let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer };
+    case(Kernel::CrossEntropy { rows, classes }, 0, gradient, 0, |_, x, y| vec![x[0].clone(), x[1].clone(), y[2].clone()]);
+    cases
+}
+
+#[test]
+fn every_gradient_is_the_slope_of_its_forward_kernel() {
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    for Case { forward, input, gradient, write, reads: gradient_reads } in cases() {
+        let (reads, before) = operands(&forward, &mut random);
+        let value = |reads: &[Tensor]| reference::run(&forward, reads, &before, false, &PARAMETERS, 0);
+        // A loss is its own upstream gradient; of the others the first write is the output.
+        let upstream = if matches!(forward, Kernel::CrossEntropy { .. }) {
+            vec![1.0]
+        } else {
+            operands(&Kernel::Relu { elements: before[0].len() }, &mut random).0.remove(0)
+        };
+        let direction = operands(&Kernel::Relu { elements: reads[input].len() }, &mut random).0.remove(0);
+        let shifted = |step: f64| {
+            let mut reads = reads.clone();
+            reads[input].iter_mut().zip(&direction).for_each(|(x, d)| *x += step * d);
+            dot(&value(&reads)[0], &upstream)
+        };
+        // The largest step that crosses no kink of ReLU and no tie of a pooling, found by trying: both must agree.
+        let slope = |step: f64| (shifted(step) - shifted(-step)) / (2.0 * step);
+        let expected = slope(1e-6);
+
+        let written = rounded(value(&reads));
+        let computed_reads = gradient_reads(&upstream, &reads, &written);
+        let zeros: Vec<Tensor> = counts(&gradient).1.into_iter().map(|count| vec![0.0; count]).collect();
+        let computed = run(&gradient, &computed_reads, &zeros, false, false, 0);
+        let projected = dot(&computed[write], &direction);
+        let scale = dot(&computed[write].iter().map(|g| g.abs()).collect(), &direction.iter().map(|d| d.abs()).collect());
+        assert!(
+            (projected - expected).abs() <= 1e-5 * scale.max(1e-3),
+            "{gradient:?}: {projected} along a direction in which {forward:?} has slope {expected}"
+        );
+    }
+}
+
+fn dot(a: &Tensor, b: &Tensor) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}

@@ -1,0 +1,129 @@
+//! What the kernels reach on this machine. Not a test of anything: run it with
+//! `cargo test --release -p foretell-executor print_kernel_speeds -- --ignored --nocapture`.
+
+use std::time::Instant;
+
+use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_units::DataType;
+
+use super::{CpuBackend, Hyperparameters, KernelCall, Operand, integers, operand_bytes, window};
+use crate::backend::Backend as _;
+
+/// The least seconds of a call, over at least a fifth of a second.
+fn least_seconds(kernel: &Kernel) -> f64 {
+    let sizes = operand_bytes(kernel);
+    let mut memory: Vec<Vec<u32>> = Vec::new();
+    for (index, bytes) in sizes.reads.iter().chain(&sizes.writes).enumerate() {
+        let count = (bytes.count() / 4) as usize;
+        let value = |position: usize| match integers(kernel, index) {
+            Some(limit) => (position * 7919 % limit) as u32,
+            None => ((position * 7919 % 1000) as f32 / 1000.0 + 0.01).to_bits(),
+        };
+        memory.push((0..count).map(value).collect());
+    }
+    let operands: Vec<Operand> =
+        memory.iter_mut().map(|memory| Operand { pointer: memory.as_mut_ptr().cast(), bytes: 4 * memory.len() }).collect();
+    let (reads, writes) = operands.split_at(sizes.reads.len());
+    let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
+    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters: &hyperparameters, group_index: 0 };
+    let mut backend = CpuBackend::new();
+    let (started, mut least, mut calls) = (Instant::now(), f64::INFINITY, 0);
+    while calls < 5 || started.elapsed().as_secs_f64() < 0.2 {
+        let start = Instant::now();
+        // SAFETY: the operands are vectors that live until the end and do not overlap.
+        unsafe { backend.run(&call) }.unwrap();
+        least = least.min(start.elapsed().as_secs_f64());
+        calls += 1;
+    }
+    least
+}
+
+fn print_speed(kernel: Kernel) {
+    let seconds = least_seconds(&kernel);
+    if kernel.is_matrix_product() {
+        println!("{:8.1} GFLOP/s  {:9.1} us  {kernel:?}", kernel.flops().value() / seconds / 1e9, seconds * 1e6);
+    } else {
+        let bytes = kernel.bytes(DataType::Fp32).value();
+        println!("{:8.1} GB/s     {:9.1} us  {kernel:?}", bytes / seconds / 1e9, seconds * 1e6);
+    }
+}
+
+fn print_products(rows: usize, contracted: usize, columns: usize, weight: WeightLayout, bias: bool, relu: bool) {
+    print_speed(Kernel::Matmul { rows, columns, contracted, weight, bias, relu });
+    print_speed(Kernel::MatmulInputGradient { rows, columns, contracted, weight });
+    print_speed(Kernel::MatmulWeightGradient { rows, columns, contracted, weight });
+}
+
+fn print_convolutions(window: Window) {
+    print_speed(Kernel::Convolution(window));
+    print_speed(Kernel::ConvolutionInputGradient(window));
+    print_speed(Kernel::ConvolutionWeightGradient(window));
+}
+
+#[test]
+#[ignore = "prints speeds, checks nothing"]
+fn print_kernel_speeds() {
+    println!("GPT, 1024 rows of 256 features, vocabulary 8192");
+    for (contracted, columns) in [(256, 768), (256, 1024), (1024, 256)] {
+        print_products(1024, contracted, columns, WeightLayout::InOut, true, false);
+    }
+    print_products(1024, 256, 8192, WeightLayout::OutIn, false, false);
+    let (batch, sequence, heads, head_dimension, causal) = (8, 128, 4, 64, true);
+    print_speed(Kernel::Attention { batch, sequence, heads, head_dimension, causal });
+    print_speed(Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal });
+    print_speed(Kernel::Attention { batch: 1, sequence: 1024, heads, head_dimension, causal });
+    print_speed(Kernel::AttentionGradient { batch: 1, sequence: 1024, heads, head_dimension, causal });
+    let (rows, features, tokens, hidden, vocabulary, classes) = (1024, 256, 1024, 256, 8192, 8192);
+    print_speed(Kernel::LayerNorm { rows, features });
+    print_speed(Kernel::LayerNormInputGradient { rows, features });
+    print_speed(Kernel::LayerNormWeightGradient { rows, features });
+    print_speed(Kernel::BiasGradient { rows, columns: 1024 });
+    print_speed(Kernel::Gelu { elements: 1 << 20 });
+    print_speed(Kernel::GeluGradient { elements: 1 << 20 });
+    print_speed(Kernel::Add { elements: 1 << 18 });
+    print_speed(Kernel::Embedding { tokens, vocabulary, hidden });
+    print_speed(Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden });
+    print_speed(Kernel::CrossEntropy { rows, classes });
+    print_speed(Kernel::CrossEntropyGradient { rows, classes, normalizer: rows });
+
+    println!("optimizers, 5 million parameters");
+    let elements = 5_000_000;
+    let kernels = [
+        Kernel::AdamW { elements },
+        Kernel::Sgd { elements, momentum: true, nesterov: false },
+        Kernel::SumOfSquares { elements },
+    ];
+    for kernel in kernels {
+        println!("{:8.3} ns an element  {kernel:?}", least_seconds(&kernel) / elements as f64 * 1e9);
+    }
+
+    println!("MLP, batch 128");
+    print_products(128, 784, 512, WeightLayout::OutIn, true, true);
+    print_products(128, 512, 512, WeightLayout::OutIn, true, true);
+
+    for batch in [8, 16, 64] {
+        println!("ResNet-18 on 32 x 32 images, batch {batch}");
+        for extents in [
+            [batch, 32, 32, 3, 64, 3, 1, 1],
+            [batch, 32, 32, 64, 64, 3, 1, 1],
+            [batch, 32, 32, 64, 128, 3, 2, 1],
+            [batch, 32, 32, 64, 128, 1, 2, 0],
+            [batch, 16, 16, 128, 128, 3, 1, 1],
+            [batch, 8, 8, 256, 256, 3, 1, 1],
+            [batch, 4, 4, 512, 512, 3, 1, 1],
+        ] {
+            print_convolutions(window(extents));
+        }
+        let (groups, positions, channels) = (1, batch * 1024, 64);
+        print_speed(Kernel::BatchNorm { groups, positions, channels });
+        print_speed(Kernel::BatchNormInputGradient { groups, positions, channels });
+        print_speed(Kernel::Relu { elements: positions * channels });
+    }
+    println!("ImageNet shapes, batch 8");
+    print_convolutions(window([8, 224, 224, 3, 64, 7, 2, 3]));
+    print_convolutions(window([8, 56, 56, 64, 64, 3, 1, 1]));
+    print_convolutions(window([8, 56, 56, 64, 256, 1, 1, 0]));
+    let pooling = window([8, 112, 112, 64, 64, 3, 2, 1]);
+    print_speed(Kernel::MaxPool(pooling));
+    print_speed(Kernel::MaxPoolGradient(pooling));
+}

@@ -1,0 +1,135 @@
+//! The control connection: joining, talking, leaving.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(20);
+
+pub(super) fn local() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+pub(super) fn announcement(port: u16) -> Announcement {
+    Announcement { address: Some((Ipv4Addr::UNSPECIFIED, port).into()), machine: "here".to_owned() }
+}
+
+/// Joins a run of one rank.
+pub(super) fn join_alone(server: &ControlServer, key: &RunKey) -> ControlClient {
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| ControlClient::join(server.address(), key, 0, &announcement(1), LONG).unwrap().0);
+        server.gather(LONG).unwrap();
+        client.join().unwrap()
+    })
+}
+
+#[test]
+fn all_ranks_get_the_table_and_talk_both_ways() {
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 3).unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let (key, address) = (&key, server.address());
+            scope.spawn(move || {
+                let (client, table) = ControlClient::join(address, key, rank, &announcement(1000 + rank as u16), LONG).unwrap();
+                let addresses = table.addresses().unwrap();
+                assert_eq!(addresses[2], "127.0.0.1:1002".parse().unwrap());
+                client.send(&json!({ "loss": rank })).unwrap();
+                let order: String = client.receive(Some(LONG)).unwrap();
+                assert_eq!(order, format!("go {rank}"));
+                let everyone: Vec<u64> = client.receive(None).unwrap();
+                assert_eq!(everyone, vec![1, 2, 3]);
+                assert!(matches!(client.receive::<Value>(Some(SHORT)), Err(TransportError::ControlTimedOut { .. })));
+            });
+        }
+        server.gather(LONG).unwrap();
+        let mut heard: Vec<usize> = (0..3)
+            .map(|_| match server.next_event(LONG).unwrap() {
+                (rank, Event::Message(message)) => {
+                    assert_eq!(message.parse::<Value>().unwrap(), json!({ "loss": rank }));
+                    assert!(matches!(message.parse::<Vec<u8>>(), Err(TransportError::MalformedMessage { .. })));
+                    rank
+                }
+                (_, Event::Lost(error)) => panic!("{error}"),
+            })
+            .collect();
+        heard.sort_unstable();
+        assert_eq!(heard, all(3));
+        (0..3).for_each(|rank| server.send(rank, &format!("go {rank}")).unwrap());
+        server.broadcast(&[1, 2, 3]).unwrap();
+        for _ in 0..3 {
+            assert!(matches!(server.next_event(LONG).unwrap(), (_, Event::Lost(TransportError::PeerLost { .. }))));
+        }
+        assert!(matches!(server.send(1, "too late"), Err(TransportError::PeerLost { rank: 1 })));
+    });
+}
+
+#[test]
+fn a_missing_rank_is_named_after_the_time_out() {
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 4).unwrap();
+    std::thread::scope(|scope| {
+        let address = server.address();
+        for rank in [0, 2] {
+            let key = &key;
+            scope.spawn(move || ControlClient::join(address, key, rank, &announcement(1), SHORT * 3).unwrap_err());
+        }
+        let error = server.gather(SHORT).unwrap_err();
+        assert!(error.to_string().starts_with("ranks 1, 3 did not join the run within"), "{error}");
+    });
+}
+
+#[test]
+fn a_rank_that_joins_and_dies_is_named_at_once() {
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 2).unwrap();
+    let error = ControlClient::join(server.address(), &key, 1, &announcement(1), SHORT).unwrap_err();
+    assert!(matches!(error, TransportError::ControlTimedOut { party: Party::Launcher, .. }), "{error}");
+    let started = Instant::now();
+    assert!(matches!(server.gather(LONG), Err(TransportError::PeerLost { rank: 1 })));
+    assert!(started.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn the_loss_of_the_launcher_ends_a_ranks_wait() {
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 1).unwrap();
+    std::thread::scope(|scope| {
+        let (key, address) = (&key, server.address());
+        let rank = scope.spawn(move || {
+            let (client, _) = ControlClient::join(address, key, 0, &announcement(1), LONG).unwrap();
+            client.receive::<Value>(None).unwrap_err()
+        });
+        server.gather(LONG).unwrap();
+        drop(server);
+        assert!(matches!(rank.join().unwrap(), TransportError::LauncherLost));
+    });
+}
+
+#[test]
+fn a_rank_joins_once_and_only_within_the_world() {
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 1).unwrap();
+    let client = join_alone(&server, &key);
+    let error = ControlClient::join(server.address(), &key, 0, &announcement(1), LONG).unwrap_err();
+    assert_eq!(error.to_string(), "the launcher refused the connection: the same rank has connected for this already");
+    let error = ControlClient::join(server.address(), &key, 1, &announcement(1), LONG).unwrap_err();
+    assert_eq!(error.to_string(), "the launcher refused the connection: it does not expect this rank here");
+    client.send("still here").unwrap();
+    assert!(matches!(server.next_event(LONG).unwrap(), (0, Event::Message(_))));
+}
+
+#[test]
+fn a_key_survives_as_text_and_does_not_show_its_secret() {
+    let key = RunKey::generate().unwrap();
+    assert_eq!(RunKey::from_text(&key.to_text()).unwrap(), key);
+    assert_ne!(RunKey::generate().unwrap(), key);
+    assert!(!format!("{key:?}").contains(&key.to_text()[32..64]));
+    for text in ["", "abc", &"g".repeat(96), &"a".repeat(95), &"a".repeat(98)] {
+        assert!(RunKey::from_text(text).is_err());
+    }
+}

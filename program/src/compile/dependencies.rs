@@ -1,0 +1,82 @@
+//! Dependencies between streams: an instruction waits for those whose data it touches.
+//!
+//! Within a stream the order of the list is enough. Across streams a read waits for the writes before it, and a write for the reads and
+//! writes before it. A part of a bucket counts as the bucket: what looks like too much waiting costs nothing, as it is within one stream.
+
+use crate::program::{BufferId, InstructionId, StageProgram, StreamId};
+
+/// Finds every instruction's `after` from what it reads and writes.
+pub(super) fn connect(program: &mut StageProgram) {
+    let mut accesses: Vec<Accesses> = vec![Accesses::default(); program.buffers.len()];
+    for index in 0..program.instructions.len() {
+        let id = InstructionId(index as u32);
+        let instruction = &program.instructions[index];
+        let stream = instruction.stream;
+        let root = |buffer: BufferId| program.buffers[buffer.0 as usize].parent.unwrap_or(buffer).0 as usize;
+        let reads: Vec<usize> = instruction.reads.iter().map(|&buffer| root(buffer)).collect();
+        let writes: Vec<usize> = instruction.writes.iter().map(|&buffer| root(buffer)).collect();
+        let mut after: Vec<InstructionId> = Vec::new();
+        for &buffer in &reads {
+            after.extend(others(&accesses[buffer].writes, stream));
+        }
+        for &buffer in &writes {
+            after.extend(others(&accesses[buffer].writes, stream));
+            after.extend(others(&accesses[buffer].reads, stream));
+        }
+        program.instructions[index].after = after;
+        for buffer in reads {
+            remember(&mut accesses[buffer].reads, stream, id);
+        }
+        for buffer in writes {
+            remember(&mut accesses[buffer].writes, stream, id);
+        }
+    }
+}
+
+/// The last access from each stream.
+#[derive(Clone, Default)]
+struct Accesses {
+    writes: Vec<(StreamId, InstructionId)>,
+    reads: Vec<(StreamId, InstructionId)>,
+}
+
+fn others(accesses: &[(StreamId, InstructionId)], stream: StreamId) -> impl Iterator<Item = InstructionId> + '_ {
+    accesses.iter().filter(move |(other, _)| *other != stream).map(|&(_, id)| id)
+}
+
+fn remember(accesses: &mut Vec<(StreamId, InstructionId)>, stream: StreamId, id: InstructionId) {
+    match accesses.iter_mut().find(|(known, _)| *known == stream) {
+        Some(entry) => entry.1 = id,
+        None => accesses.push((stream, id)),
+    }
+}
+
+/// Drops what is waited for already: by an instruction before it in the stream, or by one that it waits for.
+pub(super) fn prune(program: &mut StageProgram) {
+    let streams = program.streams.len();
+    // Of each stream, how far every stream is known to have come: the number of instructions of the list that must be over.
+    let mut known = vec![vec![0u32; streams]; streams];
+    let mut known_at: Vec<Vec<u32>> = Vec::with_capacity(program.instructions.len());
+    for index in 0..program.instructions.len() {
+        let stream = program.instructions[index].stream.0 as usize;
+        let mut after = std::mem::take(&mut program.instructions[index].after);
+        // The latest first: it may imply the earlier ones.
+        after.sort_unstable_by(|a, b| b.cmp(a));
+        after.dedup();
+        let mut kept = Vec::new();
+        for id in after {
+            let other = program.instructions[id.0 as usize].stream.0 as usize;
+            if known[stream][other] > id.0 {
+                continue;
+            }
+            kept.push(id);
+            for (mine, &theirs) in known[stream].iter_mut().zip(&known_at[id.0 as usize]) {
+                *mine = (*mine).max(theirs);
+            }
+        }
+        kept.sort_unstable();
+        program.instructions[index].after = kept;
+        known[stream][stream] = index as u32 + 1;
+        known_at.push(known[stream].clone());
+    }
+}

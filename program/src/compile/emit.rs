@@ -1,0 +1,531 @@
+//! Emitting a stage's instructions: each task's operators in the graph's order, with what they need brought to where they need it.
+//!
+//! Nothing is placed in memory here and nothing waits for anything: buffers are numbered, instructions listed. A tensor may have several
+//! variants at a time, one for each placement in which it was wanted.
+
+use super::Lowering;
+use super::state::{Bucket, StageState};
+use crate::mesh::{Group, Mesh};
+use crate::placement::Placements;
+use crate::plan::{Plan, Recompute};
+use crate::program::{
+    Buffer, BufferId, BufferRole, GroupId, Initial, Instruction, Metric, MetricKind, Operation, Phase, StageProgram, Stream,
+    StreamId,
+};
+use crate::schedule::{StagePass, Task};
+use foretell_models::{OperatorId, Pass, Role, TensorId};
+use foretell_units::{Bytes, DataType};
+use std::collections::{HashMap, HashSet};
+
+/// The emitter of one stage.
+pub(super) struct StageEmitter<'a> {
+    pub(super) lowering: &'a Lowering,
+    pub(super) plan: &'a Plan,
+    pub(super) mesh: &'a Mesh,
+    pub(super) state: &'a StageState,
+    stage_of_block: &'a [usize],
+    pub(super) program: StageProgram,
+    names: HashMap<String, u32>,
+    /// The variants of a tensor of a micro-batch that are in memory.
+    live: HashMap<(TensorId, usize), Vec<(Placements, BufferId)>>,
+    /// What is kept from step to step, by the tensor's name.
+    kept: HashMap<String, BufferId>,
+    /// Sums and gradients to which this step has written already.
+    written: HashSet<BufferId>,
+    /// For each bucket: parameters, gradients, optimizer state, squared norm.
+    pub(super) buckets: Vec<BucketBuffers>,
+    /// The root of all batch statistics.
+    pub(super) statistics: Option<BufferId>,
+    /// For each bucket, how many of its writers are still to come in the last backward pass.
+    writers_left: Vec<usize>,
+    forward: Vec<OperatorId>,
+    backward: Vec<OperatorId>,
+    /// Of each block, the forward operators whose outputs its backward pass needs.
+    needed_again: Vec<Vec<OperatorId>>,
+}
+
+/// A bucket's places in memory.
+pub(super) struct BucketBuffers {
+    pub(super) parameters: BufferId,
+    pub(super) gradients: BufferId,
+    pub(super) states: Vec<BufferId>,
+    pub(super) squared_norm: BufferId,
+}
+
+impl<'a> StageEmitter<'a> {
+    pub(super) fn new(
+        lowering: &'a Lowering,
+        plan: &'a Plan,
+        mesh: &'a Mesh,
+        stage_of_block: &'a [usize],
+        stage: usize,
+        state: &'a StageState,
+    ) -> Self {
+        let program = StageProgram {
+            stage,
+            streams: Vec::new(),
+            groups: Vec::new(),
+            buffers: Vec::new(),
+            instructions: Vec::new(),
+            names: Vec::new(),
+            metrics: Vec::new(),
+            arena: Bytes::ZERO,
+        };
+        let mut emitter = Self {
+            lowering,
+            plan,
+            mesh,
+            state,
+            stage_of_block,
+            program,
+            names: HashMap::new(),
+            live: HashMap::new(),
+            kept: HashMap::new(),
+            written: HashSet::new(),
+            buckets: Vec::new(),
+            statistics: None,
+            writers_left: state.buckets.iter().map(|bucket| bucket.writers).collect(),
+            forward: lowering.operators(stage, StagePass::Forward, stage_of_block),
+            backward: lowering.operators(stage, StagePass::Backward, stage_of_block),
+            needed_again: Vec::new(),
+        };
+        emitter.stream(Stream::Compute);
+        emitter.keep_state();
+        emitter.keep_sums();
+        if plan.layout.recompute == Recompute::Full {
+            emitter.needed_again = emitter.find_needed_again();
+        }
+        emitter
+    }
+
+    pub(super) fn finish(self) -> StageProgram {
+        self.program
+    }
+
+    /// Emits a schedule's tasks.
+    pub(super) fn tasks(&mut self, tasks: &[Task]) {
+        let last_backward = tasks.iter().rposition(|task| task.pass == StagePass::Backward);
+        for (index, task) in tasks.iter().enumerate() {
+            for tensor in self.incoming(task.pass) {
+                self.receive(tensor, task);
+            }
+            let operators = match task.pass {
+                StagePass::Forward => self.forward.clone(),
+                StagePass::Backward => self.backward.clone(),
+            };
+            let phase = match task.pass {
+                StagePass::Forward => Phase::Forward,
+                StagePass::Backward => Phase::Backward,
+            };
+            for id in operators {
+                self.operator(id, task.micro_batch, phase);
+                if last_backward == Some(index) {
+                    self.reduce_complete_buckets(id);
+                }
+            }
+            match task.pass {
+                StagePass::Forward => self.forget_recomputable(task.micro_batch),
+                StagePass::Backward => self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch),
+            }
+        }
+    }
+
+    /// Emits one operator: its inputs as it wants them, itself, the sums and sends of its outputs.
+    fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
+        let operator = &self.lowering.graph.operators[id.0];
+        let reads: Vec<BufferId> = operator
+            .inputs
+            .iter()
+            .map(|input| {
+                let wanted = self.lowering.sharding.wanted(id, input);
+                self.fetch(input.tensor, micro_batch, wanted, phase)
+            })
+            .collect();
+        let mut writes = Vec::with_capacity(operator.outputs.len());
+        let mut accumulate = false;
+        for output in &operator.outputs {
+            match self.lowering.graph.tensor(output.tensor).role {
+                // Batch statistics were summed when the operator ran first.
+                Role::Sum if phase == Phase::Recompute => {}
+                Role::Sum | Role::ParameterGradient(_) => {
+                    let name = &self.lowering.graph.tensor(output.tensor).name;
+                    if let Some(&buffer) = self.kept.get(name) {
+                        accumulate |= !self.written.insert(buffer);
+                        writes.push(buffer);
+                    }
+                }
+                _ => writes.push(self.new_variant(output.tensor, micro_batch, self.lowering.sharding.produced(output.tensor))),
+            }
+        }
+        let kernel = operator.kernel(&self.lowering.sharding.local_extents(&self.lowering.graph, id, self.mesh));
+        let name = operator.name.clone();
+        self.push(
+            &name,
+            Operation::Compute { kernel, accumulate, group: None },
+            Stream::Compute,
+            reads,
+            writes,
+            Some(micro_batch),
+            phase,
+        );
+        for output in &operator.outputs {
+            if self.lowering.is_activation(output.tensor) {
+                self.settle(output.tensor, micro_batch, phase);
+                if phase != Phase::Recompute {
+                    self.send(output.tensor, micro_batch, phase);
+                }
+            }
+        }
+    }
+
+    /// The buffer that holds a tensor as it is wanted, made or brought if it is not there yet.
+    fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
+        let description = self.lowering.graph.tensor(tensor);
+        let kept = match description.role {
+            Role::Parameter(_) | Role::Running => self.kept.get(&description.name).copied(),
+            _ => None,
+        };
+        if let Some(buffer) = kept {
+            let settled = self.lowering.sharding.settled(tensor);
+            let from = vec![(settled, buffer)];
+            return if settled == wanted { buffer } else { self.convert(tensor, micro_batch, from, wanted, phase) };
+        }
+        if let Role::Input(kind) = description.role
+            && !self.live.contains_key(&(tensor, micro_batch))
+        {
+            self.load(tensor, kind, micro_batch);
+        }
+        if !self.live.contains_key(&(tensor, micro_batch)) {
+            self.recompute(tensor, micro_batch);
+        }
+        let variants = self.live.get(&(tensor, micro_batch)).cloned().unwrap_or_default();
+        match variants.iter().find(|(placements, _)| *placements == wanted) {
+            Some(&(_, buffer)) => buffer,
+            None => {
+                let buffer = self.convert(tensor, micro_batch, variants, wanted, phase);
+                self.live.entry((tensor, micro_batch)).or_default().push((wanted, buffer));
+                buffer
+            }
+        }
+    }
+
+    fn load(&mut self, tensor: TensorId, kind: foretell_models::InputKind, micro_batch: usize) {
+        let placements = self.lowering.sharding.settled(tensor);
+        let buffer = self.new_variant(tensor, micro_batch, placements);
+        self.program.buffers[buffer.0 as usize].role = BufferRole::Input;
+        let samples = self.plan.layout.micro_batch;
+        let first_sample = micro_batch * samples * self.plan.layout.data;
+        let operation = Operation::Load { input: kind, first_sample, samples };
+        let name = self.lowering.graph.tensor(tensor).name.clone();
+        self.push(&name, operation, Stream::Load, vec![], vec![buffer], Some(micro_batch), Phase::Forward);
+    }
+
+    /// Runs the forward operators of a tensor's block again, as far as its backward pass needs them.
+    fn recompute(&mut self, tensor: TensorId, micro_batch: usize) {
+        let Some(maker) = self.lowering.makers[tensor.0] else { return };
+        let block = self.lowering.graph.operators[maker.0].block;
+        for id in self.needed_again.get(block).cloned().unwrap_or_default() {
+            let outputs = &self.lowering.graph.operators[id.0].outputs;
+            let made = outputs
+                .iter()
+                .filter(|output| self.lowering.is_activation(output.tensor))
+                .all(|output| self.live.contains_key(&(output.tensor, micro_batch)));
+            if !made {
+                self.operator(id, micro_batch, Phase::Recompute);
+            }
+        }
+    }
+
+    /// Of each block that may be recomputed, the forward operators whose outputs gradients read, and those that these read.
+    fn find_needed_again(&self) -> Vec<Vec<OperatorId>> {
+        let graph = &self.lowering.graph;
+        let mut needed = vec![false; graph.operators.len()];
+        for index in (0..graph.operators.len()).rev() {
+            let operator = &graph.operators[index];
+            if operator.pass == Pass::Forward && !needed[index] {
+                continue;
+            }
+            for input in &operator.inputs {
+                if let Some(maker) = self.lowering.makers[input.tensor.0]
+                    && self.lowering.is_activation(input.tensor)
+                    && graph.operators[maker.0].pass == Pass::Forward
+                    && graph.operators[maker.0].block == operator.block
+                {
+                    needed[maker.0] = true;
+                }
+            }
+        }
+        let mut blocks = vec![Vec::new(); graph.blocks.len()];
+        for &id in &self.forward {
+            let operator = &graph.operators[id.0];
+            if needed[id.0] && graph.blocks[operator.block].recomputable {
+                blocks[operator.block].push(id);
+            }
+        }
+        blocks
+    }
+
+    /// After a forward pass, forgets what only the same block has read and can make again.
+    fn forget_recomputable(&mut self, micro_batch: usize) {
+        let graph = &self.lowering.graph;
+        for (block, operators) in self.needed_again.iter().enumerate() {
+            for output in operators.iter().flat_map(|id| &graph.operators[id.0].outputs) {
+                let leaves_block = self.lowering.consumers[output.tensor.0]
+                    .iter()
+                    .any(|&id| graph.operators[id.0].pass == Pass::Forward && graph.operators[id.0].block != block);
+                if !leaves_block {
+                    self.live.remove(&(output.tensor, micro_batch));
+                }
+            }
+        }
+    }
+
+    /// The tensors that a pass of this stage reads and the same pass of another stage makes, in the order in which they are made.
+    fn incoming(&self, pass: StagePass) -> Vec<TensorId> {
+        let operators = match pass {
+            StagePass::Forward => &self.forward,
+            StagePass::Backward => &self.backward,
+        };
+        let mut tensors: Vec<(OperatorId, TensorId)> = Vec::new();
+        for &id in operators {
+            for input in &self.lowering.graph.operators[id.0].inputs {
+                if let Some(maker) = self.lowering.makers[input.tensor.0] {
+                    let made_by = &self.lowering.graph.operators[maker.0];
+                    let same_pass = (made_by.pass == Pass::Forward) == (pass == StagePass::Forward);
+                    if same_pass
+                        && self.lowering.is_activation(input.tensor)
+                        && self.stage_of_block[made_by.block] != self.program.stage
+                    {
+                        tensors.push((maker, input.tensor));
+                    }
+                }
+            }
+        }
+        tensors.sort_unstable();
+        tensors.dedup();
+        tensors.into_iter().map(|(_, tensor)| tensor).collect()
+    }
+
+    fn receive(&mut self, tensor: TensorId, task: &Task) {
+        let Some(maker) = self.lowering.makers[tensor.0] else { return };
+        let stage = self.stage_of_block[self.lowering.graph.operators[maker.0].block];
+        let placements = self.lowering.sharding.settled(tensor);
+        let buffer = self.new_variant(tensor, task.micro_batch, placements);
+        let bytes = self.program.buffer(buffer).bytes;
+        let name = self.lowering.graph.tensor(tensor).name.clone();
+        let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
+        self.push(
+            &name,
+            Operation::Receive { stage, bytes },
+            Stream::ReceiveFrom(stage),
+            vec![],
+            vec![buffer],
+            Some(task.micro_batch),
+            phase,
+        );
+    }
+
+    fn send(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
+        for stage in self.lowering.other_readers(tensor, self.program.stage, self.stage_of_block) {
+            let settled = self.lowering.sharding.settled(tensor);
+            let buffer = self.fetch(tensor, micro_batch, settled, phase);
+            let bytes = self.program.buffer(buffer).bytes;
+            let name = self.lowering.graph.tensor(tensor).name.clone();
+            let operation = Operation::Send { stage, bytes };
+            self.push(&name, operation, Stream::SendTo(stage), vec![buffer], vec![], Some(micro_batch), phase);
+        }
+    }
+
+    /// Makes the sums that its maker left in a tensor, unless they may wait.
+    fn settle(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
+        let produced = self.lowering.sharding.produced(tensor);
+        let settled = self.lowering.sharding.settled(tensor);
+        if produced != settled
+            && let Some(variants) = self.live.remove(&(tensor, micro_batch))
+        {
+            let buffer = self.convert(tensor, micro_batch, variants, settled, phase);
+            self.live.insert((tensor, micro_batch), vec![(settled, buffer)]);
+        }
+    }
+
+    /// After an operator of the last backward pass: reduces the buckets whose last gradient it was.
+    fn reduce_complete_buckets(&mut self, id: OperatorId) {
+        for index in 0..self.state.buckets.len() {
+            let bucket = &self.state.buckets[index];
+            if self.writes_to(id, bucket) {
+                self.writers_left[index] -= 1;
+                if self.writers_left[index] == 0 {
+                    self.reduce(index);
+                }
+            }
+        }
+    }
+
+    fn writes_to(&self, id: OperatorId, bucket: &Bucket) -> bool {
+        self.lowering.graph.operators[id.0].outputs.iter().any(|output| {
+            let role = &self.lowering.graph.tensor(output.tensor).role;
+            bucket.members.iter().any(|member| *role == Role::ParameterGradient(member.parameter))
+        })
+    }
+
+    /// A new buffer for a tensor of a micro-batch, in a placement.
+    fn new_variant(&mut self, tensor: TensorId, micro_batch: usize, placements: Placements) -> BufferId {
+        let description = self.lowering.graph.tensor(tensor);
+        let full: Vec<usize> = description.dimensions.iter().map(|one| one.extent).collect();
+        let data_type = description.storage.data_type(self.plan.precision);
+        let buffer =
+            self.buffer(&description.name.clone(), BufferRole::Activation, placements.local_shape(&full, self.mesh), data_type);
+        self.live.entry((tensor, micro_batch)).or_default().push((placements, buffer));
+        buffer
+    }
+
+    pub(super) fn buffer(&mut self, name: &str, role: BufferRole, shape: Vec<usize>, data_type: DataType) -> BufferId {
+        let bytes = data_type.size() * shape.iter().product::<usize>() as u64;
+        self.program.buffers.push(Buffer {
+            name: name.into(),
+            role,
+            shape,
+            data_type,
+            parent: None,
+            offset: Bytes::ZERO,
+            bytes,
+            persistent: false,
+            lifetime: None,
+            initial: None,
+        });
+        BufferId(self.program.buffers.len() as u32 - 1)
+    }
+
+    fn persistent(&mut self, name: &str, role: BufferRole, shape: Vec<usize>, data_type: DataType) -> BufferId {
+        let id = self.buffer(name, role, shape, data_type);
+        self.program.buffers[id.0 as usize].persistent = true;
+        id
+    }
+
+    /// A piece of `parent`, from element `offset` on. Its offset becomes that in the arena when the parent is placed.
+    fn piece(&mut self, name: &str, parent: BufferId, offset: usize, shape: Vec<usize>) -> BufferId {
+        let (role, data_type) = (self.program.buffer(parent).role, self.program.buffer(parent).data_type);
+        let id = self.persistent(name, role, shape, data_type);
+        let buffer = &mut self.program.buffers[id.0 as usize];
+        buffer.parent = Some(parent);
+        buffer.offset = data_type.size() * offset as u64;
+        id
+    }
+
+    /// Parameters, gradients and optimizer state, bucket by bucket; then running statistics.
+    fn keep_state(&mut self) {
+        for (index, bucket) in self.state.buckets.iter().enumerate() {
+            let shape = vec![bucket.elements];
+            let parameters =
+                self.persistent(&format!("parameters {index}"), BufferRole::Parameter, shape.clone(), self.state.precision);
+            let gradients = self.persistent(&format!("gradients {index}"), BufferRole::Gradient, shape.clone(), DataType::Fp32);
+            let copies = self.state.optimizer_states + usize::from(self.state.master);
+            let states = (0..copies)
+                .map(|copy| {
+                    let name = format!("optimizer state {index}.{copy}");
+                    self.persistent(&name, BufferRole::OptimizerState, shape.clone(), DataType::Fp32)
+                })
+                .collect();
+            for member in &bucket.members {
+                let parameter = self.piece(&member.name, parameters, member.offset, member.shape.clone());
+                self.program.buffers[parameter.0 as usize].initial =
+                    Some(Initial { tensor: member.parameter, placements: member.placements });
+                self.kept.insert(member.name.clone(), parameter);
+                let name = format!("{}.gradient", member.name);
+                let gradient = self.piece(&name, gradients, member.offset, member.shape.clone());
+                self.kept.insert(name, gradient);
+            }
+            let squared_norm = self.persistent(&format!("squared norm {index}"), BufferRole::Sum, vec![1], DataType::Fp32);
+            self.buckets.push(BucketBuffers { parameters, gradients, states, squared_norm });
+        }
+        if self.state.running.is_empty() {
+            return;
+        }
+        let elements: usize = self.state.running.iter().map(|one| one.shape.iter().product::<usize>()).sum();
+        let root = self.persistent("batch statistics", BufferRole::Sum, vec![elements], DataType::Fp32);
+        let mut offset = 0;
+        for running in &self.state.running {
+            let statistics = self.piece(&running.statistics, root, offset, running.shape.clone());
+            self.kept.insert(running.statistics.clone(), statistics);
+            offset += running.shape.iter().product::<usize>();
+            let buffer = self.persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
+            self.program.buffers[buffer.0 as usize].initial =
+                Some(Initial { tensor: running.tensor, placements: running.placements });
+            self.kept.insert(running.name.clone(), buffer);
+        }
+        self.statistics = Some(root);
+    }
+
+    /// The loss and the count of right predictions, in the stage that makes them.
+    fn keep_sums(&mut self) {
+        for id in self.forward.clone() {
+            for output in &self.lowering.graph.operators[id.0].outputs {
+                let tensor = self.lowering.graph.tensor(output.tensor);
+                if tensor.role != Role::Sum || self.kept.contains_key(&tensor.name) {
+                    continue;
+                }
+                let buffer = self.persistent(&tensor.name, BufferRole::Sum, vec![1], DataType::Fp32);
+                self.kept.insert(tensor.name.clone(), buffer);
+                let kind = if tensor.name == "loss" { MetricKind::Loss } else { MetricKind::Correct };
+                let placements = self.lowering.sharding.produced(output.tensor);
+                self.program.metrics.push(Metric { kind, buffer, placements });
+            }
+        }
+    }
+
+    /// The buffer kept under a name.
+    pub(super) fn kept(&self, name: &str) -> Option<BufferId> {
+        self.kept.get(name).copied()
+    }
+
+    /// Appends an instruction; dependencies are found later.
+    #[allow(clippy::too_many_arguments)] // It is the one place where an instruction's fields come together.
+    pub(super) fn push(
+        &mut self,
+        name: &str,
+        operation: Operation,
+        stream: Stream,
+        reads: Vec<BufferId>,
+        writes: Vec<BufferId>,
+        micro_batch: Option<usize>,
+        phase: Phase,
+    ) {
+        let name = match self.names.get(name) {
+            Some(&known) => known,
+            None => {
+                let index = self.program.names.len() as u32;
+                self.program.names.push(name.into());
+                self.names.insert(name.into(), index);
+                index
+            }
+        };
+        let stream = self.stream(stream);
+        let micro_batch = micro_batch.map(|index| index as u32);
+        self.program.instructions.push(Instruction {
+            name,
+            operation,
+            stream,
+            after: Vec::new(),
+            reads,
+            writes,
+            micro_batch,
+            phase,
+        });
+    }
+
+    fn stream(&mut self, stream: Stream) -> StreamId {
+        let index = self.program.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
+            self.program.streams.push(stream);
+            self.program.streams.len() - 1
+        });
+        StreamId(index as u16)
+    }
+
+    pub(super) fn group(&mut self, group: Group) -> GroupId {
+        let index = self.program.groups.iter().position(|known| *known == group).unwrap_or_else(|| {
+            self.program.groups.push(group);
+            self.program.groups.len() - 1
+        });
+        GroupId(index as u16)
+    }
+}

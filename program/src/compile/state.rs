@@ -1,0 +1,184 @@
+//! What a stage keeps from step to step: parameters in buckets, their gradients and optimizer state beside them, running statistics.
+//!
+//! A bucket is a run of parameters whose gradients are complete at about the same time and are shared out alike, so that one
+//! collective reduces and one kernel updates them. Training and evaluation have the same state in the same place.
+
+use super::{Lowering, stage_of_block};
+use crate::mesh::{Axis, Mesh};
+use crate::placement::Placements;
+use crate::plan::{Plan, PlanError};
+use foretell_models::{OperatorId, Role, TensorId};
+use foretell_units::{Bytes, DataType};
+
+/// Elements to which a parameter's start is aligned: 64 bytes in single precision, a cache line.
+const ALIGNMENT: usize = 16;
+
+/// One parameter of a bucket.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) parameter: TensorId,
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) placements: Placements,
+    /// The first element within the bucket.
+    pub(super) offset: usize,
+}
+
+/// Parameters that are reduced and updated together.
+#[derive(Clone, Debug)]
+pub(super) struct Bucket {
+    pub(super) members: Vec<Member>,
+    /// Elements with padding.
+    pub(super) elements: usize,
+    /// How the gradients lie when the stage has made them.
+    pub(super) gradient: Placements,
+    /// All stages that have the parameters, where they are more than one.
+    pub(super) stages: Vec<usize>,
+    /// Operators that add to the gradients, for one micro-batch.
+    pub(super) writers: usize,
+}
+
+/// Running statistics of one norm.
+#[derive(Clone, Debug)]
+pub(super) struct Running {
+    pub(super) tensor: TensorId,
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) placements: Placements,
+    /// The sums of batch statistics that update them: the tensor's name.
+    pub(super) statistics: String,
+    pub(super) statistics_placements: Placements,
+    /// Groups of samples that one micro-batch adds to the statistics, over all ranks.
+    pub(super) contributions: usize,
+}
+
+/// Everything a stage keeps.
+#[derive(Clone, Debug)]
+pub(super) struct StageState {
+    pub(super) buckets: Vec<Bucket>,
+    pub(super) running: Vec<Running>,
+    /// Format of the parameters that operators read.
+    pub(super) precision: DataType,
+    /// Whether a single-precision copy is kept beside them.
+    pub(super) master: bool,
+    /// Optimizer values for each parameter.
+    pub(super) optimizer_states: usize,
+}
+
+impl StageState {
+    pub(super) fn plan(lowering: &Lowering, cuts: &[usize], stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
+        let stage_of_block = stage_of_block(cuts);
+        let graph = &lowering.graph;
+        // In the order in which the backward pass completes them.
+        let mut complete: Vec<(TensorId, TensorId, usize)> = Vec::new();
+        for (index, operator) in graph.operators.iter().enumerate() {
+            if stage_of_block[operator.block] != stage {
+                continue;
+            }
+            for output in &operator.outputs {
+                if let Role::ParameterGradient(parameter) = graph.tensor(output.tensor).role {
+                    complete.retain(|&(known, ..)| known != parameter);
+                    complete.push((parameter, output.tensor, index));
+                }
+            }
+        }
+        let mut buckets: Vec<Bucket> = Vec::new();
+        for (parameter, gradient, _) in complete {
+            let placements = lowering.sharding.settled(parameter);
+            let gradient_placements = lowering.sharding.produced(gradient);
+            let stages = stages_with(lowering, parameter, &stage_of_block);
+            let tensor = graph.tensor(parameter);
+            let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+            let shape = placements.local_shape(&full, mesh);
+            let elements: usize = shape.iter().product();
+            let padded = elements.next_multiple_of(ALIGNMENT);
+            let whole_bucket = plan.layout.bucket.count() as usize / 4;
+            let fits = |bucket: &Bucket| {
+                bucket.stages == stages
+                    && bucket.gradient == kind_of(gradient_placements)
+                    && bucket.elements + padded <= whole_bucket
+            };
+            let found =
+                buckets.iter().rposition(|bucket| bucket.stages == stages && bucket.gradient == kind_of(gradient_placements));
+            let index = match found.filter(|&index| fits(&buckets[index])) {
+                Some(index) => index,
+                None => {
+                    let gradient = kind_of(gradient_placements);
+                    buckets.push(Bucket { members: Vec::new(), elements: 0, gradient, stages, writers: 0 });
+                    buckets.len() - 1
+                }
+            };
+            let bucket = &mut buckets[index];
+            let name = tensor.name.clone();
+            bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
+            bucket.elements += padded;
+        }
+        for bucket in &mut buckets {
+            bucket.writers = writers(lowering, bucket, stage, &stage_of_block).len();
+        }
+        let running = running(lowering, stage, &stage_of_block, mesh)?;
+        let mixed = plan.precision.size() < Bytes::new(4);
+        Ok(Self { buckets, running, precision: plan.precision, master: mixed, optimizer_states: plan.optimizer_states() })
+    }
+}
+
+/// The placements by which buckets are told apart: which axes hold parts, not which dimension they cut.
+fn kind_of(placements: Placements) -> Placements {
+    use crate::placement::Placement;
+    Axis::WITHIN_STAGE.iter().fold(placements, |kind, &axis| match placements.get(axis) {
+        Placement::Shard(_) => kind.with(axis, Placement::Shard(0)),
+        _ => kind,
+    })
+}
+
+/// The stages whose operators use a parameter.
+fn stages_with(lowering: &Lowering, parameter: TensorId, stage_of_block: &[usize]) -> Vec<usize> {
+    let mut stages: Vec<usize> =
+        lowering.consumers[parameter.0].iter().map(|&id| stage_of_block[lowering.graph.operators[id.0].block]).collect();
+    stages.sort_unstable();
+    stages.dedup();
+    stages
+}
+
+/// The stage's operators that add to a bucket's gradients.
+pub(super) fn writers(lowering: &Lowering, bucket: &Bucket, stage: usize, stage_of_block: &[usize]) -> Vec<OperatorId> {
+    let graph = &lowering.graph;
+    let is_member = |tensor: TensorId| match graph.tensor(tensor).role {
+        Role::ParameterGradient(parameter) => bucket.members.iter().any(|member| member.parameter == parameter),
+        _ => false,
+    };
+    (0..graph.operators.len())
+        .map(OperatorId)
+        .filter(|&id| {
+            let operator = &graph.operators[id.0];
+            stage_of_block[operator.block] == stage && operator.outputs.iter().any(|output| is_member(output.tensor))
+        })
+        .collect()
+}
+
+/// The running statistics of a stage's norms, each with the sums that update it.
+fn running(lowering: &Lowering, stage: usize, stage_of_block: &[usize], mesh: &Mesh) -> Result<Vec<Running>, PlanError> {
+    let graph = &lowering.graph;
+    let mut all = Vec::new();
+    for operator in &graph.operators {
+        if operator.kind != foretell_models::OperatorKind::BatchNorm || stage_of_block[operator.block] != stage {
+            continue;
+        }
+        let statistics = &operator.outputs[2];
+        let name = format!("{}.running", operator.name);
+        let Some(index) = graph.tensors.iter().position(|tensor| tensor.name == name) else { continue };
+        let produced = lowering.sharding.produced(statistics.tensor);
+        let placements = produced.partial_axes().fold(produced, |kept, axis| kept.with(axis, crate::Placement::Replicate));
+        let full: Vec<usize> = graph.tensors[index].dimensions.iter().map(|one| one.extent).collect();
+        all.push(Running {
+            tensor: TensorId(index),
+            name,
+            shape: placements.local_shape(&full, mesh),
+            placements,
+            statistics: graph.tensor(statistics.tensor).name.clone(),
+            statistics_placements: produced,
+            contributions: operator.loops[0].extent,
+        });
+    }
+    Ok(all)
+}

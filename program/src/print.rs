@@ -1,0 +1,84 @@
+//! A Program as text that a person can follow: `foretell simulate --dump-program`.
+
+use crate::program::{BufferId, Instruction, Operation, Program, StageProgram};
+use std::fmt::{self, Display, Formatter, Write as _};
+
+impl Display for Program {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        for stage in &self.stages {
+            let ranks = self.mesh.stage_ranks(stage.stage);
+            let ranks: Vec<String> = ranks.iter().map(|rank| rank.0.to_string()).collect();
+            writeln!(
+                formatter,
+                "stage {} (ranks {}), arena {} ({} bytes), {} instructions",
+                stage.stage,
+                ranks.join(" "),
+                stage.arena,
+                stage.arena.count(),
+                stage.instructions.len()
+            )?;
+            write_buffers(formatter, stage)?;
+            for (index, instruction) in stage.instructions.iter().enumerate() {
+                writeln!(formatter, "{}", line(stage, index, instruction))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_buffers(formatter: &mut Formatter<'_>, stage: &StageProgram) -> fmt::Result {
+    writeln!(formatter, "  kept from step to step:")?;
+    for (index, buffer) in stage.buffers.iter().enumerate().filter(|(_, buffer)| buffer.persistent) {
+        let indent = if buffer.parent.is_some() { "    " } else { "  " };
+        let shape: Vec<String> = buffer.shape.iter().map(usize::to_string).collect();
+        writeln!(
+            formatter,
+            "  {indent}#{index:<5} {:<44} {:>5}[{}] at {}",
+            buffer.name,
+            buffer.data_type.name(),
+            shape.join(","),
+            buffer.offset.count()
+        )?;
+    }
+    Ok(())
+}
+
+fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String {
+    let operation = &instruction.operation;
+    let what = match operation {
+        Operation::Compute { accumulate: true, .. } => format!("{} +=", operation.kind()),
+        Operation::Collective { group, bytes, .. } => {
+            format!("{} {} {bytes}", operation.kind(), stage.groups[group.0 as usize])
+        }
+        Operation::Send { stage, bytes } => format!("send to stage {stage} {bytes}"),
+        Operation::Receive { stage, bytes } => format!("receive from stage {stage} {bytes}"),
+        _ => operation.kind().to_string(),
+    };
+    let micro_batch = instruction.micro_batch.map_or(String::new(), |index| format!("mb{index}"));
+    let mut text = format!("{index:>6}  {what:<38} {:<36} {micro_batch:<5}", stage.name_of(instruction));
+    list(&mut text, stage, "reads", &instruction.reads);
+    list(&mut text, stage, "writes", &instruction.writes);
+    let stream = match &stage.streams[instruction.stream.0 as usize] {
+        crate::Stream::Group(group) => stage.groups[group.0 as usize].to_string(),
+        other => other.to_string(),
+    };
+    // Writing to a String cannot fail.
+    let _ = write!(text, " [{stream}]");
+    if !instruction.after.is_empty() {
+        let after: Vec<String> = instruction.after.iter().map(|id| id.0.to_string()).collect();
+        let _ = write!(text, " after {}", after.join(" "));
+    }
+    text
+}
+
+fn list(text: &mut String, stage: &StageProgram, title: &str, buffers: &[BufferId]) {
+    if buffers.is_empty() {
+        return;
+    }
+    let _ = write!(text, " {title}");
+    for &id in buffers {
+        let buffer = stage.buffer(id);
+        let place = buffer.offset.count();
+        let _ = write!(text, " {}#{}@{place}", buffer.name, id.0);
+    }
+}

@@ -1,0 +1,287 @@
+//! What holds for every Program, whatever the layout: no race, no deadlock, sends that meet receives, memory that is never shared.
+
+use foretell_models::{Model, Stem};
+use foretell_program::{
+    BufferId, Collective, Layout, Operation, Plan, Program, Recompute, Schedule, StagePass, StageProgram, compile,
+};
+use proptest::prelude::*;
+
+/// For each instruction, how many instructions of each stream are over before it begins.
+fn clocks(stage: &StageProgram) -> Vec<Vec<u32>> {
+    let mut known = vec![vec![0u32; stage.streams.len()]; stage.streams.len()];
+    let mut clocks = Vec::new();
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        let stream = instruction.stream.0 as usize;
+        for id in &instruction.after {
+            assert!((id.0 as usize) < index, "instruction {index} waits for a later one");
+            let theirs: &Vec<u32> = &clocks[id.0 as usize];
+            let other = stage.instructions[id.0 as usize].stream.0 as usize;
+            for (mine, &their) in known[stream].iter_mut().zip(theirs) {
+                *mine = (*mine).max(their);
+            }
+            known[stream][other] = known[stream][other].max(id.0 + 1);
+        }
+        clocks.push(known[stream].clone());
+        known[stream][stream] = index as u32 + 1;
+    }
+    clocks
+}
+
+fn root(stage: &StageProgram, id: BufferId) -> BufferId {
+    stage.buffer(id).parent.unwrap_or(id)
+}
+
+/// Every two accesses of the same memory, one of them a write, are ordered.
+fn assert_no_race(stage: &StageProgram) {
+    let clocks = clocks(stage);
+    let mut accesses: Vec<(u64, u64, usize, bool)> = Vec::new();
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        for (list, writes) in [(&instruction.reads, false), (&instruction.writes, true)] {
+            for &id in list {
+                let buffer = stage.buffer(id);
+                let (start, end) = (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count());
+                assert!(end <= stage.arena.count(), "{} lies outside the arena", buffer.name);
+                let whole = stage.buffer(root(stage, id));
+                assert!(start >= whole.offset.count() && end <= whole.offset.count() + whole.bytes.count());
+                accesses.push((start, end, index, writes));
+            }
+        }
+    }
+    for (position, first) in accesses.iter().enumerate() {
+        for second in &accesses[position + 1..] {
+            let overlap = first.0 < second.1 && second.0 < first.1;
+            if !overlap || !(first.3 || second.3) || first.2 == second.2 {
+                continue;
+            }
+            let stream = stage.instructions[first.2].stream;
+            let ordered = stage.instructions[second.2].stream == stream || clocks[second.2][stream.0 as usize] > first.2 as u32;
+            assert!(ordered, "instructions {} and {} of stage {} race", first.2, second.2, stage.stage);
+        }
+    }
+}
+
+/// What is read was written, and not overwritten by something else in between: runs the list over a memory of names.
+fn assert_reads_what_was_written(stage: &StageProgram) {
+    let mut memory: Vec<(u64, u64, BufferId)> = stage
+        .buffers
+        .iter()
+        .enumerate()
+        .filter(|(_, buffer)| buffer.persistent && buffer.parent.is_none())
+        .map(|(index, buffer)| (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count(), BufferId(index as u32)))
+        .collect();
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        for &id in &instruction.reads {
+            let id = root(stage, id);
+            assert!(
+                memory.iter().any(|&(.., held)| held == id),
+                "instruction {index} reads {} that is gone",
+                stage.buffer(id).name
+            );
+        }
+        for &id in &instruction.writes {
+            let id = root(stage, id);
+            let (start, end) =
+                (stage.buffer(id).offset.count(), stage.buffer(id).offset.count() + stage.buffer(id).bytes.count());
+            memory.retain(|&(from, until, held)| held == id || from >= end || until <= start);
+            if !memory.iter().any(|&(.., held)| held == id) {
+                memory.push((start, end, id));
+            }
+        }
+    }
+}
+
+/// Between two stages the n-th send is the n-th receive, in size and in name.
+fn assert_sends_meet_receives(program: &Program) {
+    for from in &program.stages {
+        for to in &program.stages {
+            let sends: Vec<_> = from
+                .instructions
+                .iter()
+                .filter(|one| matches!(one.operation, Operation::Send { stage, .. } if stage == to.stage))
+                .map(|one| (from.name_of(one), one.micro_batch, from.buffer(one.reads[0]).shape.clone()))
+                .collect();
+            let receives: Vec<_> = to
+                .instructions
+                .iter()
+                .filter(|one| matches!(one.operation, Operation::Receive { stage, .. } if stage == from.stage))
+                .map(|one| (to.name_of(one), one.micro_batch, to.buffer(one.writes[0]).shape.clone()))
+                .collect();
+            assert_eq!(sends, receives, "from stage {} to stage {}", from.stage, to.stage);
+        }
+    }
+}
+
+fn assert_sound(program: &Program) {
+    assert_sends_meet_receives(program);
+    for stage in &program.stages {
+        assert_reads_what_was_written(stage);
+        assert_no_race(stage);
+    }
+}
+
+fn models() -> impl Strategy<Value = Model> {
+    prop_oneof![
+        proptest::collection::vec(prop_oneof![Just(4usize), Just(8), Just(12)], 2..6).prop_map(|widths| Model::Mlp { widths }),
+        Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
+        (1usize..4, any::<bool>()).prop_map(|(layers, tied_embeddings)| Model::Gpt {
+            layers,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 32,
+            sequence: 8,
+            tied_embeddings,
+        }),
+    ]
+}
+
+prop_compose! {
+    fn layouts()(
+        data in 1usize..4,
+        tensor in prop_oneof![Just(1usize), Just(2), Just(4)],
+        pipeline in 1usize..3,
+        micro_batch in 1usize..3,
+        micro_batches in 1usize..5,
+        gpipe in any::<bool>(),
+        full in any::<bool>(),
+        bucket in prop_oneof![Just(64u64), Just(4096), Just(25 << 20)],
+    ) -> (Layout, usize) {
+        let schedule = if gpipe { Schedule::Gpipe } else { Schedule::OneForwardOneBackward };
+        let recompute = if full { Recompute::Full } else { Recompute::None };
+        let bucket = foretell_units::Bytes::new(bucket);
+        let layout = Layout { data, tensor, pipeline, micro_batch, schedule, recompute, bucket, ..Layout::default() };
+        (layout, data * micro_batch * micro_batches)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_program_is_free_of_races_and_reads_only_what_was_written(model in models(), (layout, batch) in layouts()) {
+        let mut plan = Plan::new(layout, batch);
+        plan.optimizer = foretell_program::Optimizer::AdamW;
+        let compiled = match compile(&model, "model", &plan) {
+            Ok(compiled) => compiled,
+            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+        };
+        assert_sound(&compiled.training);
+        assert_sound(&compiled.evaluation);
+        // What is kept lies in the same place in both, so that they can share an arena.
+        for (training, evaluation) in compiled.training.stages.iter().zip(&compiled.evaluation.stages) {
+            let kept = |stage: &StageProgram| -> Vec<_> {
+                stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
+            };
+            prop_assert_eq!(kept(training), kept(evaluation));
+        }
+    }
+
+    #[test]
+    fn every_schedule_runs_each_pass_once_in_order_and_holds_no_more_than_it_says(
+        stages in 1usize..9, micro_batches in 1usize..17, gpipe in any::<bool>()
+    ) {
+        let schedule = if gpipe { Schedule::Gpipe } else { Schedule::OneForwardOneBackward };
+        let lists: Vec<_> = (0..stages).map(|stage| schedule.order(stages, micro_batches, stage)).collect();
+        let mut done = std::collections::BTreeSet::new();
+        let mut next = vec![0; stages];
+        let mut held = vec![0usize; stages];
+        // Runs whatever can run until nothing can: all must have run then.
+        loop {
+            let mut progress = false;
+            for stage in 0..stages {
+                while let Some(task) = lists[stage].get(next[stage]) {
+                    let ready = match task.pass {
+                        StagePass::Forward => stage == 0 || done.contains(&(StagePass::Forward, task.micro_batch, stage - 1)),
+                        StagePass::Backward => done.contains(&(StagePass::Forward, task.micro_batch, stage))
+                            && (stage + 1 == stages || done.contains(&(StagePass::Backward, task.micro_batch, stage + 1))),
+                    };
+                    if !ready { break; }
+                    prop_assert!(done.insert((task.pass, task.micro_batch, stage)), "a pass runs twice");
+                    match task.pass {
+                        StagePass::Forward => held[stage] += 1,
+                        StagePass::Backward => held[stage] -= 1,
+                    }
+                    prop_assert!(held[stage] <= schedule.in_flight_bound(stages, micro_batches, stage));
+                    next[stage] += 1;
+                    progress = true;
+                }
+            }
+            if !progress { break; }
+        }
+        prop_assert_eq!(done.len(), 2 * stages * micro_batches, "deadlock");
+    }
+}
+
+fn program(model: &Model, layout: Layout, batch: usize) -> Program {
+    compile(model, "model", &Plan::new(layout, batch)).expect("a plan that fits").training
+}
+
+fn count(stage: &StageProgram, kind: &str) -> usize {
+    stage.instructions.iter().filter(|one| one.operation.kind() == kind).count()
+}
+
+#[test]
+fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
+    let model = Model::Mlp { widths: vec![8, 16, 4] };
+    let layout = Layout { data: 2, tensor: 2, micro_batch: 2, ..Layout::default() };
+    let program = program(&model, layout, 4);
+    let stage = &program.stages[0];
+    // z is partial over `tensor` (one all-reduce), the gradients over `data` (one bucket for shards, one for what is whole).
+    assert_eq!(count(stage, "all_reduce"), 3, "{program}");
+    let weight = |name: &str| stage.buffers.iter().find(|one| one.name == name).expect("a weight").shape.clone();
+    assert_eq!(weight("0.weight"), [8, 8], "columns are shared out");
+    assert_eq!(weight("2.weight"), [4, 8], "and then rows");
+    assert_eq!(weight("2.bias"), [4], "the bias after the sum is whole");
+}
+
+#[test]
+fn a_transformer_layer_has_megatrons_four_all_reduces() {
+    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
+    assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4, "{program}");
+    assert_eq!(count(&program.stages[0], "all_gather"), 0);
+}
+
+#[test]
+fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
+    let model = Model::Gpt { layers: 6, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 32, tied_embeddings: true };
+    let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
+    let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
+    assert_eq!(count(&none.stages[0], "attention"), 6);
+    assert_eq!(count(&full.stages[0], "attention"), 12);
+    assert!(
+        full.stages[0].arena.value() < 0.8 * none.stages[0].arena.value(),
+        "{} {}",
+        full.stages[0].arena,
+        none.stages[0].arena
+    );
+}
+
+#[test]
+fn one_forward_one_backward_holds_less_than_gpipe() {
+    let model = Model::Mlp { widths: vec![64; 9] };
+    let layout = |schedule| Layout { pipeline: 2, micro_batch: 64, schedule, ..Layout::default() };
+    let gpipe = program(&model, layout(Schedule::Gpipe), 64 * 8);
+    let one = program(&model, layout(Schedule::OneForwardOneBackward), 64 * 8);
+    assert!(one.stages[0].arena.value() < 0.6 * gpipe.stages[0].arena.value());
+}
+
+#[test]
+fn tied_embeddings_in_two_stages_are_summed_over_both() {
+    let model = Model::Gpt { layers: 2, hidden: 16, heads: 2, ffn: None, vocab: 32, sequence: 8, tied_embeddings: true };
+    let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
+    for stage in &program.stages {
+        let shared = stage.instructions.iter().filter(|one| {
+            matches!(one.operation, Operation::Collective { kind: Collective::AllReduce, group, .. }
+                if stage.groups[group.0 as usize].stages == [0, 1])
+        });
+        assert_eq!(shared.count(), 1);
+    }
+}
+
+#[test]
+fn the_same_plan_gives_the_same_program() {
+    let model = Model::named("resnet18").expect("in the zoo");
+    let layout = Layout { data: 2, tensor: 2, pipeline: 2, micro_batch: 2, ..Layout::default() };
+    assert_eq!(program(&model, layout.clone(), 8).to_string(), program(&model, layout, 8).to_string());
+}

@@ -1,0 +1,346 @@
+//! Predicted against measured, instruction by instruction: which of them made the step longer or shorter than foretold, and why.
+//!
+//! Both timelines are split by [`attribute`](crate::attribute) into the same pieces, so that the difference of the steps is the
+//! sum of the pieces' differences and nothing is left over.
+//!
+//! The kinds of time on a rank:
+//! - `compute: KERNEL`: the compute stream runs that kernel;
+//! - `communication: KIND` and `load`: the compute stream is idle because what comes next needs data that is being moved;
+//! - `bubble`: the compute stream is idle because another rank has not come yet, to an exchange or to the end of the step;
+//! - `host`: the compute stream is idle and none of these explains it.
+
+use crate::attribute::{Exchanges, Piece, Reason, attribute};
+use foretell_program::{InstructionId, Operation, Program, Rank, StageProgram, Timeline};
+use foretell_units::{Bytes, Picoseconds, Seconds};
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The most rows of [`Comparison::worst`].
+const MOST_WORST: usize = 10;
+
+/// Two timelines of one program, laid side by side.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The step as foretold.
+    #[serde(rename = "predicted_step_seconds", serialize_with = "number")]
+    pub predicted_step: Seconds,
+    /// The step as measured.
+    #[serde(rename = "measured_step_seconds", serialize_with = "number")]
+    pub measured_step: Seconds,
+    /// Predicted over measured, less one; 0 where nothing was measured.
+    pub error: f64,
+    /// The rank that [`Comparison::by_kind`] is about: the one whose measured step ended last.
+    pub rank: Rank,
+    /// Where the reported rank's step went. Each column adds up to its step, the shares to the error.
+    pub by_kind: Vec<KindRow>,
+    /// What contributed most to the difference, over all ranks.
+    pub worst: Vec<WorstRow>,
+}
+
+/// All time of one kind on the reported rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KindRow {
+    /// `compute: KERNEL`, `communication: KIND`, `load`, `bubble` or `host`.
+    pub kind: String,
+    /// As foretold.
+    #[serde(rename = "predicted_seconds", serialize_with = "number")]
+    pub predicted: Seconds,
+    /// As measured.
+    #[serde(rename = "measured_seconds", serialize_with = "number")]
+    pub measured: Seconds,
+    /// Predicted less measured, over the measured step.
+    pub error_share: f64,
+    /// Instructions of the kind; for `bubble` and `host` how many times it was measured.
+    pub count: usize,
+}
+
+/// What one instruction adds to the step, foretold and measured: the mean over the ranks of its stage. Hidden communication adds
+/// nothing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WorstRow {
+    /// The rank on which the difference is largest.
+    pub rank: Rank,
+    /// The instruction; none for what comes after a rank's last.
+    pub instruction: Option<InstructionId>,
+    /// Its operator's or tensor's name.
+    pub name: String,
+    /// As in [`KindRow::kind`].
+    pub kind: String,
+    /// The micro-batch that it is for.
+    pub micro_batch: Option<u32>,
+    /// As foretold.
+    #[serde(rename = "predicted_seconds", serialize_with = "number")]
+    pub predicted: Seconds,
+    /// As measured.
+    #[serde(rename = "measured_seconds", serialize_with = "number")]
+    pub measured: Seconds,
+    /// Predicted less measured.
+    #[serde(rename = "difference_seconds", serialize_with = "number")]
+    pub difference: Seconds,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// Why an instruction took another time than foretold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// A kernel took longer.
+    KernelSlower,
+    /// A kernel took less.
+    KernelFaster,
+    /// Communication took longer, once everyone was there.
+    CommunicationSlower,
+    /// Communication took less.
+    CommunicationFaster,
+    /// Reading samples took longer.
+    LoadSlower,
+    /// Reading samples took less.
+    LoadFaster,
+    /// Another rank came later.
+    WaitedForPeer,
+    /// Another rank came earlier.
+    WaitedLess,
+    /// More time passed in which nothing ran and nobody was waited for.
+    HostGap,
+    /// Less of it passed.
+    ShorterHostGap,
+}
+
+impl Cause {
+    /// The cause in words.
+    pub const fn phrase(self) -> &'static str {
+        match self {
+            Cause::KernelSlower => "kernel slower than its calibration",
+            Cause::KernelFaster => "kernel faster than its calibration",
+            Cause::CommunicationSlower => "communication slower than its calibration",
+            Cause::CommunicationFaster => "communication faster than its calibration",
+            Cause::LoadSlower => "loading slower than its calibration",
+            Cause::LoadFaster => "loading faster than its calibration",
+            Cause::WaitedForPeer => "waited for a peer",
+            Cause::WaitedLess => "waited less for a peer",
+            Cause::HostGap => "host gap",
+            Cause::ShorterHostGap => "shorter host gap",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.phrase())
+    }
+}
+
+impl Serialize for Cause {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.phrase())
+    }
+}
+
+/// The contract's `check` document.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckDocument {
+    /// The times.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+    /// Whether the measured step lies between the prediction's 10th and 90th percentile.
+    pub inside_interval: bool,
+    /// Predicted over measured memory, less one; none where none was measured.
+    pub memory_error: Option<f64>,
+}
+
+impl CheckDocument {
+    /// Adds what a comparison of timelines does not know: the prediction's percentiles, and the peak memory of the fullest rank.
+    pub fn new(
+        comparison: Comparison,
+        p10: Seconds,
+        p90: Seconds,
+        predicted_memory: Bytes,
+        measured_memory: Option<Bytes>,
+    ) -> Self {
+        let inside_interval = (p10..=p90).contains(&comparison.measured_step);
+        let measured_memory = measured_memory.filter(|&measured| measured > Bytes::ZERO);
+        let memory_error = measured_memory.map(|measured| predicted_memory / measured - 1.0);
+        Self { comparison, inside_interval, memory_error }
+    }
+}
+
+/// Lays two timelines of a program side by side, by rank and instruction. Ranks and instructions that only one of them has are
+/// not compared.
+///
+/// A rank's clock starts with the step, so that waiting for peers is told apart from communication only as well as the ranks'
+/// starts agree.
+pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> Comparison {
+    let exchanges = Exchanges::of(program);
+    let ranks = predicted.ranks.len().min(measured.ranks.len()).min(program.mesh.world_size());
+    let last = (0..ranks).max_by_key(|&rank| (measured.ranks.get(rank).map(|one| one.end), std::cmp::Reverse(rank)));
+    let reported = Rank(last.unwrap_or(0));
+
+    let split = |timeline, rank| attribute(program, &exchanges, timeline, rank);
+    let mut totals: BTreeMap<Key, Total> = BTreeMap::new();
+    let mut by_kind = Vec::new();
+    let mut ranks_of_stage = vec![0; program.stages.len()];
+    for rank in (0..ranks).map(Rank) {
+        let pieces = (split(predicted, rank), split(measured, rank));
+        if rank == reported {
+            by_kind = kinds(program.stage_of(rank), &pieces.0, &pieces.1, measured.step());
+        }
+        if let Some(count) = ranks_of_stage.get_mut(program.stage_of(rank).stage) {
+            *count += 1;
+        }
+        for (key, sides) in by_instruction(program.stage_of(rank), &pieces.0, &pieces.1) {
+            totals.entry(key).or_insert_with(|| Total::at(rank)).add(rank, sides);
+        }
+    }
+    let (predicted_step, measured_step) = (Seconds::from(predicted.step()), Seconds::from(measured.step()));
+    let error = if measured_step > Seconds::ZERO { predicted_step / measured_step - 1.0 } else { 0.0 };
+    Comparison { predicted_step, measured_step, error, rank: reported, by_kind, worst: worst(program, &ranks_of_stage, &totals) }
+}
+
+/// Time foretold and time measured.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sides {
+    predicted: Picoseconds,
+    measured: Picoseconds,
+}
+
+impl Sides {
+    fn difference(self) -> Seconds {
+        Seconds::from(self.predicted) - Seconds::from(self.measured)
+    }
+
+    fn magnitude(self) -> Picoseconds {
+        Picoseconds(self.predicted.0.abs_diff(self.measured.0))
+    }
+}
+
+fn kinds(stage: &StageProgram, predicted: &[Piece], measured: &[Piece], step: Picoseconds) -> Vec<KindRow> {
+    // Each kind that the rank's list has stands in the table, even where all of it was hidden.
+    let mut rows: BTreeMap<String, (Sides, usize)> = BTreeMap::new();
+    for instruction in &stage.instructions {
+        rows.entry(kind_of(&instruction.operation)).or_default().1 += 1;
+    }
+    for piece in predicted {
+        rows.entry(kind(stage, piece.instruction, piece.reason)).or_default().0.predicted += piece.duration;
+    }
+    for piece in measured {
+        let row = rows.entry(kind(stage, piece.instruction, piece.reason)).or_default();
+        row.0.measured += piece.duration;
+        row.1 += usize::from(piece.reason != Reason::Work);
+    }
+    let step = Seconds::from(step);
+    let mut rows: Vec<KindRow> = rows
+        .into_iter()
+        .map(|(kind, (sides, count))| KindRow {
+            kind,
+            predicted: sides.predicted.into(),
+            measured: sides.measured.into(),
+            error_share: if step > Seconds::ZERO { sides.difference() / step } else { 0.0 },
+            count,
+        })
+        .collect();
+    rows.sort_by(|one, other| other.measured.value().total_cmp(&one.measured.value()).then_with(|| one.kind.cmp(&other.kind)));
+    rows
+}
+
+/// What is one row of [`Comparison::worst`]: a stage's instruction and why time passed at it.
+type Key = (usize, Option<InstructionId>, Reason);
+
+fn by_instruction(stage: &StageProgram, predicted: &[Piece], measured: &[Piece]) -> BTreeMap<Key, Sides> {
+    let mut result: BTreeMap<Key, Sides> = BTreeMap::new();
+    let key = |piece: &Piece| (stage.stage, piece.instruction, piece.reason);
+    for piece in predicted {
+        result.entry(key(piece)).or_default().predicted += piece.duration;
+    }
+    for piece in measured {
+        result.entry(key(piece)).or_default().measured += piece.duration;
+    }
+    result
+}
+
+/// A row's sum over the ranks of its stage.
+struct Total {
+    sum: Sides,
+    worst_rank: Rank,
+    worst: Picoseconds,
+}
+
+impl Total {
+    fn at(rank: Rank) -> Self {
+        Self { sum: Sides::default(), worst_rank: rank, worst: Picoseconds::ZERO }
+    }
+
+    fn add(&mut self, rank: Rank, sides: Sides) {
+        self.sum.predicted += sides.predicted;
+        self.sum.measured += sides.measured;
+        if sides.magnitude() > self.worst {
+            (self.worst, self.worst_rank) = (sides.magnitude(), rank);
+        }
+    }
+}
+
+fn worst(program: &Program, ranks_of_stage: &[usize], totals: &BTreeMap<Key, Total>) -> Vec<WorstRow> {
+    let mut ordered: Vec<(&Key, &Total)> = totals.iter().filter(|(_, total)| total.sum.magnitude() > Picoseconds::ZERO).collect();
+    ordered.sort_by_key(|(key, total)| (std::cmp::Reverse(total.sum.magnitude()), **key));
+    let row = |(&(stage, instruction, reason), total): (&Key, &Total)| {
+        let ranks = ranks_of_stage.get(stage).copied().unwrap_or(1).max(1) as f64;
+        let stage = program.stages.get(stage)?;
+        let what = instruction.and_then(|id| stage.instructions.get(id.0 as usize));
+        let mean = |time: Picoseconds| Seconds::from(time) / ranks;
+        let name = match what {
+            Some(what) => stage.names.get(what.name as usize).cloned().unwrap_or_default(),
+            None => "end of the step".to_owned(),
+        };
+        Some(WorstRow {
+            rank: total.worst_rank,
+            instruction,
+            name,
+            kind: kind(stage, instruction, reason),
+            micro_batch: what.and_then(|what| what.micro_batch),
+            predicted: mean(total.sum.predicted),
+            measured: mean(total.sum.measured),
+            difference: total.sum.difference() / ranks,
+            cause: cause(what.map(|what| &what.operation), reason, total.sum),
+        })
+    };
+    ordered.into_iter().filter_map(row).take(MOST_WORST).collect()
+}
+
+fn kind(stage: &StageProgram, instruction: Option<InstructionId>, reason: Reason) -> String {
+    let operation = instruction.and_then(|id| stage.instructions.get(id.0 as usize)).map(|one| &one.operation);
+    match (reason, operation) {
+        (Reason::Work, Some(operation)) => kind_of(operation),
+        (Reason::Wait, _) => "bubble".to_owned(),
+        (Reason::Host, _) | (Reason::Work, None) => "host".to_owned(),
+    }
+}
+
+fn kind_of(operation: &Operation) -> String {
+    match operation {
+        Operation::Compute { .. } => format!("compute: {}", operation.kind()),
+        Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => {
+            format!("communication: {}", operation.kind())
+        }
+        Operation::Load { .. } => "load".to_owned(),
+    }
+}
+
+fn cause(operation: Option<&Operation>, reason: Reason, sides: Sides) -> Cause {
+    let slower = sides.measured > sides.predicted;
+    let (when_slower, when_faster) = match (reason, operation) {
+        (Reason::Wait, _) => (Cause::WaitedForPeer, Cause::WaitedLess),
+        (Reason::Host, _) | (Reason::Work, None) => (Cause::HostGap, Cause::ShorterHostGap),
+        (Reason::Work, Some(Operation::Compute { .. })) => (Cause::KernelSlower, Cause::KernelFaster),
+        (Reason::Work, Some(Operation::Load { .. })) => (Cause::LoadSlower, Cause::LoadFaster),
+        (Reason::Work, Some(_)) => (Cause::CommunicationSlower, Cause::CommunicationFaster),
+    };
+    if slower { when_slower } else { when_faster }
+}
+
+/// JSON documents have plain numbers in SI units, as the contract says; files that people write have `12ms`.
+fn number<S: Serializer>(duration: &Seconds, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.value())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,17 @@
+//! What can go wrong between a report's data and its bytes.
+
+use thiserror::Error;
+
+/// Why a report could not be made.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    /// The plot's lines, areas or text could not be drawn.
+    #[error("cannot draw the plot: {0}")]
+    Draw(String),
+    /// The pixels could not be packed.
+    #[error("cannot encode the plot as PNG: {0}")]
+    Encode(#[from] png::EncodingError),
+    /// The receiver of a trace refused it.
+    #[error("cannot write the trace: {0}")]
+    Write(#[from] std::io::Error),
+}

@@ -1,0 +1,148 @@
+//! Traces for Perfetto and `chrome://tracing`, in the Trace Event Format (Google, "Trace Event Format", 2016).
+//!
+//! Each rank has a process for each of its timelines, so that the predicted and the measured stand one below the other; each stream is a
+//! thread. Events come in the order of ranks, timelines and instructions, so that the same timelines give the same bytes.
+
+use crate::error::ReportError;
+use foretell_program::{Instruction, Operation, Origin, Program, Rank, Span, StageProgram, Stream, Timeline};
+use foretell_units::{Bytes, DataType, Picoseconds};
+use serde_json::{Value, json};
+use std::io::Write;
+
+/// Writes timelines of a program as one trace. Spans of instructions that the program does not have are passed over.
+///
+/// # Errors
+/// [`ReportError::Write`] where the writer refuses.
+pub fn write_trace(program: &Program, timelines: &[&Timeline], mut writer: impl Write) -> Result<(), ReportError> {
+    writer.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let mut separator = "\n";
+    let mut write = |event: Value| -> Result<(), ReportError> {
+        write!(writer, "{separator}{event}")?;
+        separator = ",\n";
+        Ok(())
+    };
+    let ranks = timelines.iter().map(|timeline| timeline.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
+    for rank in (0..ranks).map(Rank) {
+        let stage = program.stage_of(rank);
+        for (position, timeline) in timelines.iter().enumerate() {
+            let Some(spans) = timeline.rank(rank) else { continue };
+            let process = rank.0 * timelines.len() + position;
+            write(metadata("process_name", process, 0, json!({"name": format!("{rank} {}", origin_name(timeline.origin))})))?;
+            write(metadata("process_sort_index", process, 0, json!({"sort_index": process})))?;
+            for (thread, stream) in stage.streams.iter().enumerate() {
+                write(metadata("thread_name", process, thread, json!({"name": stream_name(stage, stream)})))?;
+                write(metadata("thread_sort_index", process, thread, json!({"sort_index": thread})))?;
+            }
+            for span in &spans.spans {
+                if let Some(instruction) = stage.instructions.get(span.instruction.0 as usize) {
+                    write(event(program.precision, stage, instruction, span, process))?;
+                }
+            }
+        }
+    }
+    writer.write_all(b"\n]}\n")?;
+    writer.flush()?;
+    Ok(())
+}
+
+/// A timeline's name in reports.
+pub(crate) const fn origin_name(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Predicted => "predicted",
+        Origin::Measured => "measured",
+    }
+}
+
+/// A stream's name in reports: a group's by its axes.
+pub(crate) fn stream_name(stage: &StageProgram, stream: &Stream) -> String {
+    match stream {
+        Stream::Group(id) => stage.groups.get(id.0 as usize).map_or_else(|| stream.to_string(), |group| format!("group {group}")),
+        other => other.to_string(),
+    }
+}
+
+fn metadata(name: &str, process: usize, thread: usize, arguments: Value) -> Value {
+    json!({"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments})
+}
+
+fn event(precision: DataType, stage: &StageProgram, instruction: &Instruction, span: &Span, process: usize) -> Value {
+    let name = stage.names.get(instruction.name as usize).map_or("", String::as_str);
+    json!({
+        "ph": "X",
+        "name": format!("{} {name}", instruction.operation.kind()),
+        "cat": instruction.phase,
+        "pid": process,
+        "tid": instruction.stream.0,
+        "ts": microseconds(span.start),
+        "dur": microseconds(span.duration()),
+        "args": {
+            "instruction": span.instruction,
+            "micro_batch": instruction.micro_batch,
+            "phase": instruction.phase,
+            "bytes": bytes(precision, stage, instruction).map(Bytes::count),
+        },
+    })
+}
+
+/// What an instruction moves: over a wire, from the data set, or over the memory's border.
+fn bytes(precision: DataType, stage: &StageProgram, instruction: &Instruction) -> Option<Bytes> {
+    match &instruction.operation {
+        Operation::Compute { kernel, .. } => Some(kernel.bytes(precision)),
+        Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(*bytes),
+        Operation::Load { .. } => {
+            instruction.writes.first().and_then(|id| stage.buffers.get(id.0 as usize)).map(|buffer| buffer.bytes)
+        }
+    }
+}
+
+fn microseconds(time: Picoseconds) -> f64 {
+    time.0 as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_trace_has_as_many_events_as_spans_and_is_the_same_every_time() {
+        let (program, predicted, measured) = sample::pipeline();
+        let trace = || {
+            let mut bytes = Vec::new();
+            write_trace(&program, &[&predicted, &measured], &mut bytes).expect("a vector takes everything");
+            bytes
+        };
+        assert_eq!(trace(), trace());
+        let document: Value = serde_json::from_slice(&trace()).expect("valid JSON");
+        let events = document["traceEvents"].as_array().expect("a list");
+        let complete = events.iter().filter(|event| event["ph"] == "X").count();
+        let spans: usize = [&predicted, &measured].iter().flat_map(|one| &one.ranks).map(|rank| rank.spans.len()).sum();
+        assert_eq!(complete, spans);
+        let names: Vec<&str> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
+        assert!(names.contains(&"rank 0 predicted") && names.contains(&"rank 0 measured") && names.contains(&"group data"));
+    }
+
+    #[test]
+    fn an_event_says_what_it_is() {
+        let (program, predicted, _) = sample::pipeline();
+        let mut bytes = Vec::new();
+        write_trace(&program, &[&predicted], &mut bytes).expect("a vector takes everything");
+        let document: Value = serde_json::from_slice(&bytes).expect("valid JSON");
+        let events = document["traceEvents"].as_array().expect("a list");
+        let reduce = events.iter().find(|event| event["name"] == "all_reduce gradients").expect("the gradients' all-reduce");
+        assert_eq!(reduce["cat"], "update");
+        assert_eq!(reduce["args"]["bytes"], 4 << 20);
+        assert!(reduce["dur"].as_f64().is_some_and(|duration| duration > 0.0));
+    }
+
+    #[test]
+    fn no_timelines_and_foreign_spans_still_make_a_trace() {
+        let (program, mut predicted, _) = sample::pipeline();
+        predicted.ranks[0].spans[0].instruction.0 = 9999;
+        for timelines in [vec![], vec![&predicted]] {
+            let mut bytes = Vec::new();
+            write_trace(&program, &timelines, &mut bytes).expect("a vector takes everything");
+            assert!(serde_json::from_slice::<Value>(&bytes).is_ok());
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Why a Program cannot be simulated: one clear sentence each, with the mend where the user has one.
+
+use foretell_topologies::TopologyError;
+use thiserror::Error;
+
+/// Why a simulation gives no answer.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum SimulationError {
+    /// The mesh is larger than the cluster.
+    #[error("{ranks} ranks need as many devices, and `{topology}` has {devices}; hint: use more nodes, or oversubscribe")]
+    TooFewDevices {
+        /// Ranks of the Program.
+        ranks: usize,
+        /// Devices of the topology.
+        devices: usize,
+        /// Its name.
+        topology: String,
+    },
+    /// Two ranks that talk to each other are not joined.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// The Program contradicts itself: a fault of whoever made it.
+    #[error("stage {stage}, instruction {instruction}: {reason}")]
+    Malformed {
+        /// The pipeline stage.
+        stage: usize,
+        /// The instruction's place in the stage's list.
+        instruction: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The Program has not one list of instructions for each stage of its mesh.
+    #[error("the Program has {stages} lists of instructions, and its mesh {expected} stages")]
+    StageCount {
+        /// Lists there are.
+        stages: usize,
+        /// Lists there should be.
+        expected: usize,
+    },
+    /// Two sides of a communication do not agree on what they exchange.
+    #[error("{left} and {right} do not match: {reason}")]
+    Unmatched {
+        /// One side.
+        left: String,
+        /// The other.
+        right: String,
+        /// How they differ.
+        reason: String,
+    },
+    /// Nothing can proceed, and not everything is done.
+    #[error("deadlock after {done} of {total} instructions: {}", waiting.join("; "))]
+    Deadlock {
+        /// Instructions that finished, over all ranks.
+        done: usize,
+        /// Instructions there are, over all ranks.
+        total: usize,
+        /// What the first few ranks that wait are waiting in.
+        waiting: Vec<String>,
+    },
+}

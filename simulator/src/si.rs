@@ -1,0 +1,50 @@
+//! Quantities as bare numbers in SI base units, which is what the contract's JSON documents hold; in files that people write
+//! they carry their unit as text.
+
+use foretell_units::{Bytes, FlopsPerSecond, Seconds};
+use serde::{Deserialize, Deserializer, Serializer};
+
+/// A quantity that is one number.
+pub(crate) trait Number: Sized {
+    fn number(&self) -> f64;
+    fn of(number: f64) -> Self;
+}
+
+impl Number for Seconds {
+    fn number(&self) -> f64 {
+        self.value()
+    }
+    fn of(number: f64) -> Self {
+        Seconds::new(number)
+    }
+}
+
+impl Number for FlopsPerSecond {
+    fn number(&self) -> f64 {
+        self.value()
+    }
+    fn of(number: f64) -> Self {
+        FlopsPerSecond::new(number)
+    }
+}
+
+pub(crate) fn serialize<T: Number, S: Serializer>(quantity: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(quantity.number())
+}
+
+pub(crate) fn deserialize<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    f64::deserialize(deserializer).map(T::of)
+}
+
+/// Lists of sizes: whole numbers of bytes.
+pub(crate) mod sizes {
+    use super::{Bytes, Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(sizes: &[Bytes], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(sizes.iter().map(|size| size.count()))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Bytes>, D::Error> {
+        Ok(Vec::<u64>::deserialize(deserializer)?.into_iter().map(Bytes::new).collect())
+    }
+}

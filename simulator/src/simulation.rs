@@ -1,0 +1,117 @@
+//! What a simulation is asked and what it answers.
+
+use crate::cost::CostModel;
+use crate::error::SimulationError;
+use crate::interpreter;
+use crate::lowering::Lowered;
+use crate::{breakdown, si};
+use foretell_program::{Program, Timeline};
+use foretell_topologies::Topology;
+use foretell_units::{Picoseconds, Seconds};
+use serde::{Deserialize, Serialize};
+
+/// Which of the durations that a thing can take is assumed, for all things at once: a bad day is bad for every kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Quantile {
+    /// One run in ten is faster.
+    P10,
+    /// Half of the runs are faster.
+    #[default]
+    Median,
+    /// One run in ten is slower.
+    P90,
+}
+
+/// What may happen when there are more ranks than devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Oversubscription {
+    /// It is refused.
+    #[default]
+    Refused,
+    /// Rank r runs on device r modulo the number of devices, and shares its processor.
+    Allowed,
+}
+
+/// How a Program is simulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Which duration of each thing.
+    pub quantile: Quantile,
+    /// What to do with more ranks than devices.
+    pub oversubscription: Oversubscription,
+}
+
+/// A foretold step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// Every rank's spans.
+    pub timeline: Timeline,
+    /// How long the step takes: until the last rank has finished.
+    pub step: Picoseconds,
+    /// What the last rank spends it on.
+    pub breakdown: Breakdown,
+    /// Events that the simulation took.
+    pub events: u64,
+    /// Ranks that were simulated one by one.
+    pub simulated_ranks: usize,
+    /// Whether every duration follows from a measurement.
+    pub calibrated: bool,
+    /// What was answered by a data sheet for want of a measurement, sorted.
+    pub uncalibrated: Vec<String>,
+}
+
+/// What the last rank to finish spends a step on. Every instant counts once, so the parts sum to the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// Kernels of the forward and backward pass, whatever else goes on beside them.
+    #[serde(with = "si")]
+    pub compute: Seconds,
+    /// No kernel, but data on the move from or to this rank.
+    #[serde(with = "si")]
+    pub exposed_communication: Seconds,
+    /// Nothing: waiting for other ranks, and what it costs to hand over between streams and steps.
+    #[serde(with = "si")]
+    pub bubble: Seconds,
+    /// No kernel and no communication, but samples being read.
+    #[serde(with = "si")]
+    pub data: Seconds,
+    /// Kernels that update the parameters.
+    #[serde(with = "si")]
+    pub optimizer: Seconds,
+}
+
+impl Breakdown {
+    /// The sum of the parts: the step.
+    pub fn total(&self) -> Seconds {
+        self.compute + self.exposed_communication + self.bubble + self.data + self.optimizer
+    }
+}
+
+/// Foretells one step of a Program on a topology.
+///
+/// # Errors
+/// [`SimulationError`] where the Program does not fit the topology, contradicts itself, or would never end.
+pub fn simulate(
+    program: &Program,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<Simulation, SimulationError> {
+    let lowered = Lowered::new(program, topology, costs, options.oversubscription)?;
+    run(&lowered, options.quantile)
+}
+
+/// One run of a Program that has been made ready.
+pub(crate) fn run(lowered: &Lowered<'_>, quantile: Quantile) -> Result<Simulation, SimulationError> {
+    let run = interpreter::interpret(lowered, quantile)?;
+    let uncalibrated = lowered.uncalibrated(&run);
+    Ok(Simulation {
+        step: run.timeline.step(),
+        breakdown: breakdown::of_last_rank(lowered, &run),
+        events: run.events,
+        simulated_ranks: lowered.ranks.len(),
+        calibrated: uncalibrated.is_empty(),
+        uncalibrated,
+        timeline: run.timeline,
+    })
+}

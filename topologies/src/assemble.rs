@@ -1,0 +1,386 @@
+//! From the words of a topology file to a topology: bases are filled in, names looked up, units read, defaults taken and noted.
+
+use crate::device::{Architecture, DeviceKind};
+use crate::error::{Place, TopologyError, TopologyProblem};
+use crate::fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
+use crate::library;
+use crate::node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
+use crate::spec::{DeviceSpec, LinkSpec, NetworkSpec, NicsSpec, NodeSpec, NodesSpec, ShortOrFull, TopologySpec};
+use crate::text::{At, suggest};
+use crate::topology::{Description, Topology};
+use foretell_units::{BytesPerSecond, Seconds};
+use std::collections::BTreeMap;
+
+/// PCIe 4 x16 one way, the usual slot of today's servers (`link_specs.csv`: 31 GB/s).
+const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
+
+/// One core copying through memory: an estimate, the same as discovery takes. Calibration measures it.
+pub(crate) const DEFAULT_SHARED_MEMORY_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(10e9);
+
+impl TopologySpec {
+    /// Gives the description its meaning. Errors have the line and column, but no file: add it with [`TopologyError::in_file`].
+    pub fn build(self) -> Result<Topology, TopologyError> {
+        let spec = self.over_its_base()?;
+        let mut notes = spec.notes.clone();
+        let mut kinds = Kinds::new(&spec.devices, &mut notes)?;
+
+        let Some(nodes) = &spec.nodes else {
+            let hint = "list `nodes`, or build on a library topology with `base`".into();
+            return Err(TopologyProblem::Missing { owner: "the topology".into(), field: "nodes", hint }.into());
+        };
+        let group_specs = match &nodes.value {
+            NodesSpec::Groups(groups) if !groups.is_empty() => groups,
+            NodesSpec::Groups(_) => {
+                return Err(TopologyError::invalid(nodes.place, "`nodes` is empty", "list at least one kind of node"));
+            }
+            NodesSpec::Count(_) => {
+                let hint = "list the nodes, or add the library topology it counts nodes of, such as `base: dgx-a100-80g`";
+                return Err(TopologyError::invalid(nodes.place, "`nodes` is a number, but there is no `base`", hint));
+            }
+        };
+        let mut groups: Vec<NodeGroup> = Vec::with_capacity(group_specs.len());
+        for group_spec in group_specs {
+            let group = node_group(group_spec, groups.len(), group_specs.len(), &mut kinds, &mut notes)?;
+            if groups.iter().any(|other| other.name == group.name) {
+                let place = group_spec.value.name.as_ref().map_or(group_spec.place, |name| name.place);
+                let what = format!("two kinds of node are called `{}`", group.name);
+                return Err(TopologyError::invalid(place, what, "give each its own `name`"));
+            }
+            groups.push(group);
+        }
+
+        let (network, bandwidth) = network(spec.network.as_ref(), &groups, &mut notes)?;
+        if let Some(bandwidth) = bandwidth {
+            for group in groups.iter_mut().filter(|group| group.nics.is_none()) {
+                group.nics = Some(Nics { count: 1, bandwidth });
+            }
+        }
+        let description = Description {
+            name: spec.name.unwrap_or_else(|| "topology".into()),
+            kinds: kinds.in_order_of_names(&mut groups),
+            groups,
+            network,
+            is_lab: spec.lab.unwrap_or(false),
+            notes,
+        };
+        let topology = description.build()?;
+        match spec.inter_node_bandwidth {
+            Some(total) => topology.with_inter_node_bandwidth(total.positive("inter_node_bandwidth")?),
+            None => Ok(topology),
+        }
+    }
+
+    /// The library topology it builds on, with what it says itself written over that.
+    fn over_its_base(mut self) -> Result<TopologySpec, TopologyError> {
+        let Some(name) = self.base.take() else { return Ok(self) };
+        let mut base = library::topology_spec(&name.value).map_err(|error| TopologyError { place: name.place, ..error })?;
+        base.name = self.name.or(base.name);
+        base.devices.extend(self.devices);
+        base.inter_node_bandwidth = self.inter_node_bandwidth.or(base.inter_node_bandwidth);
+        base.lab = self.lab.or(base.lab);
+        base.notes.extend(self.notes);
+        if let Some(network) = self.network {
+            base.network = Some(network_over(network, base.network));
+        }
+        match self.nodes {
+            None => {}
+            Some(At { value: NodesSpec::Count(count), place }) => {
+                let count = At { value: count, place };
+                count.count("nodes")?;
+                match base.nodes.as_mut().map(|nodes| &mut nodes.value) {
+                    Some(NodesSpec::Groups(groups)) if groups.len() == 1 => groups[0].value.count = Some(count),
+                    _ => {
+                        let what = format!("`{}` has several kinds of node, so `nodes` cannot count them", name.value);
+                        return Err(TopologyError::invalid(place, what, "list the nodes instead"));
+                    }
+                }
+            }
+            Some(list) => base.nodes = Some(list),
+        }
+        Ok(base)
+    }
+}
+
+/// Field by field, so that `network: {latency: 2us}` keeps the base's kind. Another kind starts afresh.
+fn network_over(
+    network: At<ShortOrFull<NetworkSpec>>,
+    base: Option<At<ShortOrFull<NetworkSpec>>>,
+) -> At<ShortOrFull<NetworkSpec>> {
+    match (network, base) {
+        (
+            At { value: ShortOrFull::Full(own @ NetworkSpec { kind: None, .. }), place },
+            Some(At { value: ShortOrFull::Full(base), .. }),
+        ) => {
+            let merged = NetworkSpec {
+                kind: base.kind,
+                bandwidth: own.bandwidth.or(base.bandwidth),
+                oversubscription: own.oversubscription.or(base.oversubscription),
+                nodes_per_leaf: own.nodes_per_leaf.or(base.nodes_per_leaf),
+                latency: own.latency.or(base.latency),
+            };
+            At { value: ShortOrFull::Full(merged), place }
+        }
+        (network, _) => network,
+    }
+}
+
+/// The device kinds found so far: those of the file, and those of the library that a node names directly.
+struct Kinds {
+    found: Vec<DeviceKind>,
+}
+
+impl Kinds {
+    fn new(specs: &BTreeMap<String, At<DeviceSpec>>, notes: &mut Vec<String>) -> Result<Self, TopologyError> {
+        let found = specs.iter().map(|(name, spec)| device_kind(name, spec, notes)).collect::<Result<_, _>>()?;
+        Ok(Kinds { found })
+    }
+
+    /// The index of the kind called `name`, which is taken from the library if the file has none.
+    fn index(&mut self, name: &At<String>) -> Result<usize, TopologyError> {
+        if let Some(index) = self.found.iter().position(|kind| kind.name == name.value) {
+            return Ok(index);
+        }
+        let Some(kind) = library::device_kind(&name.value)? else {
+            let library = library::device_names()?.map(str::to_owned);
+            let known: Vec<String> = self.found.iter().map(|kind| kind.name.clone()).chain(library).collect();
+            let hint = suggest(&name.value, known.iter().map(String::as_str));
+            let problem = TopologyProblem::UnknownName { what: "device kind", name: name.value.clone(), hint };
+            return Err(TopologyError::at(name.place, problem));
+        };
+        self.found.push(kind);
+        Ok(self.found.len() - 1)
+    }
+
+    /// The kinds sorted by name, the order in which the written form lists them, and the groups' indices with them.
+    fn in_order_of_names(self, groups: &mut [NodeGroup]) -> Vec<DeviceKind> {
+        let mut order: Vec<usize> = (0..self.found.len()).collect();
+        order.sort_by_key(|&index| &self.found[index].name);
+        for group in groups {
+            group.kind = order.iter().position(|&index| index == group.kind).unwrap_or(group.kind);
+        }
+        order.into_iter().map(|index| self.found[index].clone()).collect()
+    }
+}
+
+/// A device kind from its own figures over those of its base. Also reads the library's devices, which have no base.
+pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<String>) -> Result<DeviceKind, TopologyError> {
+    let At { value: spec, place } = spec;
+    let base = match &spec.base {
+        None => None,
+        Some(base) => Some(library::device_kind(&base.value)?.ok_or_else(|| {
+            let hint = library::device_names().map_or_else(|_| String::new(), |names| suggest(&base.value, names));
+            let problem = TopologyProblem::UnknownName { what: "library device", name: base.value.clone(), hint };
+            TopologyError::at(base.place, problem)
+        })?),
+    };
+    let missing = |field, example: &str| {
+        let hint = format!("write `{field}: {example}`, or build on a library device with `base`");
+        TopologyError::at(*place, TopologyProblem::Missing { owner: format!("device `{name}`"), field, hint })
+    };
+    let own = |base: &DeviceKind| {
+        let same = spec.memory.is_none()
+            && spec.memory_bandwidth.is_none()
+            && spec.peak.is_empty()
+            && spec.power.is_none()
+            && spec.link.is_none();
+        base.source.as_ref().map(|source| if same { source.clone() } else { format!("{source}; changed in the topology file") })
+    };
+
+    let mut peak = base.as_ref().map(|base| base.peak.clone()).unwrap_or_default();
+    for (format, rate) in &spec.peak {
+        peak.insert(*format, rate.positive(&format!("peak.{format}"))?);
+    }
+    if peak.is_empty() {
+        return Err(missing("peak", "{fp32: 15.7TFLOP/s}"));
+    }
+    let memory = spec.memory.as_ref().map(|memory| memory.positive("memory")).transpose()?;
+    let memory_bandwidth = spec.memory_bandwidth.as_ref().map(|rate| rate.positive("memory_bandwidth")).transpose()?;
+    let architecture = spec.architecture.or(base.as_ref().map(|base| base.architecture)).unwrap_or_else(|| {
+        let (assumed, name_of_it) = if spec.cores.is_some() { (Architecture::Cpu, "cpu") } else { (Architecture::Gpu, "gpu") };
+        notes.push(format!("device `{name}`: taken for a {name_of_it}, since the file does not say its `architecture`"));
+        assumed
+    });
+    Ok(DeviceKind {
+        name: name.to_owned(),
+        base: base.as_ref().map(|base| base.name.clone()),
+        architecture,
+        memory: memory.or(base.as_ref().map(|base| base.memory)).ok_or_else(|| missing("memory", "32GiB"))?,
+        memory_bandwidth: memory_bandwidth
+            .or(base.as_ref().map(|base| base.memory_bandwidth))
+            .ok_or_else(|| missing("memory_bandwidth", "900GB/s"))?,
+        peak,
+        power: spec
+            .power
+            .as_ref()
+            .map(|power| power.positive("power"))
+            .transpose()?
+            .or(base.as_ref().and_then(|base| base.power)),
+        link: spec.link.as_ref().map(|link| link.positive("link")).transpose()?.or(base.as_ref().and_then(|base| base.link)),
+        cores: spec.cores.as_ref().map(|cores| cores.count("cores")).transpose()?.or(base.as_ref().and_then(|base| base.cores)),
+        source: spec.source.clone().or(base.as_ref().and_then(own)),
+    })
+}
+
+fn node_group(
+    spec: &At<NodeSpec>,
+    index: usize,
+    groups: usize,
+    kinds: &mut Kinds,
+    notes: &mut Vec<String>,
+) -> Result<NodeGroup, TopologyError> {
+    let At { value: spec, place } = spec;
+    let default_name = || if groups == 1 { "node".to_owned() } else { format!("node{index}") };
+    let name = spec.name.as_ref().map_or_else(default_name, |name| name.value.clone());
+    let count = spec.count.as_ref().map_or(Ok(1), |count| count.count("count"))?;
+
+    let owner = || format!("node `{name}`");
+    let missing = |place: Option<Place>, field, hint: &str| {
+        TopologyError::at(place, TopologyProblem::Missing { owner: owner(), field, hint: hint.into() })
+    };
+    let devices_spec =
+        spec.devices.as_ref().ok_or_else(|| missing(*place, "devices", "write `devices: {kind: a100-sxm-80g, count: 8}`"))?;
+    let kind_name = devices_spec.value.kind.as_ref().ok_or_else(|| {
+        missing(
+            devices_spec.place,
+            "devices.kind",
+            "name a kind of the file's `devices` or of the library, such as `a100-sxm-80g`",
+        )
+    })?;
+    let kind = kinds.index(kind_name)?;
+    let devices = devices_spec.value.count.as_ref().map_or(Ok(1), |count| count.count("devices.count"))?;
+
+    let link = match &spec.link {
+        Some(link) => Some(node_link(link, &name, &kinds.found[kind])?),
+        None if devices == 1 => None,
+        None => {
+            let link = default_link(&kinds.found[kind]);
+            notes.push(format!("node `{name}`: devices taken to be joined by {} at {}", link.kind.name(), link.bandwidth));
+            Some(link)
+        }
+    };
+    Ok(NodeGroup {
+        nics: spec.nics.as_ref().map(|nics| network_interfaces(nics, &name)).transpose()?,
+        price_per_hour: spec.price_per_hour.as_ref().map(|price| price.number("price_per_hour", 0.0)).transpose()?,
+        name,
+        count,
+        kind,
+        devices,
+        link,
+    })
+}
+
+/// What joins devices of a kind where the file does not say.
+fn default_link(kind: &DeviceKind) -> NodeLink {
+    let (link, bandwidth) = match (kind.architecture, kind.link) {
+        (Architecture::Cpu, _) => (NodeLinkKind::SharedMemory, DEFAULT_SHARED_MEMORY_BANDWIDTH),
+        (Architecture::Gpu | Architecture::Tpu, Some(bandwidth)) => (NodeLinkKind::NvSwitch, bandwidth),
+        (Architecture::Gpu | Architecture::Tpu, None) => (NodeLinkKind::Pcie, DEFAULT_PCIE_BANDWIDTH),
+    };
+    NodeLink { kind: link, bandwidth, latency: link.default_latency() }
+}
+
+/// A node's link from its short form `KIND-RATE`, or from a mapping.
+fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &DeviceKind) -> Result<NodeLink, TopologyError> {
+    let (kind, bandwidth, latency) = match &link.value {
+        ShortOrFull::Short(text) => {
+            let kind = NodeLinkKind::ALL
+                .into_iter()
+                .find(|kind| text.strip_prefix(kind.name()).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')));
+            let kind = kind.ok_or_else(|| {
+                unknown_link(text.trim_end_matches(|letter| letter != '-').trim_end_matches('-'), text, link.place)
+            })?;
+            let rate = text[kind.name().len()..].strip_prefix('-');
+            (kind, rate.map(|rate| At { value: rate.into(), place: link.place }), None)
+        }
+        ShortOrFull::Full(full) => {
+            let kind = full.kind.as_ref().ok_or_else(|| {
+                let hint = "write `kind: nvswitch`, `nvlink-mesh`, `pcie` or `shared-memory`".into();
+                let owner = format!("the link of node `{node}`");
+                TopologyError::at(link.place, TopologyProblem::Missing { owner, field: "kind", hint })
+            })?;
+            let found = NodeLinkKind::ALL.into_iter().find(|known| known.name() == kind.value);
+            let found = found.ok_or_else(|| unknown_link(&kind.value, &kind.value, kind.place))?;
+            (found, full.bandwidth.clone(), full.latency.clone())
+        }
+    };
+    let bandwidth = match (bandwidth, kind, device.link) {
+        (Some(bandwidth), _, _) => bandwidth.positive("link")?,
+        (None, NodeLinkKind::Pcie, _) => DEFAULT_PCIE_BANDWIDTH,
+        (None, NodeLinkKind::SharedMemory, _) => DEFAULT_SHARED_MEMORY_BANDWIDTH,
+        (None, _, Some(own)) => own,
+        (None, _, None) => {
+            let hint = format!("say what one device sends, such as `{}-300GB/s`", kind.name());
+            let owner = format!("the link of node `{node}`");
+            return Err(TopologyError::at(link.place, TopologyProblem::Missing { owner, field: "bandwidth", hint }));
+        }
+    };
+    let latency = latency.map_or(Ok(kind.default_latency()), |latency| latency.quantity::<Seconds>("latency"))?;
+    Ok(NodeLink { kind, bandwidth, latency })
+}
+
+fn unknown_link(kind: &str, written: &str, place: Option<Place>) -> TopologyError {
+    let near = if kind.is_empty() { written } else { kind };
+    let hint = suggest(near, NodeLinkKind::ALL.map(NodeLinkKind::name));
+    TopologyError::at(place, TopologyProblem::UnknownName { what: "kind of link", name: near.into(), hint })
+}
+
+fn network_interfaces(nics: &At<NicsSpec>, node: &str) -> Result<Nics, TopologyError> {
+    let bandwidth = nics.value.bandwidth.as_ref().ok_or_else(|| {
+        let hint = "say what one carries, such as `bandwidth: 25Gbit/s`".into();
+        let owner = format!("`nics` of node `{node}`");
+        TopologyError::at(nics.place, TopologyProblem::Missing { owner, field: "bandwidth", hint })
+    })?;
+    Ok(Nics {
+        count: nics.value.count.as_ref().map_or(Ok(1), |count| count.count("nics.count"))?,
+        bandwidth: bandwidth.positive("bandwidth")?,
+    })
+}
+
+/// The network, and the rate into it of nodes that list no NICs, if the network states one.
+fn network(
+    spec: Option<&At<ShortOrFull<NetworkSpec>>>,
+    groups: &[NodeGroup],
+    notes: &mut Vec<String>,
+) -> Result<(Network, Option<BytesPerSecond>), TopologyError> {
+    let short;
+    let (spec, place) = match spec {
+        None => {
+            if groups.iter().any(|group| group.nics.is_some()) {
+                notes.push(format!("network: taken to be one non-blocking switch with {DEFAULT_NETWORK_LATENCY} of latency"));
+            }
+            return Ok((Network { fabric: Fabric::Switch, latency: DEFAULT_NETWORK_LATENCY }, None));
+        }
+        Some(At { value: ShortOrFull::Full(full), place }) => (full, *place),
+        Some(At { value: ShortOrFull::Short(kind), place }) => {
+            short = NetworkSpec { kind: Some(At { value: kind.clone(), place: *place }), ..NetworkSpec::default() };
+            (&short, *place)
+        }
+    };
+    let Some(kind) = &spec.kind else {
+        let hint = "write `kind: switch`, `fat-tree` or `none`".into();
+        return Err(TopologyError::at(place, TopologyProblem::Missing { owner: "`network`".into(), field: "kind", hint }));
+    };
+    let oversubscription = spec.oversubscription.as_ref().map(|factor| factor.number("oversubscription", 1.0)).transpose()?;
+    let nodes_per_leaf = spec.nodes_per_leaf.as_ref().map(|nodes| nodes.count("nodes_per_leaf")).transpose()?;
+    let fabric = match kind.value.as_str() {
+        "none" => Fabric::None,
+        "switch" => Fabric::Switch,
+        "fat-tree" => Fabric::FatTree { oversubscription: oversubscription.unwrap_or(1.0), nodes_per_leaf },
+        unknown => {
+            let hint = suggest(unknown, Fabric::NAMES);
+            let problem = TopologyProblem::UnknownName { what: "kind of network", name: unknown.into(), hint };
+            return Err(TopologyError::at(kind.place, problem));
+        }
+    };
+    // Silence would let somebody believe that an oversubscribed switch was modelled.
+    let only_trees = [("oversubscription", &spec.oversubscription), ("nodes_per_leaf", &spec.nodes_per_leaf)];
+    for (field, value) in only_trees {
+        if let (Some(value), Fabric::None | Fabric::Switch) = (value, fabric) {
+            let what = format!("a `{}` network has no `{field}`", fabric.name());
+            return Err(TopologyError::invalid(value.place, what, "leave it out, or write `kind: fat-tree`"));
+        }
+    }
+    let latency = spec.latency.as_ref().map_or(Ok(DEFAULT_NETWORK_LATENCY), |latency| latency.quantity("latency"))?;
+    let bandwidth = spec.bandwidth.as_ref().map(|bandwidth| bandwidth.positive("bandwidth")).transpose()?;
+    Ok((Network { fabric, latency }, bandwidth))
+}

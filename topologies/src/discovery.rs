@@ -1,0 +1,235 @@
+//! `local`: this machine as a topology, from the text that Linux gives of it. Opens no file itself.
+//!
+//! What a processor can do at most is computed from its flags and its clock, so it is an estimate, and the notes say so.
+//! Calibration replaces it.
+
+use crate::assemble::DEFAULT_SHARED_MEMORY_BANDWIDTH;
+use crate::device::{Architecture, DeviceKind};
+use crate::fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
+use crate::node::{NodeGroup, NodeLink, NodeLinkKind};
+use crate::topology::{Description, MAXIMUM_DEVICES, Topology};
+use foretell_units::{Bytes, DataType, FlopsPerSecond};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The clock assumed where `/proc/cpuinfo` says none, as on most Arm machines.
+const ASSUMED_MEGAHERTZ: f64 = 2500.0;
+
+/// The memory assumed where `/proc/meminfo` cannot be read.
+const ASSUMED_MEMORY: Bytes = Bytes::new(1 << 30);
+
+/// This machine as a topology named `local`: one node, one device for each core that may be used, joined by shared memory.
+///
+/// `cpuinfo` and `meminfo` are the texts of `/proc/cpuinfo` and `/proc/meminfo`; `allowed_cpus` are the numbers of the logical
+/// processors that this process may run on (all, if it is empty). Hardware threads of one core count as one device. A device's
+/// memory is its share of what is available. Text that says nothing useful gives one device with assumed figures; the notes of
+/// the topology say what was assumed.
+pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topology {
+    let mut notes = Vec::new();
+    let mut processors: Vec<Processor> = processors(cpuinfo);
+    if !allowed_cpus.is_empty() {
+        processors.retain(|processor| allowed_cpus.contains(&processor.number));
+    }
+    let cores = processors.iter().map(Processor::core).collect::<BTreeSet<_>>().len().clamp(1, MAXIMUM_DEVICES);
+    if cores < processors.len() {
+        notes.push(format!("local: {} hardware threads on {cores} cores; one device for each core", processors.len()));
+    }
+    let processor = processors.into_iter().next().unwrap_or_default();
+    if processor.megahertz.is_none() {
+        notes.push(format!("local: the clock is not known, {ASSUMED_MEGAHERTZ} MHz assumed"));
+    }
+    let kind = device_kind(&processor, memory_of_each(meminfo, cores, &mut notes));
+    notes.push("local: the peak rate and the memory rate are estimates; `foretell calibrate` measures them".into());
+
+    let link = NodeLinkKind::SharedMemory;
+    let group = NodeGroup {
+        name: "local".into(),
+        count: 1,
+        kind: 0,
+        devices: cores,
+        link: Some(NodeLink { kind: link, bandwidth: DEFAULT_SHARED_MEMORY_BANDWIDTH, latency: link.default_latency() }),
+        nics: None,
+        price_per_hour: None,
+    };
+    Description {
+        name: "local".into(),
+        kinds: vec![kind],
+        groups: vec![group],
+        network: Network { fabric: Fabric::None, latency: DEFAULT_NETWORK_LATENCY },
+        is_lab: false,
+        notes,
+    }
+    .number()
+}
+
+/// What one block of `/proc/cpuinfo` says.
+#[derive(Default)]
+struct Processor {
+    number: usize,
+    model: Option<String>,
+    vendor: String,
+    family: u32,
+    megahertz: Option<f64>,
+    flags: BTreeSet<String>,
+    package: Option<usize>,
+    core: Option<usize>,
+    siblings: Option<usize>,
+    cores: Option<usize>,
+}
+
+impl Processor {
+    /// What tells cores apart: package and core number where the machine has hardware threads, else the processor's own number
+    /// (virtual machines often give every processor the same core number).
+    fn core(&self) -> (usize, usize) {
+        match (self.package, self.core, self.siblings, self.cores) {
+            (Some(package), Some(core), Some(siblings), Some(cores)) if siblings > cores => (package, core),
+            _ => (usize::MAX, self.number),
+        }
+    }
+
+    fn has(&self, flag: &str) -> bool {
+        self.flags.contains(flag)
+    }
+}
+
+fn processors(cpuinfo: &str) -> Vec<Processor> {
+    let mut processors: Vec<Processor> = Vec::new();
+    for line in cpuinfo.lines() {
+        let Some((key, value)) = line.split_once(':') else { continue };
+        let value = value.trim();
+        if key.trim() == "processor" {
+            // Some Arm kernels have a further line `Processor : ARMv8 ...`, which is no number and starts nothing.
+            if let Ok(number) = value.parse() {
+                processors.push(Processor { number, ..Processor::default() });
+            }
+            continue;
+        }
+        let Some(processor) = processors.last_mut() else { continue };
+        match key.trim() {
+            "model name" => processor.model = Some(value.to_owned()),
+            "vendor_id" => processor.vendor = value.to_owned(),
+            "cpu family" => processor.family = value.parse().unwrap_or(0),
+            "cpu MHz" => processor.megahertz = value.parse().ok().filter(|clock: &f64| clock.is_finite() && *clock > 0.0),
+            "flags" | "Features" => processor.flags = value.split_whitespace().map(str::to_owned).collect(),
+            "physical id" => processor.package = value.parse().ok(),
+            "core id" => processor.core = value.parse().ok(),
+            "siblings" => processor.siblings = value.parse().ok(),
+            "cpu cores" => processor.cores = value.parse().ok(),
+            _ => {}
+        }
+    }
+    processors
+}
+
+/// fp32 operations a cycle: vector units x lanes x 2 for a fused multiply-add.
+fn operations_per_cycle(processor: &Processor) -> f64 {
+    // AMD's Zen 4 (family 25) runs a 512-bit instruction in two halves, so AVX-512 adds nothing to its rate.
+    let halves_avx512 = processor.vendor == "AuthenticAMD" && processor.family < 26;
+    if processor.has("avx512f") && !halves_avx512 {
+        2.0 * 16.0 * 2.0
+    } else if processor.has("fma") && (processor.has("avx2") || processor.has("avx512f")) {
+        2.0 * 8.0 * 2.0
+    } else if processor.has("avx") {
+        // One unit multiplies and one adds.
+        2.0 * 8.0
+    } else if processor.has("asimd") {
+        2.0 * 4.0 * 2.0
+    } else {
+        2.0 * 4.0
+    }
+}
+
+fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
+    let megahertz = processor.megahertz.unwrap_or(ASSUMED_MEGAHERTZ);
+    let operations = operations_per_cycle(processor);
+    let fp32 = FlopsPerSecond::new(operations * megahertz * 1e6);
+    let mut peak = BTreeMap::from([(DataType::Fp64, fp32 / 2.0), (DataType::Fp32, fp32)]);
+    // Dot products of pairs: nominally twice as many operations in a vector of the same width. Matrix tiles (AMX) are left out,
+    // because our kernels do not use them.
+    if processor.has("avx512_bf16") || processor.has("bf16") {
+        peak.insert(DataType::Bf16, fp32 * 2.0);
+    }
+    if processor.has("avx512_fp16") || processor.has("asimdhp") {
+        peak.insert(DataType::Fp16, fp32 * 2.0);
+    }
+    let model = processor.model.as_deref().unwrap_or("a processor of unknown model");
+    DeviceKind {
+        name: "local-core".into(),
+        base: None,
+        architecture: Architecture::Cpu,
+        memory,
+        memory_bandwidth: DEFAULT_SHARED_MEMORY_BANDWIDTH,
+        peak,
+        power: None,
+        link: None,
+        cores: Some(1),
+        source: Some(format!("estimated from /proc/cpuinfo: {model}, {megahertz:.0} MHz, {operations} fp32 operations a cycle")),
+    }
+}
+
+/// A device's share of the memory that is available, in whole MiB.
+fn memory_of_each(meminfo: &str, cores: usize, notes: &mut Vec<String>) -> Bytes {
+    let kibibytes = |field: &str| {
+        let value = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+        value.trim().trim_end_matches("kB").trim().parse::<u64>().ok()
+    };
+    let Some(available) = kibibytes("MemAvailable").or_else(|| kibibytes("MemTotal")) else {
+        notes.push(format!("local: the memory is not known, {ASSUMED_MEMORY} a device assumed"));
+        return ASSUMED_MEMORY;
+    };
+    let mebibytes = available / 1024 / cores as u64;
+    Bytes::new(mebibytes.max(1) << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DeviceId;
+
+    /// Two virtual processors of a Sapphire Rapids, as seen on a machine used for development, flags shortened.
+    const CPUINFO: &str = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\n\
+        cpu MHz\t\t: 2299.998\nphysical id\t: 0\nsiblings\t: 2\ncore id\t\t: 0\ncpu cores\t: 2\n\
+        flags\t\t: fpu sse2 fma avx avx2 avx512f avx512_bf16 avx512_fp16\n\n\
+        processor\t: 1\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\n\
+        cpu MHz\t\t: 2299.998\nphysical id\t: 0\nsiblings\t: 2\ncore id\t\t: 1\ncpu cores\t: 2\n\
+        flags\t\t: fpu sse2 fma avx avx2 avx512f avx512_bf16 avx512_fp16\n";
+    const MEMINFO: &str = "MemTotal:       16384000 kB\nMemFree:         1000000 kB\nMemAvailable:    8388608 kB\n";
+
+    #[test]
+    fn every_allowed_core_is_a_device() {
+        let local = discover(CPUINFO, MEMINFO, &[0, 1]);
+        assert_eq!((local.name(), local.device_count(), local.node_count()), ("local", 2, 1));
+        let kind = local.device_kind(DeviceId(0));
+        assert_eq!(kind.memory, Bytes::new(4 << 30));
+        assert_eq!(kind.peak_rate(DataType::Fp32), Some(FlopsPerSecond::new(64.0 * 2299.998 * 1e6)));
+        assert_eq!(kind.peak_rate(DataType::Bf16), Some(FlopsPerSecond::new(128.0 * 2299.998 * 1e6)));
+        let source = "estimated from /proc/cpuinfo: Intel(R) Xeon(R) Processor, 2300 MHz, 64 fp32 operations a cycle";
+        assert_eq!(kind.source.as_deref(), Some(source));
+        assert_eq!(local.validate(), Ok(()));
+        assert!(local.notes().iter().any(|note| note.contains("estimates")));
+
+        let one = discover(CPUINFO, MEMINFO, &[1]);
+        assert_eq!(one.device_count(), 1);
+        assert_eq!(one.device_kind(DeviceId(0)).memory, Bytes::new(8 << 30));
+    }
+
+    #[test]
+    fn threads_of_one_core_are_one_device() {
+        let threads = CPUINFO.replace("cpu cores\t: 2", "cpu cores\t: 1").replace("core id\t\t: 1", "core id\t\t: 0");
+        assert_eq!(discover(&threads, MEMINFO, &[0, 1]).device_count(), 1);
+    }
+
+    #[test]
+    fn a_zen_4_gains_nothing_from_avx512() {
+        let zen = CPUINFO.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 25");
+        let kind = discover(&zen, MEMINFO, &[]).device_kind(DeviceId(0)).clone();
+        assert_eq!(kind.peak_rate(DataType::Fp32), Some(FlopsPerSecond::new(32.0 * 2299.998 * 1e6)));
+    }
+
+    #[test]
+    fn nonsense_gives_one_device_and_says_what_was_assumed() {
+        let local = discover("no such file", "", &[3]);
+        assert_eq!(local.device_count(), 1);
+        assert_eq!(local.device_kind(DeviceId(0)).memory, ASSUMED_MEMORY);
+        assert_eq!(local.notes().len(), 3);
+    }
+}

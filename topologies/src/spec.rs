@@ -1,0 +1,357 @@
+//! The schema of a topology file: what may be written, before anything is known of its meaning.
+//!
+//! Scalars are kept as written with their places; `assemble` gives them meaning. The other way round, `From<Topology>` writes a
+//! topology out in full.
+
+use crate::device::{Architecture, DeviceKind};
+use crate::error::{TopologyError, TopologyProblem};
+use crate::fabric::{Fabric, Network};
+use crate::node::NodeGroup;
+use crate::text::{At, Scalar, place, suggest, written};
+use crate::topology::Topology;
+use foretell_units::DataType;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// A topology as a file writes it, or a plan file in place: `{base: dgx-a100-80g, nodes: 16}`.
+///
+/// It can be part of any file that serde reads. [`TopologySpec::build`] gives it meaning. Its errors say the line and column as
+/// long as it is not read through one of serde's buffers (`untagged`, `flatten`); see [`TopologyReference`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TopologySpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<At<String>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) devices: BTreeMap<String, At<DeviceSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes: Option<At<NodesSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inter_node_bandwidth: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) network: Option<At<ShortOrFull<NetworkSpec>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lab: Option<bool>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
+}
+
+/// What a plan file says of its topology: a name or path, or the topology itself.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TopologyReference {
+    /// A library name or a path; which of them is for the reader of files to find out.
+    Named(String),
+    /// Written in place.
+    InPlace(Box<TopologySpec>),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeviceSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) architecture: Option<Architecture>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_bandwidth: Option<At<Scalar>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) peak: BTreeMap<DataType, At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) power: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cores: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+}
+
+/// All groups of nodes, or how many there are of the base's.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum NodesSpec {
+    Count(Scalar),
+    Groups(Vec<At<NodeSpec>>),
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NodeSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) count: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) devices: Option<At<NodeDevicesSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link: Option<At<ShortOrFull<LinkSpec>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nics: Option<At<NicsSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) price_per_hour: Option<At<Scalar>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NodeDevicesSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) count: Option<At<Scalar>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LinkSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency: Option<At<Scalar>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NicsSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) count: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<At<Scalar>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) oversubscription: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes_per_leaf: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency: Option<At<Scalar>>,
+}
+
+/// Something that can be said in one word, or in full as a mapping.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum ShortOrFull<T> {
+    Short(String),
+    Full(T),
+}
+
+impl TopologySpec {
+    /// Names it after its file (`clusters/lab.yaml` is `lab`) if it has no name of its own.
+    pub(crate) fn named_after(mut self, file_name: &str) -> Self {
+        let stem = std::path::Path::new(file_name).file_stem().and_then(|stem| stem.to_str());
+        self.name = self.name.or_else(|| stem.map(str::to_owned));
+        self
+    }
+}
+
+/// Reads the text of a topology file as far as its schema goes.
+pub(crate) fn read(text: &str) -> Result<TopologySpec, TopologyError> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let place = error.location().as_ref().and_then(place);
+        TopologyError::at(place, TopologyProblem::Syntax(in_words(&error)))
+    })
+}
+
+/// What the YAML reader has to say, in our words where a user is likely to meet it.
+fn in_words(error: &Error) -> String {
+    match error {
+        Error::SerdeUnknownField { field, expected, .. } => {
+            format!("unknown field `{field}`; hint: {}", suggest(field, expected.iter().copied()))
+        }
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            format!("unknown name `{variant}`; hint: {}", suggest(variant, expected.iter().copied()))
+        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is written twice; hint: keep one of the two"),
+        Error::SerdeInvalidType { unexpected, expected, .. } => {
+            format!("{} stands where {} belongs", thing(unexpected), thing(expected))
+        }
+        Error::Unexpected { expected, .. } => format!("something else stands where {} belongs", thing(expected)),
+        Error::InvalidScalar { ty: "boolean", .. } | Error::InvalidBooleanStrict { .. } => {
+            "this is neither yes nor no; hint: write `true` or `false`".into()
+        }
+        Error::AliasError { error, .. } | Error::WithSnippet { error, .. } => in_words(error),
+        other => DefaultMessageFormatter.format_message(other).into_owned(),
+    }
+}
+
+/// What the YAML reader calls the parts of a file, in a user's words.
+fn thing(name: &str) -> &str {
+    match name {
+        "mapping start" | "map" => "a mapping",
+        "sequence start" | "sequence" => "a list",
+        "string scalar" | "scalar" => "a single value",
+        other => other,
+    }
+}
+
+impl<'de> Deserialize<'de> for NodesSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = NodesSpec;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a list of nodes, or a number of them on a `base`,")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<NodesSpec, E> {
+                Ok(NodesSpec::Count(text.into()))
+            }
+            fn visit_u64<E: de::Error>(self, count: u64) -> Result<NodesSpec, E> {
+                Ok(NodesSpec::Count(count.into()))
+            }
+            fn visit_i64<E: de::Error>(self, count: i64) -> Result<NodesSpec, E> {
+                Ok(NodesSpec::Count(count.into()))
+            }
+            fn visit_f64<E: de::Error>(self, count: f64) -> Result<NodesSpec, E> {
+                Ok(NodesSpec::Count(count.into()))
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<NodesSpec, A::Error> {
+                Deserialize::deserialize(de::value::SeqAccessDeserializer::new(list)).map(NodesSpec::Groups)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Serialize for NodesSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            NodesSpec::Count(count) => count.serialize(serializer),
+            NodesSpec::Groups(groups) => groups.serialize(serializer),
+        }
+    }
+}
+
+// By hand and not `untagged`, which would lose the places of what is inside.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ShortOrFull<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> de::Visitor<'de> for Visitor<T> {
+            type Value = ShortOrFull<T>;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a name or a mapping")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(ShortOrFull::Short(text.into()))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(de::value::MapAccessDeserializer::new(map)).map(ShortOrFull::Full)
+            }
+        }
+        deserializer.deserialize_any(Visitor(PhantomData))
+    }
+}
+
+impl<T: Serialize> Serialize for ShortOrFull<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            ShortOrFull::Short(text) => serializer.serialize_str(text),
+            ShortOrFull::Full(full) => full.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TopologyReference {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match ShortOrFull::<TopologySpec>::deserialize(deserializer)? {
+            ShortOrFull::Short(name) => TopologyReference::Named(name),
+            ShortOrFull::Full(spec) => TopologyReference::InPlace(Box::new(spec)),
+        })
+    }
+}
+
+impl Serialize for TopologyReference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            TopologyReference::Named(name) => serializer.serialize_str(name),
+            TopologyReference::InPlace(spec) => spec.serialize(serializer),
+        }
+    }
+}
+
+impl TryFrom<TopologySpec> for Topology {
+    type Error = TopologyError;
+
+    fn try_from(spec: TopologySpec) -> Result<Self, TopologyError> {
+        spec.build()
+    }
+}
+
+impl From<Topology> for TopologySpec {
+    fn from(topology: Topology) -> Self {
+        let kinds = &topology.kinds;
+        TopologySpec {
+            devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
+            nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
+            network: Some(ShortOrFull::Full(network_spec(&topology.network)).into()),
+            lab: topology.is_lab.then_some(true),
+            name: Some(topology.name),
+            notes: topology.notes,
+            base: None,
+            inter_node_bandwidth: None,
+        }
+    }
+}
+
+fn device_spec(kind: &DeviceKind) -> DeviceSpec {
+    DeviceSpec {
+        base: kind.base.clone().map(At::from),
+        architecture: Some(kind.architecture),
+        memory: Some(written(kind.memory)),
+        memory_bandwidth: Some(written(kind.memory_bandwidth)),
+        peak: kind.peak.iter().map(|(format, rate)| (*format, written(*rate))).collect(),
+        power: kind.power.map(written),
+        link: kind.link.map(written),
+        cores: kind.cores.map(|cores| Scalar::from(cores).into()),
+        source: kind.source.clone(),
+    }
+}
+
+fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
+    let link = group.link.map(|link| LinkSpec {
+        kind: Some(link.kind.name().to_owned().into()),
+        bandwidth: Some(written(link.bandwidth)),
+        latency: Some(written(link.latency)),
+    });
+    let nics = group
+        .nics
+        .map(|nics| NicsSpec { count: Some(Scalar::from(nics.count).into()), bandwidth: Some(written(nics.bandwidth)) });
+    NodeSpec {
+        name: Some(group.name.clone().into()),
+        count: Some(Scalar::from(group.count).into()),
+        devices: Some(At::from(NodeDevicesSpec {
+            kind: kinds.get(group.kind).map(|kind| kind.name.clone().into()),
+            count: Some(Scalar::from(group.devices).into()),
+        })),
+        link: link.map(|link| ShortOrFull::Full(link).into()),
+        nics: nics.map(At::from),
+        price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
+    }
+}
+
+fn network_spec(network: &Network) -> NetworkSpec {
+    let (oversubscription, nodes_per_leaf) = match network.fabric {
+        Fabric::FatTree { oversubscription, nodes_per_leaf } => (Some(oversubscription), nodes_per_leaf),
+        Fabric::None | Fabric::Switch => (None, None),
+    };
+    NetworkSpec {
+        kind: Some(network.fabric.name().to_owned().into()),
+        bandwidth: None,
+        oversubscription: oversubscription.map(|factor| Scalar::from(factor).into()),
+        nodes_per_leaf: nodes_per_leaf.map(|nodes| Scalar::from(nodes).into()),
+        latency: Some(written(network.latency)),
+    }
+}

@@ -1,0 +1,209 @@
+//! Scalars of a topology file with their places, and text that helps people: near names, and quantities in round units.
+
+use crate::error::{Place, TopologyError, TopologyProblem};
+use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, UnitError, Watts};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::str::FromStr;
+
+/// A value and where it stands in its file, where that is known: text read through serde's buffers has lost it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct At<T> {
+    pub(crate) value: T,
+    pub(crate) place: Option<Place>,
+}
+
+impl<T> From<T> for At<T> {
+    fn from(value: T) -> Self {
+        At { value, place: None }
+    }
+}
+
+/// Two descriptions are equal wherever they stand.
+impl<T: PartialEq> PartialEq for At<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.value == other.value
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for At<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let spanned = serde_saphyr::Spanned::<T>::deserialize(deserializer)?;
+        Ok(At { value: spanned.value, place: place(&spanned.referenced) })
+    }
+}
+
+impl<T: Serialize> Serialize for At<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.value.serialize(serializer)
+    }
+}
+
+/// A location of the YAML reader as ours; it says line 0 where it does not know.
+pub(crate) fn place(location: &serde_saphyr::Location) -> Option<Place> {
+    (location.line() > 0).then(|| Place { line: location.line(), column: location.column() })
+}
+
+/// A scalar as it was written. What it means is decided where it is used, so that the message can name the field and the unit.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Scalar(pub(crate) String);
+
+impl<T: fmt::Display> From<T> for Scalar {
+    fn from(value: T) -> Self {
+        Scalar(value.to_string())
+    }
+}
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Scalar;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a single value")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {
+                Ok(text.into())
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Scalar, E> {
+                Ok(number.into())
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Scalar, E> {
+                Ok(number.into())
+            }
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Scalar, E> {
+                Ok(number.into())
+            }
+        }
+        // YAML hands any scalar over as text when asked for text; JSON and serde's buffers hand a number over as a number.
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+impl Serialize for Scalar {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let Ok(number) = self.0.parse::<u64>() {
+            serializer.serialize_u64(number)
+        } else if let Some(number) = self.0.parse::<f64>().ok().filter(|number| number.is_finite()) {
+            serializer.serialize_f64(number)
+        } else {
+            serializer.serialize_str(&self.0)
+        }
+    }
+}
+
+impl At<Scalar> {
+    /// Reads it as a quantity above zero.
+    pub(crate) fn positive<Q>(&self, field: &str) -> Result<Q, TopologyError>
+    where
+        Q: FromStr<Err = UnitError> + Default + PartialOrd,
+    {
+        let quantity: Q = self.quantity(field)?;
+        if quantity > Q::default() {
+            return Ok(quantity);
+        }
+        Err(TopologyError::invalid(self.place, format!("`{field}` is `{}`", self.value.0), "it must be above zero"))
+    }
+
+    /// Reads it as a quantity, which may be zero.
+    pub(crate) fn quantity<Q: FromStr<Err = UnitError>>(&self, field: &str) -> Result<Q, TopologyError> {
+        self.value.0.parse().map_err(|reason: UnitError| {
+            TopologyError::at(self.place, TopologyProblem::Quantity { field: field.into(), reason: reason.to_string() })
+        })
+    }
+
+    /// Reads it as a number of things, at least one.
+    pub(crate) fn count(&self, field: &str) -> Result<usize, TopologyError> {
+        let text = self.value.0.trim();
+        match text.replace('_', "").parse() {
+            Ok(0) => Err(TopologyError::invalid(self.place, format!("`{field}` is 0"), "write how many there are, at least 1")),
+            Ok(count) => Ok(count),
+            Err(_) => {
+                let what = format!("`{field}` is `{text}`, which is not a whole number");
+                Err(TopologyError::invalid(self.place, what, "write how many there are, such as `8`"))
+            }
+        }
+    }
+
+    /// Reads it as a plain number that is at least `least`.
+    pub(crate) fn number(&self, field: &str, least: f64) -> Result<f64, TopologyError> {
+        match self.value.0.trim().parse() {
+            Ok(number) if f64::is_finite(number) && number >= least => Ok(number),
+            _ => Err(TopologyError::invalid(
+                self.place,
+                format!("`{field}` is `{}`", self.value.0),
+                format!("write a plain number, at least {least}"),
+            )),
+        }
+    }
+}
+
+/// The names that would have done, the likeliest first: `did you mean `a`? the names are `a`, `b``.
+pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    // Somebody who writes `dgx-a100` has left out the end of a name, not mistyped another.
+    let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edit_distance(written, name) };
+    let closest = known.iter().map(|name| (distance(name), *name)).min();
+    let all = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    match closest {
+        Some((distance, name)) if distance <= 1 + name.chars().count() / 3 => format!("did you mean `{name}`? There are {all}"),
+        Some(_) => format!("there are {all}"),
+        None => "there are none".into(),
+    }
+}
+
+/// How many letters must be changed, added or left out to make one word the other (Levenshtein), whatever their case.
+fn edit_distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.to_lowercase().chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (index, letter) in from.to_lowercase().chars().enumerate() {
+        let mut diagonal = index;
+        let mut left = index + 1;
+        for (column, other) in to.iter().enumerate() {
+            let above = row[column + 1];
+            let cost = (diagonal + usize::from(letter != *other)).min(above + 1).min(left + 1);
+            row[column] = left;
+            (diagonal, left) = (above, cost);
+        }
+        row[to.len()] = left;
+    }
+    row[to.len()]
+}
+
+/// A quantity that can be written in the unit in which it is round.
+pub(crate) trait Written: Copy + PartialEq + FromStr<Err = UnitError> {
+    /// Units, largest first, with their size in the base unit.
+    const UNITS: &'static [(&'static str, f64)];
+    /// The value in the base unit, and as exact text in it.
+    fn base(self) -> (f64, String);
+}
+
+/// The quantity in a unit that makes it short, or else exactly in the base unit. Either reads back the same, to the bit.
+pub(crate) fn written<Q: Written>(quantity: Q) -> At<Scalar> {
+    const SHORT: usize = 7;
+    let (value, exact) = quantity.base();
+    let round = Q::UNITS.iter().filter(|unit| value >= unit.1).find_map(|unit| {
+        let number = format!("{}", value / unit.1);
+        let text = format!("{number}{}", unit.0);
+        (number.len() <= SHORT && text.parse() == Ok(quantity)).then_some(text)
+    });
+    At::from(Scalar(round.unwrap_or(exact)))
+}
+
+macro_rules! written {
+    ($($quantity:ident $units:expr;)*) => {
+        $(impl Written for $quantity {
+            const UNITS: &'static [(&'static str, f64)] = $units;
+            fn base(self) -> (f64, String) {
+                (self.value(), self.exact())
+            }
+        })*
+    };
+}
+written! {
+    Bytes &[("GiB", 1073741824.0), ("MiB", 1048576.0), ("GB", 1e9)];
+    BytesPerSecond &[("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6)];
+    FlopsPerSecond &[("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6)];
+    Seconds &[("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)];
+    Watts &[("W", 1.0)];
+}
