@@ -1,4 +1,66 @@
 //! The interpreter of Programs that trains.
+//!
+//! The nouns: a [`TrainingJob`] says what is to be trained and how it is laid out; [`execute`] starts a process for each rank
+//! ([`run_rank`]), collects what they report and returns an [`Outcome`] with the measured Timeline. [`calibrate`] starts the same
+//! processes to time kernels and transport, and returns a Profile.
+//!
+//! The flow inside a rank: compile → one arena → the interpreter, which takes the next instruction, waits for what it depends on, calls
+//! the [`backend`] or the [`transport`], and records the span. This crate knows no layout, no search and no cost model.
+//!
+//! ```
+//! use foretell_executor::data::{DataSource, Dataset, SampleShape, Split};
+//! let shape = SampleShape::Features { width: 64, classes: 10 };
+//! let digits = Dataset::open(&DataSource::Digits, &shape, 0)?;
+//! assert_eq!(digits.len(Split::Training) + digits.len(Split::Evaluation), 1797);
+//! # Ok::<(), foretell_executor::data::DataError>(())
+//! ```
+
+mod arena;
 pub mod backend;
+mod board;
+mod calibrate;
+mod calibration;
+mod clock;
 pub mod data;
+mod error;
+mod execute;
+mod files;
+mod initialise;
+mod interpreter;
+mod job;
+mod launcher;
+mod line;
+pub mod machine;
+mod overheads;
+mod rank;
+mod recording;
+mod samples;
+mod training;
 pub mod transport;
+
+pub use calibrate::{calibrate, message_sizes};
+pub use error::ExecutorError;
+pub use execute::{Evaluation, Outcome, Progress, StepMetrics, execute};
+pub use files::write_whole;
+pub use job::{CalibrationJob, Length, TrainingJob};
+pub use launcher::{LaunchOptions, TransportKind};
+pub use rank::run_rank;
+pub use recording::read_timeline;
+pub use samples::sample_shape;
+
+use foretell_program::Plan;
+use foretell_units::DataType;
+
+/// Refuses what can be simulated but not executed by this version.
+///
+/// # Errors
+/// [`ExecutorError::Unsupported`], naming what can be used instead.
+pub fn supported(plan: &Plan) -> Result<(), ExecutorError> {
+    if plan.precision != DataType::Fp32 {
+        return Err(ExecutorError::Unsupported {
+            what: format!("precision {} on processors", plan.precision),
+            hint: "use `precision: fp32`".into(),
+        });
+    }
+    Ok(())
+}

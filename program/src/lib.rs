@@ -33,6 +33,7 @@ mod strategy;
 mod timeline;
 
 pub use compile::{Compiled, compile};
+pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank};
 pub use placement::{Conversion, Placement, Placements, conversion};
 pub use plan::{Layout, Mode, Optimizer, Plan, PlanError, Recompute, Stack, Training};

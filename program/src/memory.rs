@@ -258,7 +258,7 @@ fn remember(users: &mut Users, stream: StreamId, id: InstructionId) {
 }
 
 /// Which input a kernel may overwrite with its first output, as its documentation allows.
-fn in_place_input(kernel: &Kernel) -> Option<usize> {
+pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
     match kernel {
         Kernel::BiasAdd { .. }
         | Kernel::Relu { .. }

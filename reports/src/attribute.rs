@@ -5,8 +5,8 @@
 //! for, and so on, until the walk is back at the time the compute stream fell idle. So communication counts only where it is
 //! exposed, and the pieces of a rank add up to the step exactly. This module knows no kinds, no causes and no predictions.
 
-use foretell_program::{Group, Instruction, InstructionId, Operation, Program, Rank, Span, StageProgram, Stream, Timeline};
 use foretell_program::{Axis, RankTimeline};
+use foretell_program::{Group, Instruction, InstructionId, Operation, Program, Rank, Span, StageProgram, Stream, Timeline};
 use foretell_units::Picoseconds;
 use std::collections::HashMap;
 
@@ -40,8 +40,7 @@ pub(crate) fn attribute(program: &Program, exchanges: &Exchanges, timeline: &Tim
     let end = own.end;
     let mut walk = Walk { program, exchanges, timeline, rank, stage, spans: by_instruction(stage, own), pieces: Vec::new() };
 
-    let mut computes: Vec<(InstructionId, Span)> =
-        walk.all_spans().filter(|&(id, _)| is_on_compute_stream(stage, id)).collect();
+    let mut computes: Vec<(InstructionId, Span)> = walk.all_spans().filter(|&(id, _)| is_on_compute_stream(stage, id)).collect();
     computes.sort_by_key(|(id, span)| (span.start, *id));
     let mut clock = Picoseconds::ZERO;
     for (instruction, span) in computes {
@@ -54,6 +53,19 @@ pub(crate) fn attribute(program: &Program, exchanges: &Exchanges, timeline: &Tim
     walk.explain_gap(clock, end, None);
     walk.add(None, Reason::Wait, end.max(clock), step);
     walk.pieces
+}
+
+/// How long an exchange or a load itself took, whether or not a kernel hid it: from when all had come until its end.
+pub(crate) fn active_time(
+    program: &Program,
+    exchanges: &Exchanges,
+    timeline: &Timeline,
+    rank: Rank,
+    id: InstructionId,
+) -> Picoseconds {
+    let Some(span) = timeline.rank(rank).and_then(|own| span_of(own, id)) else { return Picoseconds::ZERO };
+    let arrival = exchanges.last_arrival(program, timeline, rank, id).unwrap_or_default();
+    span.end.saturating_sub(span.start.max(arrival))
 }
 
 /// One rank's spans, and the pieces found so far.
@@ -91,7 +103,9 @@ impl Walk<'_> {
 
     /// Gives time to an instruction: as waiting until the last of the other ranks had come to the exchange, then as `otherwise`.
     fn explain(&mut self, from: Picoseconds, to: Picoseconds, instruction: Option<InstructionId>, otherwise: Reason) {
-        let arrival = instruction.filter(|_| to > from).and_then(|id| self.last_arrival(id));
+        let arrival = instruction
+            .filter(|_| to > from)
+            .and_then(|id| self.exchanges.last_arrival(self.program, self.timeline, self.rank, id));
         let met = arrival.map_or(from, |arrival| arrival.clamp(from, to.max(from)));
         self.add(instruction, Reason::Wait, from, met);
         self.add(instruction, otherwise, met, to);
@@ -109,12 +123,6 @@ impl Walk<'_> {
                 before.filter_map(|one| Some((one, self.span(one)?))).max_by_key(latest)
             }
         }
-    }
-
-    /// When the last other participant began the exchange; none where the instruction is not one.
-    fn last_arrival(&self, instruction: InstructionId) -> Option<Picoseconds> {
-        let partners = self.exchanges.partners(self.program, self.rank, self.stage, instruction);
-        partners.into_iter().filter_map(|(rank, id)| span_of(self.timeline.rank(rank)?, id)).map(|span| span.start).max()
     }
 
     fn span(&self, id: InstructionId) -> Option<Span> {
@@ -164,6 +172,12 @@ impl Exchanges {
 
     fn predecessor(&self, stage: &StageProgram, id: InstructionId) -> Option<InstructionId> {
         self.stage(stage)?.predecessors.get(id.0 as usize).copied().flatten()
+    }
+
+    /// When the last other participant began the exchange; none where the instruction is not one.
+    fn last_arrival(&self, program: &Program, timeline: &Timeline, rank: Rank, id: InstructionId) -> Option<Picoseconds> {
+        let partners = self.partners(program, rank, program.stage_of(rank), id);
+        partners.into_iter().filter_map(|(rank, id)| span_of(timeline.rank(rank)?, id)).map(|span| span.start).max()
     }
 
     /// The other ranks of an exchange, each with its instruction.

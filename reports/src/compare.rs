@@ -9,7 +9,7 @@
 //! - `bubble`: the compute stream is idle because another rank has not come yet, to an exchange or to the end of the step;
 //! - `host`: the compute stream is idle and none of these explains it.
 
-use crate::attribute::{Exchanges, Piece, Reason, attribute};
+use crate::attribute::{Exchanges, Piece, Reason, active_time, attribute};
 use foretell_program::{InstructionId, Operation, Program, Rank, StageProgram, Timeline};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use serde::{Serialize, Serializer};
@@ -97,6 +97,10 @@ pub enum Cause {
     LoadSlower,
     /// Reading samples took less.
     LoadFaster,
+    /// Communication or loading took about as long as foretold, but kernels hid less of it.
+    LessHidden,
+    /// Kernels hid more of it.
+    MoreHidden,
     /// Another rank came later.
     WaitedForPeer,
     /// Another rank came earlier.
@@ -117,6 +121,8 @@ impl Cause {
             Cause::CommunicationFaster => "communication faster than its calibration",
             Cause::LoadSlower => "loading slower than its calibration",
             Cause::LoadFaster => "loading faster than its calibration",
+            Cause::LessHidden => "less hidden behind kernels",
+            Cause::MoreHidden => "more hidden behind kernels",
             Cause::WaitedForPeer => "waited for a peer",
             Cause::WaitedLess => "waited less for a peer",
             Cause::HostGap => "host gap",
@@ -189,7 +195,12 @@ pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> 
             *count += 1;
         }
         for (key, sides) in by_instruction(program.stage_of(rank), &pieces.0, &pieces.1) {
-            totals.entry(key).or_insert_with(|| Total::at(rank)).add(rank, sides);
+            let total = totals.entry(key).or_insert_with(|| Total::at(rank));
+            total.add(rank, sides);
+            if let (_, Some(id), Reason::Work) = key {
+                total.active.predicted += active_time(program, &exchanges, predicted, rank, id);
+                total.active.measured += active_time(program, &exchanges, measured, rank, id);
+            }
         }
     }
     let (predicted_step, measured_step) = (Seconds::from(predicted.step()), Seconds::from(measured.step()));
@@ -260,14 +271,17 @@ fn by_instruction(stage: &StageProgram, predicted: &[Piece], measured: &[Piece])
 
 /// A row's sum over the ranks of its stage.
 struct Total {
+    /// What it added to the steps.
     sum: Sides,
+    /// How long it took in all, hidden or not.
+    active: Sides,
     worst_rank: Rank,
     worst: Picoseconds,
 }
 
 impl Total {
     fn at(rank: Rank) -> Self {
-        Self { sum: Sides::default(), worst_rank: rank, worst: Picoseconds::ZERO }
+        Self { sum: Sides::default(), active: Sides::default(), worst_rank: rank, worst: Picoseconds::ZERO }
     }
 
     fn add(&mut self, rank: Rank, sides: Sides) {
@@ -300,7 +314,7 @@ fn worst(program: &Program, ranks_of_stage: &[usize], totals: &BTreeMap<Key, Tot
             predicted: mean(total.sum.predicted),
             measured: mean(total.sum.measured),
             difference: total.sum.difference() / ranks,
-            cause: cause(what.map(|what| &what.operation), reason, total.sum),
+            cause: cause(what.map(|what| &what.operation), reason, total),
         })
     };
     ordered.into_iter().filter_map(row).take(MOST_WORST).collect()
@@ -325,12 +339,16 @@ fn kind_of(operation: &Operation) -> String {
     }
 }
 
-fn cause(operation: Option<&Operation>, reason: Reason, sides: Sides) -> Cause {
-    let slower = sides.measured > sides.predicted;
+fn cause(operation: Option<&Operation>, reason: Reason, total: &Total) -> Cause {
+    let Total { sum, active, .. } = total;
+    // What mostly explains a difference must be at least half of it, and of its direction.
+    let slower = sum.measured > sum.predicted;
+    let by_itself = (active.measured > active.predicted) == slower && active.magnitude().0.saturating_mul(2) >= sum.magnitude().0;
     let (when_slower, when_faster) = match (reason, operation) {
         (Reason::Wait, _) => (Cause::WaitedForPeer, Cause::WaitedLess),
         (Reason::Host, _) | (Reason::Work, None) => (Cause::HostGap, Cause::ShorterHostGap),
         (Reason::Work, Some(Operation::Compute { .. })) => (Cause::KernelSlower, Cause::KernelFaster),
+        (Reason::Work, Some(_)) if !by_itself => (Cause::LessHidden, Cause::MoreHidden),
         (Reason::Work, Some(Operation::Load { .. })) => (Cause::LoadSlower, Cause::LoadFaster),
         (Reason::Work, Some(_)) => (Cause::CommunicationSlower, Cause::CommunicationFaster),
     };

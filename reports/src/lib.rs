@@ -28,7 +28,7 @@
 //! #     predictions: 1, tokens: None, model_flops: foretell_units::Flops::ZERO, hardware_flops: foretell_units::Flops::ZERO,
 //! # };
 //! // `program` has one rank and one instruction, a ReLU, which took 1.25 ms instead of 1 ms.
-//! let timeline = |origin, microseconds| {
+//! let timeline = |origin, microseconds: u64| {
 //!     let end = Picoseconds(microseconds * 1_000_000);
 //!     let spans = vec![Span { instruction: InstructionId(0), start: Picoseconds::ZERO, end }];
 //!     Timeline { origin, ranks: vec![RankTimeline { spans, end }] }

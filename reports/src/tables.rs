@@ -1,12 +1,17 @@
 //! Tables for the terminal: at most a hundred columns of text, without colours, the same to the byte wherever they are printed.
 
 use crate::compare::{CheckDocument, Comparison};
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use foretell_units::{Bytes, Seconds};
 
 /// Terminals are at least this wide where people read tables; longer cells are wrapped.
 const WIDTH: u16 = 100;
+
+/// A line above, below and under the head.
+const LINES: TableStyle = TableStyle::new()
+    .top_border(LineStyle::none().fill('─').junction('─'))
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .bottom_border(LineStyle::none().fill('─').junction('─'));
 
 /// Where a column's text stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +47,7 @@ impl<'a> Column<'a> {
 /// A table with a head, without a line break at its end. No head line is printed where every title is empty.
 pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY.remove_row_separator()).set_width(WIDTH);
+    table.load_style(LINES).set_width(WIDTH);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     let cell = |text: &str, alignment| {
         Cell::new(text).set_alignment(match alignment {
@@ -254,7 +259,7 @@ pub(crate) fn worst_rows(comparison: &Comparison) -> (Vec<Column<'static>>, Vec<
     let columns = vec![
         Column::numbers("rank"),
         Column::words("instruction"),
-        Column::numbers("mb"),
+        Column::numbers("micro"),
         Column::words("kind"),
         Column::numbers("predicted"),
         Column::numbers("measured"),

@@ -61,12 +61,7 @@ impl FairShare {
     }
 
     /// Adds an activity of rate 0; [`FairShare::solve`] gives it its rate. Demands that name a resource twice add up.
-    pub(crate) fn add(
-        &mut self,
-        demands: impl IntoIterator<Item = (ResourceId, f64)>,
-        bound: f64,
-        growth: f64,
-    ) -> ActivityId {
+    pub(crate) fn add(&mut self, demands: impl IntoIterator<Item = (ResourceId, f64)>, bound: f64, growth: f64) -> ActivityId {
         let id = self.free.pop().unwrap_or_else(|| {
             self.activities.push(Activity::default());
             (self.activities.len() - 1) as ActivityId
@@ -122,8 +117,8 @@ impl FairShare {
     }
 
     /// Finds the rates anew, of those activities only that are connected with a change, and reports each whose rate is another
-    /// with its old one.
-    pub(crate) fn solve(&mut self, mut report: impl FnMut(ActivityId, f64)) {
+    /// with its old and its new one.
+    pub(crate) fn solve(&mut self, mut report: impl FnMut(ActivityId, f64, f64)) {
         while let Some(start) = self.changed.pop() {
             if !std::mem::take(&mut self.resources[start as usize].is_changed) {
                 continue;
@@ -176,7 +171,7 @@ impl FairShare {
     }
 
     /// Progressive filling of one component.
-    fn fill(&mut self, report: &mut impl FnMut(ActivityId, f64)) {
+    fn fill(&mut self, report: &mut impl FnMut(ActivityId, f64, f64)) {
         let Self { resources, activities, component, members, .. } = self;
         for &resource in component.iter() {
             let state = &mut resources[resource as usize];
@@ -234,7 +229,7 @@ impl FairShare {
                 }
                 if rate != activity.rate {
                     let before = std::mem::replace(&mut activity.rate, rate);
-                    report(member, before);
+                    report(member, before, rate);
                 }
             }
         }
@@ -245,5 +240,155 @@ impl Resource {
     /// The level at which those that still grow would use it up.
     fn level(&self) -> f64 {
         self.left / self.slope.max(f64::MIN_POSITIVE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    struct Case {
+        capacities: Vec<f64>,
+        activities: Vec<Wanted>,
+    }
+
+    #[derive(Clone, Debug)]
+    struct Wanted {
+        demands: Vec<(ResourceId, f64)>,
+        bound: f64,
+        growth: f64,
+    }
+
+    fn cases() -> impl Strategy<Value = Case> {
+        (1usize..6).prop_flat_map(|resources| {
+            let demand = (0..resources as ResourceId, 0.1f64..4.0);
+            let activity = (proptest::collection::vec(demand, 1..4), 0.1f64..3.0, 0.2f64..5.0)
+                .prop_map(|(demands, bound, growth)| Wanted { demands, bound, growth });
+            let capacities = proptest::collection::vec(0.5f64..8.0, resources);
+            (capacities, proptest::collection::vec(activity, 1..9))
+                .prop_map(|(capacities, activities)| Case { capacities, activities })
+        })
+    }
+
+    fn uses(activity: &Wanted, resource: usize) -> f64 {
+        activity.demands.iter().filter(|(one, _)| *one as usize == resource).map(|(_, weight)| weight).sum()
+    }
+
+    /// The same rule with nothing remembered: every sum is made anew in every round.
+    fn oracle(case: &Case) -> Vec<f64> {
+        let mut rates: Vec<Option<f64>> = vec![None; case.activities.len()];
+        while rates.iter().any(Option::is_none) {
+            let growing = |index: usize| rates[index].is_none();
+            let limit_of = |resource: usize| {
+                let used: f64 =
+                    case.activities.iter().zip(&rates).map(|(one, rate)| uses(one, resource) * rate.unwrap_or(0.0)).sum();
+                let slope: f64 = (0..rates.len())
+                    .filter(|&index| growing(index))
+                    .map(|index| uses(&case.activities[index], resource) * case.activities[index].growth)
+                    .sum();
+                if slope > 0.0 { (case.capacities[resource] - used).max(0.0) / slope } else { f64::INFINITY }
+            };
+            let limits: Vec<f64> = (0..case.capacities.len()).map(limit_of).collect();
+            let own = |index: usize| {
+                let activity = &case.activities[index];
+                let shared = (0..limits.len()).filter(|&one| uses(activity, one) > 0.0).map(|one| limits[one]);
+                shared.fold(activity.bound / activity.growth, f64::min)
+            };
+            let level = (0..rates.len()).filter(|&index| growing(index)).map(own).fold(f64::INFINITY, f64::min);
+            let done: Vec<usize> = (0..rates.len()).filter(|&i| growing(i) && own(i) <= level * (1.0 + 1e-9)).collect();
+            for index in done {
+                rates[index] = Some((level * case.activities[index].growth).min(case.activities[index].bound));
+            }
+        }
+        rates.into_iter().flatten().collect()
+    }
+
+    fn solved(case: &Case) -> Vec<f64> {
+        let mut share = FairShare::new(case.capacities.iter().copied());
+        let ids: Vec<ActivityId> =
+            case.activities.iter().map(|one| share.add(one.demands.iter().copied(), one.bound, one.growth)).collect();
+        share.solve(|_, _, _| {});
+        ids.into_iter().map(|id| share.rate(id)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_the_oracle(case in cases()) {
+            for (one, two) in solved(&case).iter().zip(oracle(&case)) {
+                prop_assert!((one - two).abs() <= 1e-6 * two.max(1e-3), "{one} {two}");
+            }
+        }
+
+        #[test]
+        fn nobody_can_be_faster_at_the_cost_of_the_better_off_only(case in cases()) {
+            let rates = solved(&case);
+            let used = |resource: usize| -> f64 {
+                case.activities.iter().zip(&rates).map(|(one, rate)| uses(one, resource) * rate).sum()
+            };
+            for (resource, capacity) in case.capacities.iter().enumerate() {
+                prop_assert!(used(resource) <= capacity * (1.0 + 1e-9));
+            }
+            let level = |index: usize| rates[index] / case.activities[index].growth;
+            for (index, activity) in case.activities.iter().enumerate() {
+                let is_at_bound = rates[index] >= activity.bound * (1.0 - 1e-9);
+                // A resource that is used up, and that nobody better off uses.
+                let is_held = (0..case.capacities.len()).any(|resource| {
+                    uses(activity, resource) > 0.0
+                        && used(resource) >= case.capacities[resource] * (1.0 - 1e-9)
+                        && (0..rates.len()).all(|other| {
+                            uses(&case.activities[other], resource) == 0.0 || level(other) <= level(index) * (1.0 + 1e-6)
+                        })
+                });
+                prop_assert!(is_at_bound || is_held, "activity {index} could be faster: {rates:?}");
+            }
+        }
+
+        #[test]
+        fn changes_lead_where_a_fresh_start_leads(case in cases(), gone in proptest::collection::vec(any::<bool>(), 9)) {
+            let mut share = FairShare::new(case.capacities.iter().copied());
+            let mut ids = Vec::new();
+            for one in &case.activities {
+                ids.push(share.add(one.demands.iter().copied(), one.bound, one.growth));
+                share.solve(|_, _, _| {});
+            }
+            let mut left = case.clone();
+            left.activities.clear();
+            let mut left_ids = Vec::new();
+            for ((one, &id), gone) in case.activities.iter().zip(&ids).zip(&gone) {
+                if *gone {
+                    share.remove(id);
+                    share.solve(|_, _, _| {});
+                } else {
+                    left.activities.push(one.clone());
+                    left_ids.push(id);
+                }
+            }
+            for (id, rate) in left_ids.iter().zip(solved(&left)) {
+                prop_assert!((share.rate(*id) - rate).abs() <= 1e-9 * rate, "{} {rate}", share.rate(*id));
+            }
+        }
+    }
+
+    #[test]
+    fn a_kernel_and_a_flow_that_needs_little_share_a_processor() {
+        // As an operating system does: the flow gets the 0.3 that it needs, the kernel the rest.
+        let mut share = FairShare::new([1.0]);
+        let kernel = share.add([(0, 1.0)], 1.0, 1.0);
+        let flow = share.add([(0, 0.3)], 1.0, 1.0 / 0.3);
+        share.solve(|_, _, _| {});
+        assert!((share.rate(kernel) - 0.7).abs() < 1e-12 && (share.rate(flow) - 1.0).abs() < 1e-12);
+        share.remove(flow);
+        share.solve(|_, _, _| {});
+        assert_eq!(share.rate(kernel), 1.0);
+    }
+
+    #[test]
+    fn who_uses_nothing_runs_at_its_bound() {
+        let mut share = FairShare::new([1.0]);
+        let free = share.add([(0, 0.0)], 2.0, 1.0);
+        assert_eq!(share.rate(free), 2.0);
+        assert!(!share.is_stale());
     }
 }

@@ -1,4 +1,67 @@
 //! The interpreter of Programs that predicts.
+//!
+//! The nouns: a [`CostModel`] says how long one kernel or message takes alone, from a profile or else from the data sheet, and
+//! which of the two; a [`Simulation`] is the foretold [`Timeline`](foretell_program::Timeline) of one step with what it was spent
+//! on; a [`Prediction`] sums up three of them (10th percentile, median, 90th) in the contract's form; a [`CriticalPath`] says
+//! what the step time is made of.
+//!
+//! The flow: a Program is *lowered* on a topology (dependencies turned around, groups and messages paired, routes taken) and then
+//! *interpreted*: an event queue, per rank its streams, and max-min fair sharing of links and processors wherever two things want
+//! the same. Simulated time is whole picoseconds. It is pure and deterministic, and knows no schedules, layouts, search or
+//! kernels' code: a special case here for one kind of layout would be a fault in the compiler.
+//!
+//! ```
+//! use foretell_models::Kernel;
+//! use foretell_simulator::{CostModel, Source};
+//! use foretell_topologies::Topology;
+//! use foretell_units::{DataType, Seconds};
+//! # use foretell_program::{Axis, Mesh, Program, StageProgram, Stream};
+//! # use foretell_program::{Instruction, Operation, Phase, StreamId};
+//! # use foretell_units::{Bytes, Flops};
+//! let topology = Topology::library("hgx-h200")?;
+//! let costs = CostModel::new(None, &topology);
+//! let kernel = Kernel::AdamW { elements: 1 << 28 };
+//! let estimate = costs.kernel_time(&kernel, false, DataType::Bf16, 0);
+//! assert_eq!(estimate.source, Source::Roofline);
+//!
+//! # let instruction = Instruction {
+//! #     name: 0,
+//! #     operation: Operation::Compute { kernel, accumulate: false, group: None },
+//! #     stream: StreamId(0),
+//! #     after: vec![],
+//! #     reads: vec![],
+//! #     writes: vec![],
+//! #     micro_batch: None,
+//! #     phase: Phase::Update,
+//! # };
+//! # let stage = StageProgram {
+//! #     stage: 0,
+//! #     streams: vec![Stream::Compute],
+//! #     groups: vec![],
+//! #     buffers: vec![],
+//! #     instructions: vec![instruction],
+//! #     names: vec!["parameters".into()],
+//! #     metrics: vec![],
+//! #     arena: Bytes::new(7 << 30),
+//! # };
+//! # let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).ok_or("no mesh")?;
+//! # let program = Program {
+//! #     mesh,
+//! #     precision: DataType::Bf16,
+//! #     stages: vec![stage],
+//! #     samples: 8,
+//! #     predictions: 8,
+//! #     tokens: None,
+//! #     model_flops: Flops::ZERO,
+//! #     hardware_flops: Flops::ZERO,
+//! # };
+//! // `program`: eight ranks, each with this one kernel to run.
+//! let (prediction, simulation) = foretell_simulator::predict(&program, &topology, &costs, Default::default())?;
+//! assert!(prediction.step_seconds >= estimate.median && !prediction.calibrated);
+//! assert_eq!(simulation.timeline.ranks.len(), 8);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
 mod breakdown;
 mod cost;
 mod critical_path;
@@ -9,6 +72,8 @@ mod fairness;
 mod interpreter;
 mod kernels;
 mod lowering;
+mod network;
+mod pairing;
 mod prediction;
 mod roofline;
 mod si;

@@ -71,11 +71,8 @@ pub fn predict(
     let step: Seconds = median.step.into();
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
-    let peak: FlopsPerSecond = lowered
-        .ranks
-        .iter()
-        .filter_map(|rank| topology.device_kind(rank.device).peak_rate(program.precision))
-        .sum();
+    let peak: FlopsPerSecond =
+        lowered.ranks.iter().filter_map(|rank| topology.device_kind(rank.device).peak_rate(program.precision)).sum();
     let utilisation = |flops: f64| if peak.value() > 0.0 { flops / (step.value() * peak.value()) } else { 0.0 };
     let fits = lowered.ranks.iter().all(|rank| {
         let stage = program.mesh.coordinates(rank.rank).along(Axis::Pipeline);

@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
+use super::TransportError;
 use super::handshake::{self, HandshakeError, Hello, Verdict};
 use super::key::RunKey;
-use super::{Party, TransportError};
 
 /// So many connections may be proving themselves at once; more wait in the kernel's queue. Each is dropped after
 /// [`handshake::HANDSHAKE_TIME`], so strangers can delay members but not shut them out.
 const MOST_PENDING: usize = 64;
+
+/// So long a single attempt to connect lasts at the most; then it is seen whether there is still a reason to try.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(5);
 
 /// What becomes of connections that belong to the run.
 pub(super) trait Door: Send + Sync + 'static {
@@ -83,13 +86,25 @@ fn accept_all<D: Door>(listener: &TcpListener, stopping: &AtomicBool, key: &RunK
     }
 }
 
-/// The connecting side: tries until `timeout` to reach `address` and to be let in there as `hello` says.
-pub(super) fn connect(address: SocketAddr, key: &RunKey, hello: Hello, timeout: Duration) -> Result<TcpStream, TransportError> {
+/// The connecting side: tries until `timeout`, or until `give_up` finds a reason to stop, to reach `address` and to be let in
+/// there as `hello` says.
+pub(super) fn connect(
+    address: SocketAddr,
+    key: &RunKey,
+    hello: Hello,
+    timeout: Duration,
+    give_up: impl Fn() -> Result<(), TransportError>,
+) -> Result<TcpStream, TransportError> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(2);
     loop {
-        let left = timeout.saturating_sub(started.elapsed());
-        let attempt = if left.is_zero() { Err(HandshakeError::Broken(io::ErrorKind::TimedOut.into())) } else { attempt(address, key, hello, left) };
+        give_up()?;
+        let left = timeout.saturating_sub(started.elapsed()).min(LONGEST_ATTEMPT);
+        let attempt = if left.is_zero() {
+            Err(HandshakeError::Broken(io::ErrorKind::TimedOut.into()))
+        } else {
+            attempt(address, key, hello, left)
+        };
         let error = match attempt {
             Ok(stream) => return Ok(stream),
             Err(HandshakeError::Final(error)) => return Err(error),
@@ -118,14 +133,6 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
     sockopt::set_tcp_keepcnt(stream, 4)?;
     Ok(())
-}
-
-/// Takes the handshake's time-outs off again.
-pub(super) fn without_timeouts(stream: &TcpStream, party: Party) -> Result<(), TransportError> {
-    stream
-        .set_read_timeout(None)
-        .and_then(|()| stream.set_write_timeout(None))
-        .map_err(|error| TransportError::system(format!("configure the connection to {party}"), error))
 }
 
 pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, TransportError> {

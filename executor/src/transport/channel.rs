@@ -179,10 +179,7 @@ fn wait_for_any(sends: &[Sending<'_, '_>], receives: &[Receiving<'_, '_>]) -> Re
         .filter(|receiving| !receiving.message.is_done())
         .map(|receiving| (&*receiving.half as &dyn Endpoint, "send"))
         .chain(
-            sends
-                .iter()
-                .filter(|sending| !sending.message.is_done())
-                .map(|sending| (&*sending.half as &dyn Endpoint, "receive")),
+            sends.iter().filter(|sending| !sending.message.is_done()).map(|sending| (&*sending.half as &dyn Endpoint, "receive")),
         )
         .collect();
     let Some((first, activity)) = pending.first() else { return Ok(()) };
@@ -200,10 +197,6 @@ fn wait_for_any(sends: &[Sending<'_, '_>], receives: &[Receiving<'_, '_>]) -> Re
         std::thread::yield_now();
     }
     loop {
-        block(&pending, any_ready)?;
-        if any_ready() {
-            return Ok(());
-        }
         for (endpoint, _) in &pending {
             if let Err(error) = endpoint.check() {
                 // The peer may have sent its last bytes and left between the two looks.
@@ -213,6 +206,10 @@ fn wait_for_any(sends: &[Sending<'_, '_>], receives: &[Receiving<'_, '_>]) -> Re
         let waited = started.elapsed();
         if waited >= patience.timeout {
             return Err(TransportError::TimedOut { rank: first.peer(), stream: first.stream(), activity, waited });
+        }
+        block(&pending, any_ready)?;
+        if any_ready() {
+            return Ok(());
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -73,6 +74,8 @@ struct ServerShared {
     events: mpsc::Sender<(usize, Event)>,
     ranks: Mutex<Vec<Joined>>,
     changed: Condvar,
+    /// Set, under the lock of `ranks`, when the server goes: nobody may enter any more.
+    closed: AtomicBool,
 }
 
 #[derive(Default)]
@@ -97,14 +100,18 @@ enum JoinState {
 impl ControlServer {
     /// Listens on `address` (port 0: any that is free) for `world_size` ranks that hold `key`.
     pub fn bind(address: SocketAddr, key: &RunKey, world_size: usize) -> Result<Self, TransportError> {
-        let listener = TcpListener::bind(address).map_err(|error| TransportError::system(format!("listen on {address} for the ranks"), error))?;
-        let address = listener.local_addr().map_err(|error| TransportError::system("learn the address that ranks are to connect to", error))?;
+        let listener = TcpListener::bind(address)
+            .map_err(|error| TransportError::system(format!("listen on {address} for the ranks"), error))?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| TransportError::system("learn the address that ranks are to connect to", error))?;
         let (sender, events) = mpsc::channel();
         let shared = Arc::new(ServerShared {
             world_size,
             events: sender,
             ranks: Mutex::new((0..world_size).map(|_| Joined::default()).collect()),
             changed: Condvar::new(),
+            closed: AtomicBool::new(false),
         });
         let acceptor = Acceptor::start(listener, key.clone(), Arc::clone(&shared))?;
         Ok(ControlServer { address, shared, events: Mutex::new(events), acceptor: Some(acceptor) })
@@ -161,9 +168,9 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         self.acceptor = None;
-        let readers: Vec<_> = self
-            .shared
-            .ranks()
+        let mut ranks = self.shared.ranks();
+        self.shared.closed.store(true, Ordering::Relaxed);
+        let readers: Vec<_> = ranks
             .iter_mut()
             .filter_map(|joined| {
                 if let Some(socket) = joined.socket.take() {
@@ -173,6 +180,7 @@ impl Drop for ControlServer {
                 joined.reader.take()
             })
             .collect();
+        drop(ranks);
         for reader in readers {
             let _ = reader.join();
         }
@@ -216,12 +224,10 @@ impl ServerShared {
             address.set_ip(stream.peer_addr().map_err(prepare)?.ip());
         }
         let writer = Arc::new(Mutex::new(stream.try_clone().map_err(prepare)?));
-        let socket = stream.try_clone().map_err(prepare)?;
         if let Some(joined) = self.ranks().get_mut(rank) {
             joined.state = JoinState::Announced;
             joined.announcement = Some(announcement);
             joined.connection = Some(writer);
-            joined.socket = Some(socket);
         }
         self.changed.notify_all();
         Ok(())
@@ -242,11 +248,15 @@ impl Door for ServerShared {
     }
 
     fn enter(self: Arc<Self>, hello: Hello, stream: TcpStream) {
-        let Party::Rank(rank) = hello.from else { return };
+        let (Party::Rank(rank), Ok(socket)) = (hello.from, stream.try_clone()) else { return };
+        let mut ranks = self.ranks();
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
         let server = Arc::clone(&self);
-        let reader = spawn("foretell-control", move || server.listen_to(rank, stream));
-        if let Some(joined) = self.ranks().get_mut(rank) {
-            joined.reader = reader.ok();
+        if let Some(joined) = ranks.get_mut(rank) {
+            joined.socket = Some(socket);
+            joined.reader = spawn("foretell-control", move || server.listen_to(rank, stream)).ok();
         }
     }
 }
@@ -275,8 +285,7 @@ impl ControlClient {
     ) -> Result<(Self, PeerTable), TransportError> {
         let started = Instant::now();
         let hello = Hello { from: Party::Rank(rank), to: Party::Launcher, stream: StreamNumber(0) };
-        let stream = acceptor::connect(server, key, hello, timeout)?;
-        acceptor::without_timeouts(&stream, Party::Launcher)?;
+        let stream = acceptor::connect(server, key, hello, timeout, || Ok(()))?;
         stream
             .set_write_timeout(Some(STALL_TIME))
             .and_then(|()| stream.set_read_timeout(Some(STALL_TIME)))

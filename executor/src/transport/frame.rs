@@ -34,10 +34,8 @@ pub(super) fn write<T: Serialize + ?Sized>(mut stream: impl Write, party: Party,
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message).map_err(|source| TransportError::MalformedMessage { party, source })?;
     let length = frame.len() - 4;
-    let announced = u32::try_from(length)
-        .ok()
-        .filter(|length| *length <= MOST_FRAME_BYTES)
-        .ok_or_else(|| too_long(party, length as u64))?;
+    let announced =
+        u32::try_from(length).ok().filter(|length| *length <= MOST_FRAME_BYTES).ok_or_else(|| too_long(party, length as u64))?;
     frame[..4].copy_from_slice(&announced.to_le_bytes());
     stream.write_all(&frame).map_err(|error| failed(party, error))
 }

@@ -5,12 +5,12 @@
 //! the next. Small all-reduces are exchanged directly, which takes one step instead of 2(n-1). In both, the order of summation
 //! depends only on the number of members, the length and the element's place: every rank has the same bits, on every run.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::channel::{Channel, ReceiveHalf, Receiving, SendHalf, Sending, drive, exchange};
+use super::channel::{Channel, Receiving, Sending, drive, exchange};
 use super::message::{Incoming, Outgoing};
+use super::neighbours::{Channels, Neighbours, pair, ring, starts, two_ranges};
 use super::reduce::{self, Reduction, bytes_of, bytes_of_mut};
 use super::{StreamNumber, Transport, TransportError};
 
@@ -18,7 +18,7 @@ use super::{StreamNumber, Transport, TransportError};
 const DIRECT_BYTES: usize = 8 << 10;
 /// A ring step moves at most so many bytes (of one member's chunk) before the next step begins: both directions of it, and the
 /// chunk itself, stay in a second-level cache.
-const STEP_BYTES: usize = 64 << 10;
+const STEP_BYTES: usize = 128 << 10;
 
 /// Where part `index` of `parts` lies when `length` elements are divided as evenly as can be: the first parts get the excess.
 pub fn chunk_range(length: usize, parts: usize, index: usize) -> Range<usize> {
@@ -46,9 +46,6 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// Channels to members, by position.
-type Channels = BTreeMap<usize, Channel>;
-
 impl Group {
     /// The group of these ranks, in this order, which all of them must give alike. `stream` must be the group's alone.
     pub fn new(transport: Arc<dyn Transport>, members: &[usize], stream: StreamNumber) -> Result<Self, TransportError> {
@@ -56,8 +53,7 @@ impl Group {
         if let Some(twice) = members.iter().enumerate().find(|(index, member)| members[..*index].contains(member)) {
             return Err(TransportError::NotAMember { rank: *twice.1, stream });
         }
-        let position =
-            members.iter().position(|member| *member == rank).ok_or(TransportError::NotAMember { rank, stream })?;
+        let position = members.iter().position(|member| *member == rank).ok_or(TransportError::NotAMember { rank, stream })?;
         let mut group =
             Group { transport, members: members.to_vec(), position, stream, channels: Channels::new(), scratch: Vec::new() };
         group.connect([group.at(1), group.at(group.size() - 1)])?;
@@ -217,9 +213,8 @@ impl Group {
 
     /// Numbers whose division is that of [`chunk_range`]: the way back from [`reduce_scatter_f32`](Self::reduce_scatter_f32).
     pub fn all_gather_f32(&mut self, input: &[f32], output: &mut [f32]) -> Result<(), TransportError> {
-        let counts: Vec<usize> = (0..self.size())
-            .map(|index| chunk_range(output.len(), self.size(), index).len() * size_of::<f32>())
-            .collect();
+        let counts: Vec<usize> =
+            (0..self.size()).map(|index| chunk_range(output.len(), self.size(), index).len() * size_of::<f32>()).collect();
         self.all_gather_uneven(bytes_of(input), &counts, bytes_of_mut(output))
     }
 
@@ -350,10 +345,7 @@ impl Group {
     /// Opens the channels to these members that are not open yet.
     fn connect(&mut self, positions: impl IntoIterator<Item = usize>) -> Result<(), TransportError> {
         for position in positions {
-            let peer = *self
-                .members
-                .get(position)
-                .ok_or(TransportError::NotAMember { rank: position, stream: self.stream })?;
+            let peer = *self.members.get(position).ok_or(TransportError::NotAMember { rank: position, stream: self.stream })?;
             if position != self.position && !self.channels.contains_key(&position) {
                 self.channels.insert(position, self.transport.open(peer, self.stream)?);
             }
@@ -367,78 +359,4 @@ impl Group {
         }
         Err(TransportError::WrongSize { rank: self.transport.rank(), operation, expected, given })
     }
-}
-
-/// Whom a member sends to and whom it receives from.
-struct Neighbours<'a> {
-    sender: &'a mut dyn SendHalf,
-    receiver: &'a mut dyn ReceiveHalf,
-}
-
-impl<'a> Neighbours<'a> {
-    fn new(sender: &'a mut dyn SendHalf, receiver: &'a mut dyn ReceiveHalf) -> Self {
-        Neighbours { sender, receiver }
-    }
-
-    fn exchange(&mut self, outgoing: &[u8], incoming: Incoming<'_>) -> Result<(), TransportError> {
-        exchange(self.sender, Outgoing::new(outgoing), self.receiver, incoming)
-    }
-
-    fn drive(&mut self, outgoing: Option<Outgoing<'_>>, incoming: Option<Incoming<'_>>) -> Result<(), TransportError> {
-        match (outgoing, incoming) {
-            (Some(outgoing), Some(incoming)) => exchange(self.sender, outgoing, self.receiver, incoming),
-            (Some(message), None) => drive(&mut [Sending { half: self.sender, message }], &mut []),
-            (None, Some(message)) => drive(&mut [], &mut [Receiving { half: self.receiver, message }]),
-            (None, None) => Ok(()),
-        }
-    }
-}
-
-/// The halves towards the next member of the ring and from the previous one.
-fn ring(
-    channels: &mut Channels,
-    position: usize,
-    size: usize,
-) -> Result<(&mut dyn SendHalf, &mut dyn ReceiveHalf), TransportError> {
-    pair(channels, (position + 1) % size, (position + size - 1) % size)
-}
-
-/// The sending half towards `to` and the receiving half from `from`, which may be the same member. Both must be connected.
-fn pair(channels: &mut Channels, to: usize, from: usize) -> Result<(&mut dyn SendHalf, &mut dyn ReceiveHalf), TransportError> {
-    let (mut sender, mut receiver) = (None, None);
-    for (position, Channel { sender: send_half, receiver: receive_half }) in channels {
-        if *position == to {
-            sender = Some(&mut **send_half);
-        }
-        if *position == from {
-            receiver = Some(&mut **receive_half);
-        }
-    }
-    match (sender, receiver) {
-        (Some(sender), Some(receiver)) => Ok((sender, receiver)),
-        // Cannot be: `Group::new` and `Group::connect` opened both.
-        _ => Err(TransportError::Segment { reason: format!("the channels to members {to} and {from} are not open") }),
-    }
-}
-
-/// Two parts of `values` that do not overlap: one to read, one to write.
-fn two_ranges<T>(values: &mut [T], read: Range<usize>, write: Range<usize>) -> (&[T], &mut [T]) {
-    if read.end <= write.start {
-        let (left, right) = values.split_at_mut(write.start);
-        (&left[read], &mut right[..write.end - write.start])
-    } else {
-        let (left, right) = values.split_at_mut(read.start);
-        (&right[..read.end - read.start], &mut left[write])
-    }
-}
-
-fn starts(counts: &[usize]) -> Vec<usize> {
-    counts
-        .iter()
-        .scan(0, |next, count| {
-            let start = *next;
-            *next += count;
-            Some(start)
-        })
-        .collect()
 }

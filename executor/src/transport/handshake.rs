@@ -18,7 +18,6 @@ pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(3);
 const MAGIC: [u8; 4] = *b"FTL1";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 2 + 4 + 4 + RUN_BYTES + NONCE_BYTES;
-const CHALLENGE_BYTES: usize = NONCE_BYTES + TAG_BYTES;
 const LAUNCHER: u32 = u32::MAX;
 
 // The role is part of what is proved, so that no side's proof can be played back as the other's. Of one length.
@@ -74,9 +73,9 @@ pub(super) fn introduce(stream: &mut TcpStream, address: SocketAddr, key: &RunKe
     fill_with_random(&mut nonce).map_err(HandshakeError::Final)?;
     let hello_bytes = encode(hello, key, nonce);
     stream.write(&hello_bytes)?;
-    let challenge: [u8; CHALLENGE_BYTES] = stream.read()?;
-    let (theirs, tag) = split_challenge(&challenge);
-    if !key.verify(ACCEPTOR, &[&hello_bytes, theirs], tag) {
+    let challenge: [u8; NONCE_BYTES] = stream.read()?;
+    let tag: [u8; TAG_BYTES] = stream.read()?;
+    if !key.verify(ACCEPTOR, &[&hello_bytes, &challenge], &tag) {
         return Err(stranger("it does not hold the run's secret"));
     }
     stream.write(&key.prove(CONNECTOR, &[&hello_bytes, &challenge]))?;
@@ -94,11 +93,10 @@ pub(super) fn receive(stream: &mut TcpStream, key: &RunKey, decide: impl Fn(&Hel
     let mut stream = Deadline::new(stream);
     let hello_bytes: [u8; HELLO_BYTES] = stream.read()?;
     let Some(hello) = decode(&hello_bytes, key) else { return Ok(None) };
-    let mut challenge = [0; CHALLENGE_BYTES];
-    let (nonce, tag) = challenge.split_at_mut(NONCE_BYTES);
-    fill_with_random(nonce).map_err(io::Error::other)?;
-    tag.copy_from_slice(&key.prove(ACCEPTOR, &[&hello_bytes, nonce]));
-    stream.write(&challenge)?;
+    let mut challenge = [0; NONCE_BYTES];
+    fill_with_random(&mut challenge).map_err(io::Error::other)?;
+    let tag = key.prove(ACCEPTOR, &[&hello_bytes, &challenge]);
+    stream.write(&[challenge, tag].concat())?;
     let proof: [u8; TAG_BYTES] = stream.read()?;
     if !key.verify(CONNECTOR, &[&hello_bytes, &challenge], &proof) {
         return Ok(None);
@@ -138,13 +136,6 @@ fn decode(bytes: &[u8; HELLO_BYTES], key: &RunKey) -> Option<Hello> {
     };
     let hello = Hello { from: party(from), to: party(to), stream: StreamNumber(u16::from_le_bytes(*stream)) };
     (*magic == MAGIC && *run == key.run).then_some(hello)
-}
-
-fn split_challenge(challenge: &[u8; CHALLENGE_BYTES]) -> (&[u8], &[u8; TAG_BYTES]) {
-    match challenge.split_last_chunk::<TAG_BYTES>() {
-        Some(parts) => parts,
-        None => unreachable!("a challenge is longer than its tag"),
-    }
 }
 
 /// A socket on which everything together must be done in [`HANDSHAKE_TIME`], however slowly the other side drips.

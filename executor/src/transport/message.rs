@@ -87,7 +87,7 @@ impl<'a> Incoming<'a> {
     fn payload_length(&self) -> usize {
         match &self.sink {
             Sink::Copy(into) => into.len(),
-            Sink::Reduce { into, .. } => size_of_val::<[f32]>(into),
+            Sink::Reduce { into, .. } => size_of_val(&**into),
         }
     }
 

@@ -5,6 +5,27 @@
 //! start and stays open for reports and orders. [`SharedMemory`] joins the ranks of one machine, [`Tcp`] those of several, and
 //! [`Mixed`] picks whichever of the two reaches a peer.
 //!
+//! ```
+//! use std::sync::Arc;
+//! use foretell_executor::transport::{Group, Patience, Segment, SegmentShape, SharedMemory, StreamNumber, TransportError};
+//!
+//! // Two ranks as threads; in a run each is a process that inherits the segment.
+//! let segment = Segment::create(&SegmentShape::new(vec![0, 1], 1))?;
+//! let rank = |rank: usize| -> Result<f32, TransportError> {
+//!     let transport = Arc::new(SharedMemory::attach(&segment, rank, 2, Patience::default())?);
+//!     let mut values = [rank as f32 + 1.0];
+//!     Group::new(transport, &[0, 1], StreamNumber(0))?.all_reduce_f32(&mut values)?;
+//!     Ok(values[0])
+//! };
+//! std::thread::scope(|scope| -> Result<(), TransportError> {
+//!     let other = scope.spawn(|| rank(1));
+//!     assert_eq!(rank(0)?, 3.0);
+//!     assert_eq!(other.join().unwrap()?, 3.0);
+//!     Ok(())
+//! })?;
+//! # Ok::<(), TransportError>(())
+//! ```
+//!
 //! Nothing here knows layouts, Programs or kernels: only ranks, streams, sizes, bytes, and sums (or maxima) of `f32`.
 
 mod acceptor;
@@ -17,6 +38,7 @@ mod handshake;
 mod key;
 mod message;
 mod mixed;
+mod neighbours;
 mod reduce;
 mod shared_memory;
 mod tcp;

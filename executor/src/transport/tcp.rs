@@ -114,18 +114,24 @@ impl Transport for Tcp {
 
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError> {
         let shared = &self.shared;
-        let address = self.peers.get(peer).filter(|_| peer != shared.rank).ok_or(TransportError::NoSuchPeer { rank: peer, from: shared.rank })?;
+        let address = self
+            .peers
+            .get(peer)
+            .filter(|_| peer != shared.rank)
+            .ok_or(TransportError::NoSuchPeer { rank: peer, from: shared.rank })?;
         if !shared.table().opened.insert((peer, stream)) {
             return Err(TransportError::AlreadyOpen { rank: peer, stream });
         }
         shared.abort_error()?;
         let socket = if shared.rank < peer {
             let hello = Hello { from: Party::Rank(shared.rank), to: Party::Rank(peer), stream };
-            acceptor::connect(*address, &shared.key, hello, shared.options.connect_timeout)?
+            acceptor::connect(*address, &shared.key, hello, shared.options.connect_timeout, || shared.abort_error())?
         } else {
             shared.await_connection(peer, stream)?
         };
-        shared.configure(&socket).map_err(|error| TransportError::system(format!("configure the connection to rank {peer}"), error))?;
+        shared
+            .configure(&socket)
+            .map_err(|error| TransportError::system(format!("configure the connection to rank {peer}"), error))?;
         let connection = Arc::new(Connection { socket, peer, stream, shared: Arc::clone(shared) });
         shared.table().connections.push(Arc::downgrade(&connection));
         Ok(Channel {
@@ -172,11 +178,8 @@ impl Shared {
             if waited >= self.options.connect_timeout {
                 return Err(TransportError::TimedOut { rank: peer, stream, activity: "connect", waited });
             }
-            table = self
-                .arrived
-                .wait_timeout(table, self.options.connect_timeout - waited)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            table =
+                self.arrived.wait_timeout(table, self.options.connect_timeout - waited).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -251,7 +254,8 @@ impl SendHalf for SocketSender {
         let [header, payload] = message.rest();
         // Header and payload in one call: with TCP_NODELAY two would be two packets.
         let parts = [IoSlice::new(header), IoSlice::new(payload)];
-        let result = rustix::net::sendmsg(&self.connection.socket, &parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        let result =
+            rustix::net::sendmsg(&self.connection.socket, &parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
         let count = self.connection.moved(result, "send to")?;
         message.advance(count);
         Ok(count)

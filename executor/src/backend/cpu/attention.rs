@@ -73,13 +73,26 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut 
                 }
                 let log_sums = &mut log_sums[(image * heads + head) * sequence + first..][..count];
                 let diagonal = if sizes.causal { first + 1 } else { sequence };
-                softmax_rows(&mut scores[..count * visible], reciprocals, log_sums, diagonal, usize::from(sizes.causal), sizes.scale());
+                softmax_rows(
+                    &mut scores[..count * visible],
+                    reciprocals,
+                    log_sums,
+                    diagonal,
+                    usize::from(sizes.causal),
+                    sizes.scale(),
+                );
                 let target = (image * sequence + first) * hidden + head * head_dimension;
                 // SAFETY: as above.
                 unsafe {
                     let destination = ViewMut::rows(out[target..].as_mut_ptr(), hidden);
                     let left = View::rows(scores.as_ptr(), visible);
-                    multiply([count, head_dimension, visible], destination, left, View::rows(value, stride), Destination::Overwrite);
+                    multiply(
+                        [count, head_dimension, visible],
+                        destination,
+                        left,
+                        View::rows(value, stride),
+                        Destination::Overwrite,
+                    );
                 }
                 // The sums divide the few features of the output instead of the many probabilities.
                 scale_rows(&mut out[target..], reciprocals, count, head_dimension, hidden);
@@ -138,8 +151,8 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut
                     usize::from(sizes.causal),
                     sizes.scale(),
                 );
-                let [dqueries, dkeys, dvalues] = [query + first * stride, key, value]
-                    .map(|offset| ViewMut::rows(dqkv[offset..].as_mut_ptr(), stride));
+                let [dqueries, dkeys, dvalues] =
+                    [query + first * stride, key, value].map(|offset| ViewMut::rows(dqkv[offset..].as_mut_ptr(), stride));
                 // SAFETY: as above; the three destinations are three different columns of dqkv.
                 unsafe {
                     let probabilities = View::rows(probabilities.as_ptr(), visible);

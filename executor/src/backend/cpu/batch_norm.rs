@@ -60,7 +60,13 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, groups: usize, positions: us
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, groups: usize, positions: usize, channels: usize, scratch: &mut Scratch) {
+pub(super) unsafe fn input_gradient(
+    call: &KernelCall<'_>,
+    groups: usize,
+    positions: usize,
+    channels: usize,
+    scratch: &mut Scratch,
+) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (dy, x, scale, saved) =
         unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats(&call.reads[2]), floats(&call.reads[3])) };

@@ -56,6 +56,8 @@ pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, window: &Window, kern
     if let Some(kernel) = kernel
         && window.stride == 1
         && window.padding < window.size
+        // With few channels most of a panel would be empty.
+        && 2 * window.in_channels >= kernel.panel_width
     {
         direct::input_gradient(dy, w, dx, window, kernel, scratch);
         return;
@@ -88,9 +90,20 @@ pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, window: &Window, kern
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, window: &Window, scratch: &mut Scratch) {
+pub(super) unsafe fn weight_gradient(
+    call: &KernelCall<'_>,
+    window: &Window,
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (dy, x, dw) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    if let Some(kernel) = kernel
+        && direct::has_weight_gradient(window, kernel)
+    {
+        direct::weight_gradient(dy, x, dw, call.accumulate, window, kernel, scratch);
+        return;
+    }
     let (patch, out) = (patch(window), window.out_channels);
     let tile = if is_pixelwise(window) { positions(window).max(1) } else { tile(window) };
     let [patches] = scratch.pieces([if is_pixelwise(window) { 0 } else { tile * patch }]);

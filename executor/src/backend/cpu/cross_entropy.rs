@@ -42,8 +42,7 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
 /// The call's operands are checked and valid; dlogits may be the logits.
 pub(super) unsafe fn gradient(call: &KernelCall<'_>, classes: usize, normalizer: usize) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
-    let (labels, log_sums, dlogits) =
-        unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), floats_mut(&call.writes[0])) };
+    let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), floats_mut(&call.writes[0])) };
     check_indices(call.kernel.name(), labels, classes, Some(IGNORED))?;
     let factor = 1.0 / normalizer as f32;
     // SAFETY: as above.

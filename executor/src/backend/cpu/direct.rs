@@ -1,11 +1,12 @@
 //! Direct convolution, channels last: the windows' rows are read where they lie in the image (copied once with its border of zeros, when
-//! there is one), instead of being gathered into patches nine times the image's size.
+//! there is one), instead of being gathered into patches nine times the image's size. Products with a weight matrix are the case of
+//! one-pixel images.
 
-use foretell_models::Window;
+use foretell_models::{WeightLayout, Window};
 
 use super::memory::Scratch;
-use super::micro_kernel::{MOST_ROWS, MicroKernel, Taps};
-use super::vector::multiversion;
+use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
+use super::transpose::transpose;
 
 /// Numbers summed over in one call of the micro-kernel: their panel of weights, 32 KiB, stays in the first-level cache while it goes over all
 /// positions of a band.
@@ -24,12 +25,41 @@ pub(super) fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, ke
     let band = Band::of(window);
     let [packed, padded] = scratch.pieces([packed_elements(window, kernel), band.copied_elements(window)]);
     pack_transposed(packed, w, window.out_channels, kernel.panel_width);
-    run(x, packed, y, window, &band, padded, kernel);
+    run(x, packed, y, window, &band, padded, kernel, |_| {});
+}
+
+/// `y[rows, columns] = x[rows, contracted] · w`: the convolution of one-pixel images. `finish` is called for every part of y when it is complete
+/// and still in the cache.
+pub(super) fn multiply(
+    x: &[f32],
+    w: &[f32],
+    layout: WeightLayout,
+    y: &mut [f32],
+    [rows, columns, contracted]: [usize; 3],
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+    finish: impl FnMut(&mut [f32]),
+) {
+    let [in_channels, out_channels] = [contracted, columns];
+    let window = Window { batch: rows, height: 1, width: 1, in_channels, out_channels, size: 1, stride: 1, padding: 0 };
+    let [packed] = scratch.pieces([packed_elements(&window, kernel)]);
+    match layout {
+        WeightLayout::OutIn => pack_transposed(packed, w, columns, kernel.panel_width),
+        WeightLayout::InOut => pack(packed, w, columns, kernel.panel_width),
+    }
+    run(x, packed, y, &window, &Band::of(&window), &mut [], kernel, finish);
 }
 
 /// The gradient of the input of a convolution of stride one whose padding is smaller than its window: the convolution of dy with the
 /// weights turned by half a circle.
-pub(super) fn input_gradient(dy: &[f32], w: &[f32], dx: &mut [f32], window: &Window, kernel: &MicroKernel, scratch: &mut Scratch) {
+pub(super) fn input_gradient(
+    dy: &[f32],
+    w: &[f32],
+    dx: &mut [f32],
+    window: &Window,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) {
     let turned = Window {
         batch: window.batch,
         height: window.out_height(),
@@ -43,7 +73,73 @@ pub(super) fn input_gradient(dy: &[f32], w: &[f32], dx: &mut [f32], window: &Win
     let band = Band::of(&turned);
     let [packed, padded] = scratch.pieces([packed_elements(&turned, kernel), band.copied_elements(&turned)]);
     pack_turned(packed, w, window, kernel.panel_width);
-    run(dy, packed, dx, &turned, &band, padded, kernel);
+    run(dy, packed, dx, &turned, &band, padded, kernel, |_| {});
+}
+
+/// Whether [`weight_gradient`] can, and is worth it: its sums run over one image at a time, and small ones would be too short.
+pub(super) fn has_weight_gradient(window: &Window, kernel: &MicroKernel) -> bool {
+    let positions = window.out_height() * window.out_width();
+    window.out_channels.is_multiple_of(kernel.panel_width) && window.weight_elements() > 0 && positions >= LEAST_POSITIONS
+}
+
+/// Positions of an image from which on [`weight_gradient`] beats a product with gathered patches.
+const LEAST_POSITIONS: usize = 128;
+
+/// `dw (+)= x ⋆ dy`: a tile's rows are taps, its columns output channels, and its sums run over the positions of some lines of an image,
+/// whose dy stay in the first-level cache meanwhile.
+pub(super) fn weight_gradient(
+    dy: &[f32],
+    x: &[f32],
+    dw: &mut [f32],
+    add: bool,
+    window: &Window,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) {
+    let Window { in_channels, out_channels, size, stride, .. } = *window;
+    let (out_height, out_width) = (window.out_height(), window.out_width());
+    let taps = size * size * in_channels;
+    let band = Band { images: 1, out_rows: (CHUNK / out_width).clamp(1, out_height) };
+    let [turned, padded] = scratch.pieces([taps * out_channels, band.copied_elements(window)]);
+    let mut first_band = true;
+    for image in 0..window.batch {
+        for first_row in (0..out_height).step_by(band.out_rows) {
+            let out_rows = band.out_rows.min(out_height - first_row);
+            let source = band_source(x, image, 1, first_row, out_rows, padded, window);
+            let position = (image * out_height + first_row) * out_width;
+            let sums = Taps {
+                segments: out_rows,
+                length: out_width,
+                row: Step { within: stride * in_channels, between: stride * source.line },
+                panel: Step { within: out_channels, between: out_width * out_channels },
+            };
+            for column in (0..out_channels).step_by(kernel.panel_width) {
+                let panel = dy[position * out_channels + column..].as_ptr();
+                let line = size * in_channels;
+                for (row, first) in (0..size).flat_map(|row| (0..line).step_by(kernel.most_rows()).map(move |first| (row, first)))
+                {
+                    let count = kernel.most_rows().min(line - first);
+                    let destinations: [*mut f32; MOST_ROWS] = std::array::from_fn(|index| {
+                        turned.as_mut_ptr().wrapping_add((row * line + first + index) * out_channels + column)
+                    });
+                    let rows = Rows::Neighbours(source.pointer.wrapping_add(row * source.line + first));
+                    // SAFETY: from each tap on, the source holds all positions of these lines; dy has a whole panel at each, as the panel's
+                    // width divides the channels; the destinations are different lines of the scratch.
+                    unsafe { kernel.tile(&sums, rows, panel, &destinations[..count], kernel.panel_width, !first_band) };
+                }
+            }
+            first_band = false;
+        }
+    }
+    if first_band {
+        turned.fill(0.0);
+    }
+    let extents = [taps, out_channels];
+    if add {
+        transpose::<true>(dw, taps, turned, out_channels, extents);
+    } else {
+        transpose::<false>(dw, taps, turned, out_channels, extents);
+    }
 }
 
 /// The part of the work whose input stays in the cache: some whole images, or some output rows of one.
@@ -96,36 +192,60 @@ struct Target {
     out_rows: usize,
 }
 
-fn run(x: &[f32], packed: &[f32], y: &mut [f32], window: &Window, band: &Band, padded: &mut [f32], kernel: &MicroKernel) {
+#[allow(clippy::too_many_arguments)]
+fn run(
+    x: &[f32],
+    packed: &[f32],
+    y: &mut [f32],
+    window: &Window,
+    band: &Band,
+    padded: &mut [f32],
+    kernel: &MicroKernel,
+    mut finish: impl FnMut(&mut [f32]),
+) {
     let (out_height, out_width) = (window.out_height(), window.out_width());
-    let channels = window.in_channels;
     if window.weight_elements() == 0 {
         y.fill(0.0);
+        finish(y);
         return;
     }
     for first_image in (0..window.batch).step_by(band.images.max(1)) {
         let images = band.images.min(window.batch - first_image);
         for first_row in (0..out_height).step_by(band.out_rows) {
             let out_rows = band.out_rows.min(out_height - first_row);
-            let first_line = first_row * window.stride;
-            let source = if window.padding == 0 {
-                let line = window.width * channels;
-                let start = (first_image * window.height + first_line) * line;
-                Source { pointer: x[start..].as_ptr(), line, image: window.height * line }
-            } else {
-                let line = (window.width + 2 * window.padding) * channels;
-                let lines = Band::lines(out_rows, window);
-                for (image, padded) in (first_image..).zip(padded.chunks_exact_mut(lines * line).take(images)) {
-                    pad(padded, &x[image * window.height * window.width * channels..], first_line, window);
-                }
-                Source { pointer: padded.as_ptr(), line, image: lines * line }
-            };
+            let source = band_source(x, first_image, images, first_row, out_rows, padded, window);
             let start = (first_image * out_height + first_row) * out_width * window.out_channels;
-            let target = Target { pointer: y[start..].as_mut_ptr(), images, out_rows };
+            let y = &mut y[start..][..images * out_rows * out_width * window.out_channels];
+            let target = Target { pointer: y.as_mut_ptr(), images, out_rows };
             // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the target is what of y they make.
             unsafe { run_band(source, packed, target, window, kernel) };
+            finish(y);
         }
     }
+}
+
+/// The images of a band with their border: themselves when they have none, otherwise copied into `padded`.
+fn band_source(
+    x: &[f32],
+    first_image: usize,
+    images: usize,
+    first_row: usize,
+    out_rows: usize,
+    padded: &mut [f32],
+    window: &Window,
+) -> Source {
+    let first_line = first_row * window.stride;
+    if window.padding == 0 {
+        let line = window.width * window.in_channels;
+        let start = (first_image * window.height + first_line) * line;
+        return Source { pointer: x[start..].as_ptr(), line, image: window.height * line };
+    }
+    let line = (window.width + 2 * window.padding) * window.in_channels;
+    let lines = Band::lines(out_rows, window);
+    for (image, padded) in (first_image..).zip(padded.chunks_exact_mut(lines * line).take(images)) {
+        pad(padded, &x[image * window.height * window.width * window.in_channels..], first_line, window);
+    }
+    Source { pointer: padded.as_ptr(), line, image: lines * line }
 }
 
 /// # Safety
@@ -140,7 +260,12 @@ unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Wind
     for first_row in (0..window.size).step_by(rows) {
         for start in (0..line).step_by(length) {
             let segments = rows.min(window.size - first_row);
-            let taps = Taps { segments, pitch: source.line, length: length.min(line - start) };
+            let taps = Taps {
+                segments,
+                length: length.min(line - start),
+                row: Step { within: 1, between: source.line },
+                panel: Step { within: kernel.panel_width, between: line * kernel.panel_width },
+            };
             let first = first_row * line + start;
             for (index, panel) in packed.chunks_exact(contracted * kernel.panel_width).enumerate() {
                 let column = index * kernel.panel_width;
@@ -192,7 +317,7 @@ unsafe fn run_panel(
                 position += 1;
                 if count == kernel.most_rows() || position == positions {
                     // SAFETY: the positions' windows are in the source, and they are all different in the target.
-                    unsafe { kernel.tile(taps, &rows[..count], panel, &destinations[..count], columns, add) };
+                    unsafe { kernel.tile(taps, Rows::Anywhere(&rows[..count]), panel, &destinations[..count], columns, add) };
                     count = 0;
                 }
             }
@@ -216,6 +341,22 @@ fn pad(padded: &mut [f32], image: &[f32], first_line: usize, window: &Window) {
     }
 }
 
+/// Packs weights `[contracted, out]` into panels `[contracted, width]` of outputs, zeros beyond the last.
+fn pack(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
+    let contracted = w.len() / out.max(1);
+    if contracted == 0 {
+        return;
+    }
+    for (index, panel) in packed.chunks_exact_mut(contracted * width).enumerate() {
+        let first = index * width;
+        let count = width.min(out - first);
+        for (target, w) in panel.chunks_exact_mut(width).zip(w.chunks_exact(out)) {
+            target[..count].copy_from_slice(&w[first..][..count]);
+            target[count..].fill(0.0);
+        }
+    }
+}
+
 /// Packs weights `[out, contracted]` into panels `[contracted, width]` of outputs, zeros beyond the last.
 fn pack_transposed(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
     let contracted = w.len() / out.max(1);
@@ -226,21 +367,7 @@ fn pack_transposed(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
         if w.len() < panel.len() {
             panel.fill(0.0);
         }
-        transpose(panel, w, contracted, width);
-    }
-}
-
-multiversion! {
-    /// `panel[k][row] = w[row][k]`, sixteen k at a time: the lines that are written stay in the cache until they are full.
-    fn transpose(panel: &mut [f32], w: &[f32], contracted: usize, width: usize) {
-        for first in (0..contracted).step_by(16) {
-            let last = (first + 16).min(contracted);
-            for (row, w) in w.chunks_exact(contracted).enumerate() {
-                for (k, &value) in (first..last).zip(&w[first..last]) {
-                    panel[k * width + row] = value;
-                }
-            }
-        }
+        transpose::<false>(panel, width, w, contracted, [w.len() / contracted, contracted]);
     }
 }
 

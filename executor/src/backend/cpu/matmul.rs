@@ -2,7 +2,9 @@
 
 use foretell_models::WeightLayout;
 
-use super::memory::{floats, floats_mut, same};
+use super::direct;
+use super::memory::{Scratch, floats, floats_mut, same};
+use super::micro_kernel::MicroKernel;
 use super::product::{Destination, View, ViewMut, multiply};
 use super::sums::column_sums;
 use super::vector::multiversion;
@@ -34,13 +36,30 @@ impl Sizes {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, bias: bool, relu: bool) {
+pub(super) unsafe fn forward(
+    call: &KernelCall<'_>,
+    sizes: Sizes,
+    bias: bool,
+    relu: bool,
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     let Sizes { rows, columns, contracted, .. } = sizes;
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, w, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
-    let block = if bias || relu { (EPILOGUE_BLOCK / columns.max(1)).max(64) } else { rows.max(1) };
+    // SAFETY: a third read is there when there is a bias.
+    let bias = bias.then(|| unsafe { floats(&call.reads[2]) });
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    if let Some(kernel) = kernel {
+        let finish = |y: &mut [f32]| epilogue(y, bias, relu);
+        direct::multiply(x, w, sizes.weight, y, [rows, columns, contracted], kernel, scratch, finish);
+        return;
+    }
+    let block = if bias.is_some() || relu { (EPILOGUE_BLOCK / columns).max(64) } else { rows };
     // Blocks of nearly one size: a short last one would pack the weights for little.
-    let block = rows.div_ceil(rows.div_ceil(block).max(1)).max(1);
+    let block = rows.div_ceil(rows.div_ceil(block));
     for first in (0..rows).step_by(block) {
         let count = block.min(rows - first);
         let y = &mut y[first * columns..(first + count) * columns];
@@ -50,13 +69,17 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, bias: bool, re
             let destination = ViewMut::rows(y.as_mut_ptr(), columns);
             multiply([count, columns, contracted], destination, left, sizes.weight(w.as_ptr()), Destination::Overwrite);
         }
-        if bias {
-            // SAFETY: a third read is there when there is a bias.
-            let bias = unsafe { floats(&call.reads[2]) };
-            if relu { bias_and_relu(y, bias) } else { add_bias(y, bias) }
-        } else if relu {
-            super::elementwise::relu_in_place(y);
-        }
+        epilogue(y, bias, relu);
+    }
+}
+
+/// What is fused with a product.
+fn epilogue(y: &mut [f32], bias: Option<&[f32]>, relu: bool) {
+    match (bias, relu) {
+        (Some(bias), true) => bias_and_relu(y, bias),
+        (Some(bias), false) => add_bias(y, bias),
+        (None, true) => super::elementwise::relu_in_place(y),
+        (None, false) => {}
     }
 }
 

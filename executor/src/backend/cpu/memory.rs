@@ -54,7 +54,12 @@ pub(super) fn same(read: &Operand, write: &Operand) -> bool {
 }
 
 /// Refuses indices outside of `0..limit`, before anything is written by them; `ignored` may stand anywhere.
-pub(super) fn check_indices(kernel: &'static str, indices: &[i32], limit: usize, ignored: Option<i32>) -> Result<(), BackendError> {
+pub(super) fn check_indices(
+    kernel: &'static str,
+    indices: &[i32],
+    limit: usize,
+    ignored: Option<i32>,
+) -> Result<(), BackendError> {
     let inside = |value: i32| usize::try_from(value).is_ok_and(|index| index < limit) || Some(value) == ignored;
     match indices.iter().position(|&value| !inside(value)) {
         None => Ok(()),

@@ -5,19 +5,28 @@
 /// Most rows of a tile, on any machine.
 pub(super) const MOST_ROWS: usize = 14;
 
-/// What the tile of one call sums over: `segments` stretches of `length` consecutive numbers of a row, `pitch` apart.
+/// What a tile sums over: `segments` stretches of `length` numbers of a row, each with its line of the panel.
 #[derive(Clone, Copy, Debug)]
-#[repr(C)]
 pub(super) struct Taps {
     pub(super) segments: usize,
-    pub(super) pitch: usize,
     pub(super) length: usize,
+    /// Elements from a number of a row to the next, and from a stretch to the next.
+    pub(super) row: Step,
+    /// Elements from a line of the panel to the next, and from the first line of a stretch to that of the next.
+    pub(super) panel: Step,
 }
 
-/// `destination[row][..columns] (+)= Σ_k rows[row][k] panel[k]`, over the taps. `panel` has `panel_width` numbers for each k.
+/// Elements from one to the next: within a stretch, and from stretch to stretch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) within: usize,
+    pub(super) between: usize,
+}
+
+/// `destination[row][..columns] (+)= Σ_k rows[row][k] panel[k]`, over the taps; a line of the panel has `panel_width` numbers.
 ///
-/// Called with: the taps, as many row pointers as the tile has, the panel, as many destinations, columns of the destination (at
-/// most the panel's), whether to add.
+/// Called with: the taps, the rows (as many pointers as the tile has rows, or one to the first where the rows are [`Rows::Neighbours`]), the
+/// panel, as many destinations as rows, columns of the destination (at most the panel's), whether to add.
 type Tile = unsafe fn(&Taps, *const *const f32, *const f32, *const *mut f32, usize, bool);
 
 /// The machine's kernel.
@@ -25,8 +34,20 @@ type Tile = unsafe fn(&Taps, *const *const f32, *const f32, *const *mut f32, usi
 pub(super) struct MicroKernel {
     /// Numbers of a panel for each k.
     pub(super) panel_width: usize,
-    /// A kernel for each number of rows, from one.
-    tiles: &'static [Tile],
+    /// For each number of rows, from one: the kernel of [`Rows::Anywhere`].
+    anywhere: &'static [Tile],
+    /// For each number of rows, from one: the kernel of [`Rows::Neighbours`].
+    neighbours: &'static [Tile],
+}
+
+/// Where a tile's rows lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rows<'a> {
+    /// Each at its pointer, its numbers next to each other; the panel is packed. So that the steps are constants: [`Step::within`] must
+    /// be one for the rows and the panel's width for the panel.
+    Anywhere(&'a [*const f32]),
+    /// Each one element after the one before, from this pointer on; any steps.
+    Neighbours(*const f32),
 }
 
 impl MicroKernel {
@@ -63,27 +84,34 @@ impl MicroKernel {
 
     /// Rows of its largest tile: as many as the registers hold.
     pub(super) fn most_rows(&self) -> usize {
-        self.tiles.len()
+        self.anywhere.len()
     }
 
     /// Computes one tile.
     ///
     /// # Safety
     ///
-    /// There are from one to [`MicroKernel::most_rows`] rows and as many destinations, valid for the taps and the columns, the latter at most
-    /// the panel's width; the panel is packed to its width; no destination overlaps another or anything read.
+    /// There are from one to [`MicroKernel::most_rows`] destinations, and as many rows; they are valid for the taps and the columns,
+    /// the latter at most the panel's width; every line of the panel has that width; no destination overlaps another or anything read.
     #[inline]
     pub(super) unsafe fn tile(
         &self,
         taps: &Taps,
-        rows: &[*const f32],
+        rows: Rows<'_>,
         panel: *const f32,
         destinations: &[*mut f32],
         columns: usize,
         add: bool,
     ) {
+        let (tiles, rows) = match &rows {
+            Rows::Anywhere(rows) => {
+                debug_assert!(taps.row.within == 1 && taps.panel.within == self.panel_width && rows.len() == destinations.len());
+                (self.anywhere, rows.as_ptr())
+            }
+            Rows::Neighbours(first) => (self.neighbours, std::ptr::from_ref(first)),
+        };
         // SAFETY: as this function's own contract, and the machine has the kernel's instructions.
-        unsafe { self.tiles[rows.len() - 1](taps, rows.as_ptr(), panel, destinations.as_ptr(), columns, add) }
+        unsafe { tiles[destinations.len() - 1](taps, rows, panel, destinations.as_ptr(), columns, add) }
     }
 }
 
@@ -93,11 +121,24 @@ mod x86 {
 
     use super::{MicroKernel, Taps, Tile};
 
+    /// Repeats a statement for every row of a tile, as straight code: in a loop that the compiler leaves a loop, the sums would live in memory.
+    macro_rules! each_row {
+        ($row:ident, $body:block) => {
+            each_row!(@ $row, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+        };
+        (@ $row:ident, $body:block, $($number:literal)*) => {
+            $(if $number < ROWS {
+                let $row = $number;
+                $body
+            })*
+        };
+    }
+
     /// Two vectors of columns, and as many rows as leave two registers for the panel and one for a row's number.
     macro_rules! tile {
         ($name:ident, $features:literal, $lanes:literal, $zero:ident, $load:ident, $store:ident, $set:ident, $multiply_add:ident, $sum:ident) => {
             #[target_feature(enable = $features)]
-            unsafe fn $name<const ROWS: usize>(
+            unsafe fn $name<const ROWS: usize, const NEIGHBOURS: bool>(
                 taps: &Taps,
                 rows: *const *const f32,
                 panel: *const f32,
@@ -108,63 +149,72 @@ mod x86 {
                 const LANES: usize = $lanes;
                 // SAFETY: the caller vouches for every pointer at these offsets.
                 unsafe {
-                    let mut row: [*const f32; ROWS] = std::array::from_fn(|index| *rows.add(index));
+                    // Of neighbours only the first is loaded: the others are at constant distances from it.
+                    let row: [*const f32; ROWS] =
+                        std::array::from_fn(|index| if NEIGHBOURS { (*rows).wrapping_add(index) } else { *rows.add(index) });
+                    // The destinations may be far apart in memory: they come while the sums are made.
+                    each_row!(index, {
+                        let target = *destinations.add(index);
+                        _mm_prefetch::<_MM_HINT_T0>(target.cast());
+                        _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(columns - 1).cast());
+                    });
                     let mut sums = [[$zero(); 2]; ROWS];
-                    let mut panel = panel;
-                    // Four steps a turn, so that the row pointers, more than there are registers for, are loaded once for four.
                     macro_rules! step {
-                        ($k:expr) => {
-                            let left = $load(panel.add($k * 2 * LANES));
-                            let right = $load(panel.add($k * 2 * LANES + LANES));
-                            for index in 0..ROWS {
-                                let value = $set(*row[index].add($k));
+                        ($at:expr, $line:expr) => {
+                            let line: *const f32 = $line;
+                            let left = $load(line);
+                            let right = $load(line.add(LANES));
+                            each_row!(index, {
+                                let value = $set(*row[index].add($at));
                                 sums[index][0] = $multiply_add(value, left, sums[index][0]);
                                 sums[index][1] = $multiply_add(value, right, sums[index][1]);
-                            }
+                            });
                         };
                     }
-                    for _ in 0..taps.segments {
-                        let mut k = 0;
-                        while k + 4 <= taps.length {
-                            step!(0);
-                            step!(1);
-                            step!(2);
-                            step!(3);
-                            panel = panel.add(8 * LANES);
-                            for index in 0..ROWS {
-                                row[index] = row[index].add(4);
-                            }
-                            k += 4;
+                    let (row_step, panel_step) = if NEIGHBOURS { (taps.row.within, taps.panel.within) } else { (1, 2 * LANES) };
+                    for segment in 0..taps.segments {
+                        let mut at = segment * taps.row.between;
+                        let mut line = panel.add(segment * taps.panel.between);
+                        // Four steps a turn, so that the row pointers, more than there are registers for, are loaded once for four.
+                        for _ in 0..taps.length / 4 {
+                            step!(at, line);
+                            step!(at + row_step, line.add(panel_step));
+                            step!(at + 2 * row_step, line.add(2 * panel_step));
+                            step!(at + 3 * row_step, line.add(3 * panel_step));
+                            at += 4 * row_step;
+                            line = line.wrapping_add(4 * panel_step);
                         }
-                        while k < taps.length {
-                            step!(0);
-                            panel = panel.add(2 * LANES);
-                            for index in 0..ROWS {
-                                row[index] = row[index].add(1);
-                            }
-                            k += 1;
-                        }
-                        for index in 0..ROWS {
-                            row[index] = row[index].wrapping_add(taps.pitch).wrapping_sub(taps.length);
+                        for _ in 0..taps.length % 4 {
+                            step!(at, line);
+                            at += row_step;
+                            line = line.wrapping_add(panel_step);
                         }
                     }
-                    for index in 0..ROWS {
-                        let destination = *destinations.add(index);
-                        if columns == 2 * LANES {
-                            for half in 0..2 {
-                                let target = destination.add(half * LANES);
-                                let sum = if add { $sum($load(target), sums[index][half]) } else { sums[index][half] };
-                                $store(target, sum);
-                            }
-                        } else {
-                            let mut values = [0.0_f32; 2 * LANES];
-                            $store(values.as_mut_ptr(), sums[index][0]);
-                            $store(values.as_mut_ptr().add(LANES), sums[index][1]);
+                    if columns < 2 * LANES {
+                        let mut values = [[0.0_f32; 2 * LANES]; ROWS];
+                        each_row!(index, {
+                            $store(values[index].as_mut_ptr(), sums[index][0]);
+                            $store(values[index].as_mut_ptr().add(LANES), sums[index][1]);
+                        });
+                        for (index, values) in values.iter().enumerate() {
+                            let destination = *destinations.add(index);
                             for (column, &value) in values.iter().enumerate().take(columns) {
                                 let target = destination.add(column);
                                 *target = if add { *target + value } else { value };
                             }
                         }
+                    } else if add {
+                        each_row!(index, {
+                            let target = *destinations.add(index);
+                            $store(target, $sum($load(target), sums[index][0]));
+                            $store(target.add(LANES), $sum($load(target.add(LANES)), sums[index][1]));
+                        });
+                    } else {
+                        each_row!(index, {
+                            let target = *destinations.add(index);
+                            $store(target, sums[index][0]);
+                            $store(target.add(LANES), sums[index][1]);
+                        });
                     }
                 }
             }
@@ -172,28 +222,66 @@ mod x86 {
     }
 
     tile!(
-        avx512, "avx512f", 16, _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_add_ps
+        avx512,
+        "avx512f",
+        16,
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps,
+        _mm512_add_ps
     );
-    tile!(avx2, "avx2,fma", 8, _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_add_ps);
+    tile!(
+        avx2,
+        "avx2,fma",
+        8,
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps,
+        _mm256_add_ps
+    );
 
-    const AVX512_TILES: [Tile; 14] = [
-        avx512::<1>,
-        avx512::<2>,
-        avx512::<3>,
-        avx512::<4>,
-        avx512::<5>,
-        avx512::<6>,
-        avx512::<7>,
-        avx512::<8>,
-        avx512::<9>,
-        avx512::<10>,
-        avx512::<11>,
-        avx512::<12>,
-        avx512::<13>,
-        avx512::<14>,
+    const AVX512_ANYWHERE: [Tile; 14] = [
+        avx512::<1, false>,
+        avx512::<2, false>,
+        avx512::<3, false>,
+        avx512::<4, false>,
+        avx512::<5, false>,
+        avx512::<6, false>,
+        avx512::<7, false>,
+        avx512::<8, false>,
+        avx512::<9, false>,
+        avx512::<10, false>,
+        avx512::<11, false>,
+        avx512::<12, false>,
+        avx512::<13, false>,
+        avx512::<14, false>,
     ];
-    const AVX2_TILES: [Tile; 6] = [avx2::<1>, avx2::<2>, avx2::<3>, avx2::<4>, avx2::<5>, avx2::<6>];
+    const AVX512_NEIGHBOURS: [Tile; 14] = [
+        avx512::<1, true>,
+        avx512::<2, true>,
+        avx512::<3, true>,
+        avx512::<4, true>,
+        avx512::<5, true>,
+        avx512::<6, true>,
+        avx512::<7, true>,
+        avx512::<8, true>,
+        avx512::<9, true>,
+        avx512::<10, true>,
+        avx512::<11, true>,
+        avx512::<12, true>,
+        avx512::<13, true>,
+        avx512::<14, true>,
+    ];
+    const AVX2_ANYWHERE: [Tile; 6] =
+        [avx2::<1, false>, avx2::<2, false>, avx2::<3, false>, avx2::<4, false>, avx2::<5, false>, avx2::<6, false>];
+    const AVX2_NEIGHBOURS: [Tile; 6] =
+        [avx2::<1, true>, avx2::<2, true>, avx2::<3, true>, avx2::<4, true>, avx2::<5, true>, avx2::<6, true>];
 
-    pub(super) const AVX512: MicroKernel = MicroKernel { panel_width: 32, tiles: &AVX512_TILES };
-    pub(super) const AVX2: MicroKernel = MicroKernel { panel_width: 16, tiles: &AVX2_TILES };
+    pub(super) const AVX512: MicroKernel =
+        MicroKernel { panel_width: 32, anywhere: &AVX512_ANYWHERE, neighbours: &AVX512_NEIGHBOURS };
+    pub(super) const AVX2: MicroKernel = MicroKernel { panel_width: 16, anywhere: &AVX2_ANYWHERE, neighbours: &AVX2_NEIGHBOURS };
 }

@@ -16,6 +16,7 @@ mod optimizers;
 mod pooling;
 mod product;
 mod sums;
+mod transpose;
 mod vector;
 
 use foretell_models::Kernel;
@@ -61,7 +62,7 @@ impl Backend for CpuBackend {
         unsafe {
             match *call.kernel {
                 Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
-                    matmul::forward(call, matmul::Sizes { rows, columns, contracted, weight }, bias, relu);
+                    matmul::forward(call, matmul::Sizes { rows, columns, contracted, weight }, bias, relu, micro_kernel, scratch);
                 }
                 Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
                     matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
@@ -84,7 +85,9 @@ impl Backend for CpuBackend {
                 Kernel::ConvolutionInputGradient(ref window) => {
                     convolution::input_gradient(call, window, micro_kernel, scratch);
                 }
-                Kernel::ConvolutionWeightGradient(ref window) => convolution::weight_gradient(call, window, scratch),
+                Kernel::ConvolutionWeightGradient(ref window) => {
+                    convolution::weight_gradient(call, window, micro_kernel, scratch);
+                }
                 Kernel::BatchNorm { groups, positions, channels } => {
                     batch_norm::forward(call, groups, positions, channels, scratch);
                 }

@@ -81,6 +81,9 @@ fn cases() -> Vec<Kernel> {
         [3, 30, 30, 40, 36, 3, 1, 1],
         [1, 5, 5, 2, 3, 2, 1, 3],
         [2, 10, 10, 7, 5, 1, 1, 1],
+        [2, 13, 15, 5, 64, 3, 1, 1],
+        [1, 31, 40, 3, 32, 7, 2, 3],
+        [2, 16, 16, 20, 64, 1, 1, 0],
     ] {
         let window = window(extents);
         cases.extend([
@@ -211,7 +214,14 @@ fn rounded(mut tensors: Vec<Tensor>) -> Vec<Tensor> {
 }
 
 /// Runs the kernel on this machine's backend. With `share_first` the first write is the first read's memory.
-fn run(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bool, share_first: bool, group_index: usize) -> Vec<Tensor> {
+fn run(
+    kernel: &Kernel,
+    reads: &[Tensor],
+    before: &[Tensor],
+    accumulate: bool,
+    share_first: bool,
+    group_index: usize,
+) -> Vec<Tensor> {
     run_on(&mut CpuBackend::new(), kernel, reads, before, accumulate, share_first, group_index)
 }
 
@@ -238,8 +248,7 @@ fn run_on(
         all[reads.len()] = all[0];
     }
     let (read, written) = all.split_at(reads.len());
-    let call =
-        KernelCall { kernel, reads: read, writes: written, accumulate, hyperparameters: &PARAMETERS, group_index };
+    let call = KernelCall { kernel, reads: read, writes: written, accumulate, hyperparameters: &PARAMETERS, group_index };
     // SAFETY: the operands are vectors that live until the end; at most the first write is the first read.
     unsafe { backend.run(&call) }.unwrap();
     if share_first {
@@ -250,7 +259,10 @@ fn run_on(
         .iter()
         .enumerate()
         .map(|(index, memory)| {
-            memory.iter().map(|&bits| if integer_write(index) { f64::from(bits as i32) } else { f64::from(f32::from_bits(bits)) }).collect()
+            memory
+                .iter()
+                .map(|&bits| if integer_write(index) { f64::from(bits as i32) } else { f64::from(f32::from_bits(bits)) })
+                .collect()
         })
         .collect()
 }
@@ -312,7 +324,12 @@ fn softmaxes_survive_large_logits() {
     let kernel = Kernel::CrossEntropy { rows: 2, classes: 3 };
     let reads = vec![vec![1000.0, 0.0, -1000.0, -500.0, -500.0, -500.0], vec![1.0, 0.0]];
     let written = run(&kernel, &reads, &[vec![0.0], vec![0.0], vec![0.0; 2]], false, false, 0);
-    assert_close(&kernel, "large logits", &written, &[vec![1000.0 + 3.0_f64.ln()], vec![1.0], vec![1000.0, 3.0_f64.ln() - 500.0]]);
+    assert_close(
+        &kernel,
+        "large logits",
+        &written,
+        &[vec![1000.0 + 3.0_f64.ln()], vec![1.0], vec![1000.0, 3.0_f64.ln() - 500.0]],
+    );
 }
 
 /// The error of one call with operands of these sizes, in bytes.

@@ -218,7 +218,8 @@ pub(super) fn run(
                 log_sums[(b * heads + h) * sequence + i] = log_sum;
                 for (j, p) in probabilities.iter().enumerate() {
                     for f in 0..d {
-                        out[((b * sequence + i) * heads + h) * d + f] += p * reads[0][(((b * sequence + j) * 3 + 2) * heads + h) * d + f];
+                        out[((b * sequence + i) * heads + h) * d + f] +=
+                            p * reads[0][(((b * sequence + j) * 3 + 2) * heads + h) * d + f];
                     }
                 }
             });
@@ -227,7 +228,8 @@ pub(super) fn run(
         Kernel::AttentionGradient { batch, sequence, heads, head_dimension: d, causal } => {
             let (dout, qkv) = (&reads[0], &reads[1]);
             let mut dqkv = vec![0.0; qkv.len()];
-            let at = |b: usize, s: usize, which: usize, h: usize, f: usize| (((b * sequence + s) * 3 + which) * heads + h) * d + f;
+            let at =
+                |b: usize, s: usize, which: usize, h: usize, f: usize| (((b * sequence + s) * 3 + which) * heads + h) * d + f;
             attend(qkv, [batch, sequence, heads, d], causal, |b, h, i, probabilities, _| {
                 let upstream = |f: usize| dout[((b * sequence + i) * heads + h) * d + f];
                 let slopes: Vec<f64> =
@@ -270,8 +272,9 @@ pub(super) fn run(
         }
         Kernel::Sgd { momentum, nesterov, .. } => {
             let factor = f64::from(parameters.momentum);
-            let gradient =
-                zip(&reads[0], &before[0], |g, p| f64::from(parameters.gradient_scale) * g + f64::from(parameters.weight_decay) * p);
+            let gradient = zip(&reads[0], &before[0], |g, p| {
+                f64::from(parameters.gradient_scale) * g + f64::from(parameters.weight_decay) * p
+            });
             let velocity = if momentum { zip(&before[1], &gradient, |v, g| factor * v + g) } else { gradient.clone() };
             let step = if nesterov { zip(&gradient, &velocity, |g, v| g + factor * v) } else { velocity.clone() };
             let parameter = zip(&before[0], &step, |p, s| p - f64::from(parameters.learning_rate) * s);

@@ -1,5 +1,5 @@
 //! What the kernels reach on this machine. Not a test of anything: run it with
-//! `cargo test --release -p foretell-executor print_kernel_speeds -- --ignored --nocapture`.
+//! `cargo test --release -p foretell-executor print_kernel_speeds -- --ignored --nocapture --test-threads 1`.
 
 use std::time::Instant;
 
@@ -11,6 +11,10 @@ use crate::backend::Backend as _;
 
 /// The least seconds of a call, over at least a fifth of a second.
 fn least_seconds(kernel: &Kernel) -> f64 {
+    least_seconds_on(&mut CpuBackend::new(), kernel, 0.2)
+}
+
+fn least_seconds_on(backend: &mut CpuBackend, kernel: &Kernel, at_least: f64) -> f64 {
     let sizes = operand_bytes(kernel);
     let mut memory: Vec<Vec<u32>> = Vec::new();
     for (index, bytes) in sizes.reads.iter().chain(&sizes.writes).enumerate() {
@@ -26,9 +30,8 @@ fn least_seconds(kernel: &Kernel) -> f64 {
     let (reads, writes) = operands.split_at(sizes.reads.len());
     let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
     let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters: &hyperparameters, group_index: 0 };
-    let mut backend = CpuBackend::new();
     let (started, mut least, mut calls) = (Instant::now(), f64::INFINITY, 0);
-    while calls < 5 || started.elapsed().as_secs_f64() < 0.2 {
+    while calls < 5 || started.elapsed().as_secs_f64() < at_least {
         let start = Instant::now();
         // SAFETY: the operands are vectors that live until the end and do not overlap.
         unsafe { backend.run(&call) }.unwrap();
@@ -62,7 +65,7 @@ fn print_convolutions(window: Window) {
 
 #[test]
 #[ignore = "prints speeds, checks nothing"]
-fn print_kernel_speeds() {
+fn print_kernel_speeds_of_a_transformer() {
     println!("GPT, 1024 rows of 256 features, vocabulary 8192");
     for (contracted, columns) in [(256, 768), (256, 1024), (1024, 256)] {
         print_products(1024, contracted, columns, WeightLayout::InOut, true, false);
@@ -85,7 +88,11 @@ fn print_kernel_speeds() {
     print_speed(Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden });
     print_speed(Kernel::CrossEntropy { rows, classes });
     print_speed(Kernel::CrossEntropyGradient { rows, classes, normalizer: rows });
+}
 
+#[test]
+#[ignore = "prints speeds, checks nothing"]
+fn print_kernel_speeds_of_optimizers_and_an_mlp() {
     println!("optimizers, 5 million parameters");
     let elements = 5_000_000;
     let kernels = [
@@ -100,8 +107,12 @@ fn print_kernel_speeds() {
     println!("MLP, batch 128");
     print_products(128, 784, 512, WeightLayout::OutIn, true, true);
     print_products(128, 512, 512, WeightLayout::OutIn, true, true);
+}
 
-    for batch in [8, 16, 64] {
+#[test]
+#[ignore = "prints speeds, checks nothing"]
+fn print_kernel_speeds_of_convolutions() {
+    for batch in [16, 64] {
         println!("ResNet-18 on 32 x 32 images, batch {batch}");
         for extents in [
             [batch, 32, 32, 3, 64, 3, 1, 1],
@@ -126,4 +137,28 @@ fn print_kernel_speeds() {
     let pooling = window([8, 112, 112, 64, 64, 3, 2, 1]);
     print_speed(Kernel::MaxPool(pooling));
     print_speed(Kernel::MaxPoolGradient(pooling));
+}
+
+#[test]
+#[ignore = "temp"]
+fn ab() {
+    let mut backends = CpuBackend::variants();
+    let m = |rows, contracted, columns, weight| Kernel::Matmul { rows, columns, contracted, weight, bias: true, relu: false };
+    for kernel in [
+        m(128, 512, 512, WeightLayout::OutIn), m(1024, 256, 768, WeightLayout::OutIn), m(1024, 256, 768, WeightLayout::InOut), m(512, 768, 3072, WeightLayout::OutIn), m(512, 3072, 768, WeightLayout::OutIn),m(1024, 256, 8192, WeightLayout::OutIn),
+        Kernel::Convolution(window([16, 32, 32, 64, 64, 3, 1, 1])), Kernel::Convolution(window([16, 16, 16, 128, 128, 3, 1, 1])), Kernel::Convolution(window([16, 4, 4, 512, 512, 3, 1, 1])),
+        Kernel::Convolution(window([8, 56, 56, 64, 256, 1, 1, 0])), Kernel::ConvolutionWeightGradient(window([16, 32, 32, 64, 64, 3, 1, 1])), Kernel::ConvolutionWeightGradient(window([16, 8, 8, 256, 256, 3, 1, 1])),
+    ] {
+        let mut least = [f64::INFINITY; 3];
+        for _ in 0..8 {
+            for i in [0, 2] {
+                least[i] = least[i].min(least_seconds_on(&mut backends[i], &kernel, 0.1));
+            }
+        }
+        println!(
+            "{:.1} direct {:.1} gemm {kernel:?}",
+            kernel.flops().value() / least[0] / 1e9,
+            kernel.flops().value() / least[2] / 1e9
+        );
+    }
 }

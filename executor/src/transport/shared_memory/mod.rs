@@ -4,6 +4,7 @@
 //! crash) and every rank attaches to it. For each (source, destination, stream) there is a ring with one producer and one
 //! consumer; for each (rank, stream) a doorbell to sleep at. A rank that dies is noticed by the lock it held on the segment.
 
+mod place;
 mod ring;
 mod segment;
 

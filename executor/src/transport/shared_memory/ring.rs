@@ -9,7 +9,7 @@ use super::super::{StreamNumber, TransportError};
 use super::segment::{Attached, RawRing, RingControl};
 
 /// So many bytes are moved before the other side is told: it starts on them while they are still in the cache.
-const PIECE: u64 = 16 << 10;
+const PIECE: u64 = 64 << 10;
 
 /// What both ends have.
 struct End {

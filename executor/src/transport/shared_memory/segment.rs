@@ -2,7 +2,6 @@
 //!
 //! It knows nothing of messages. All `unsafe` that turns offsets into references is in this file.
 
-use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -16,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::super::channel::Doorbell;
 use super::super::{StreamNumber, TransportError};
+use super::place::{is_locked, lock, open_description};
 
 /// Children learn the number of the inherited file descriptor from this variable.
 const ENVIRONMENT_VARIABLE: &str = "FORETELL_SHARED_MEMORY";
@@ -44,7 +44,7 @@ pub struct SegmentShape {
 }
 
 impl SegmentShape {
-    /// The ring size that did best on the machine this was written on (see `benchmark_all_reduce` in the tests): large enough
+    /// The ring size that did best on the machine this was written on (see `benchmark_shared_memory` in the tests): large enough
     /// to keep both sides busy, small enough for both directions to stay in a core's second-level cache.
     pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 
@@ -133,11 +133,14 @@ impl Segment {
                 shape.ring_bytes
             ),
         })?;
-        let system = |doing: &str, error| TransportError::system(format!("{doing} the shared memory of this machine's ranks"), error);
-        let descriptor = memfd_create("foretell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|error| system("create", error))?;
+        let system =
+            |doing: &str, error| TransportError::system(format!("{doing} the shared memory of this machine's ranks"), error);
+        let descriptor =
+            memfd_create("foretell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|error| system("create", error))?;
         ftruncate(&descriptor, layout.length as u64).map_err(|error| system("size", error))?;
         // Sealed, no process can cut it short and so kill the others by a bus error.
-        fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(|error| system("seal", error))?;
+        fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|error| system("seal", error))?;
         let mapping = Arc::new(Mapping::new(descriptor.as_fd(), layout.length)?);
         let header = mapping.pointer.as_ptr().cast::<Header>();
         // SAFETY: the mapping is at least one page, zeroed, aligned to a page, and no other process has it yet.
@@ -171,9 +174,10 @@ impl Segment {
     /// The segment that the launcher passed to this process; `None` if there is none.
     pub fn from_environment() -> Result<Option<Self>, TransportError> {
         let Some(text) = std::env::var_os(ENVIRONMENT_VARIABLE) else { return Ok(None) };
-        let number = text.to_str().and_then(|text| text.parse::<RawFd>().ok()).filter(|number| *number >= 0).ok_or_else(|| {
-            TransportError::Segment { reason: format!("{ENVIRONMENT_VARIABLE} is not the number of a file descriptor") }
-        })?;
+        let number =
+            text.to_str().and_then(|text| text.parse::<RawFd>().ok()).filter(|number| *number >= 0).ok_or_else(|| {
+                TransportError::Segment { reason: format!("{ENVIRONMENT_VARIABLE} is not the number of a file descriptor") }
+            })?;
         let file = open_description(number)?;
         // SAFETY: the descriptor was open a line above, and is borrowed for one call only.
         let inherited = unsafe { BorrowedFd::borrow_raw(number) };
@@ -188,7 +192,8 @@ impl Segment {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(wrong("it is not sealed against shrinking"));
         }
-        let length = fstat(&descriptor).map_err(|error| TransportError::system("inspect the shared memory", error))?.st_size as usize;
+        let length =
+            fstat(&descriptor).map_err(|error| TransportError::system("inspect the shared memory", error))?.st_size as usize;
         if length < PAGE {
             return Err(wrong("it is too short"));
         }
@@ -257,8 +262,10 @@ impl Attached {
             .ok_or_else(|| TransportError::Segment { reason: format!("it was not made for rank {rank}") })?;
         // Locks belong to an open file description, which dies with its process: so each rank needs one of its own.
         let descriptor: OwnedFd = open_description(segment.descriptor.as_raw_fd())?.into();
-        lock(descriptor.as_fd(), slot).map_err(|error| TransportError::system(format!("take the place of rank {rank} in the shared memory"), error))?;
-        let segment = Segment { descriptor, mapping: Arc::clone(&segment.mapping), layout: segment.layout, ranks: segment.ranks.clone() };
+        lock(descriptor.as_fd(), slot)
+            .map_err(|error| TransportError::system(format!("take the place of rank {rank} in the shared memory"), error))?;
+        let segment =
+            Segment { descriptor, mapping: Arc::clone(&segment.mapping), layout: segment.layout, ranks: segment.ranks.clone() };
         segment.mapping.state(slot).store(ATTACHED, Ordering::Release);
         Ok(Attached { segment, slot })
     }
@@ -335,7 +342,9 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
         let pointer =
             unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, descriptor, 0) }
-                .map_err(|error| TransportError::system(format!("map {length} bytes of memory shared by this machine's ranks"), error))?;
+                .map_err(|error| {
+                    TransportError::system(format!("map {length} bytes of memory shared by this machine's ranks"), error)
+                })?;
         let pointer = NonNull::new(pointer.cast::<u8>())
             .ok_or_else(|| TransportError::Segment { reason: "it was mapped at address zero".to_owned() })?;
         Ok(Mapping { pointer, length })
@@ -367,36 +376,4 @@ impl Drop for Mapping {
         // SAFETY: the mapping is ours, and whoever holds a pointer into it holds an `Arc` of it too.
         let _ = unsafe { munmap(self.pointer.as_ptr().cast(), self.length) };
     }
-}
-
-/// A new open file description of an inherited descriptor's file.
-fn open_description(descriptor: RawFd) -> Result<File, TransportError> {
-    OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{descriptor}")).map_err(|error| {
-        TransportError::system(format!("open the shared memory inherited as file descriptor {descriptor} (is /proc mounted?)"), error)
-    })
-}
-
-fn byte_lock(slot: usize) -> libc::flock {
-    // SAFETY: a plain C structure of integers, for which zeros are valid.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as _;
-    lock.l_whence = libc::SEEK_SET as _;
-    lock.l_start = slot as _;
-    lock.l_len = 1;
-    lock
-}
-
-fn lock(descriptor: BorrowedFd<'_>, slot: usize) -> Result<(), std::io::Error> {
-    let lock = byte_lock(slot);
-    // SAFETY: the descriptor is open and the structure lives through the call.
-    let result = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_OFD_SETLK, &lock) };
-    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-}
-
-fn is_locked(descriptor: BorrowedFd<'_>, slot: usize) -> bool {
-    let mut lock = byte_lock(slot);
-    // SAFETY: as in `lock`.
-    let result = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-    // Not knowing, believe that it lives: the time-out is still there.
-    result != 0 || libc::c_int::from(lock.l_type) != libc::F_UNLCK
 }

@@ -13,7 +13,9 @@ pub(super) fn rank(transport: Arc<dyn Transport>, world_size: usize) {
     if rank == 0 {
         eprintln!("{:>12}  {:>12}  {:>10}  {:>10}", "bytes", "least us", "mean us", "GB/s");
     }
-    for bytes in [4, 64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20] {
+    for bytes in
+        [4, 64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
+    {
         let mut values = vec![1.0f32; bytes / 4];
         group.all_reduce_f32(&mut values).unwrap();
         assert!(values.iter().all(|value| *value == world_size as f32));

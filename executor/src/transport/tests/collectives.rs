@@ -29,9 +29,9 @@ fn all_reduce_sums_over_all_ranks() {
 }
 
 fn naive_sum(numbers: fn(usize, usize) -> Vec<f32>, size: usize, length: usize) -> Vec<f32> {
-    (0..size).map(|rank| numbers(rank, length)).fold(vec![0.0; length], |sum, values| {
-        sum.iter().zip(values).map(|(left, right)| left + right).collect()
-    })
+    (0..size)
+        .map(|rank| numbers(rank, length))
+        .fold(vec![0.0; length], |sum, values| sum.iter().zip(values).map(|(left, right)| left + right).collect())
 }
 
 #[test]
@@ -223,7 +223,8 @@ fn two_threads_of_a_rank_on_two_streams_never_mix_messages() {
                             let length = 1 + round * 97 + usize::from(stream) * 1000;
                             let mut values = whole_numbers(rank + usize::from(stream), length);
                             group.all_reduce_f32(&mut values).unwrap();
-                            let expected = (0..3).map(|rank| whole_numbers(rank + usize::from(stream), length)[length - 1]).sum::<f32>();
+                            let expected =
+                                (0..3).map(|rank| whole_numbers(rank + usize::from(stream), length)[length - 1]).sum::<f32>();
                             assert_eq!(values[length - 1], expected);
                         }
                     });

@@ -114,7 +114,8 @@ fn strangers_on_a_ranks_port_do_not_disturb_the_others() {
         .into_iter()
         .enumerate()
         .map(|(rank, listener)| {
-            Arc::new(Tcp::new(rank, listener, addresses.clone(), key.clone(), TcpOptions::default()).unwrap()) as Arc<dyn Transport>
+            Arc::new(Tcp::new(rank, listener, addresses.clone(), key.clone(), TcpOptions::default()).unwrap())
+                as Arc<dyn Transport>
         })
         .collect();
     let mut stranger = TcpStream::connect(addresses[1]).unwrap();

@@ -42,7 +42,10 @@ fn world_with(kind: Kind, size: usize, timeout: Duration) -> Vec<Arc<dyn Transpo
         Kind::Tcp => erase(tcp_world(size, timeout)),
         Kind::Mixed => {
             let machines = [all(size.min(2)), (2..size).collect::<Vec<_>>()];
-            let near = machines.iter().filter(|ranks| !ranks.is_empty()).flat_map(|ranks| shared_memory_world(ranks, size, 1 << 16, timeout));
+            let near = machines
+                .iter()
+                .filter(|ranks| !ranks.is_empty())
+                .flat_map(|ranks| shared_memory_world(ranks, size, 1 << 16, timeout));
             erase(near.zip(tcp_world(size, timeout)).map(|(near, far)| Mixed::new(near, far).unwrap()).collect())
         }
     }

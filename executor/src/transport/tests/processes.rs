@@ -41,8 +41,10 @@ fn child() {
         }
         "victim in shared memory" => wait_for_a_victim(shared_memory(rank, world_size), world_size),
         "victim over tcp" => {
-            let (transport, _client) = tcp(rank, world_size);
+            let (transport, client) = tcp(rank, world_size);
             wait_for_a_victim(transport, world_size);
+            // Survivors stay until they are told: the launcher must not hear of their end first.
+            client.receive::<String>(Some(LONG)).unwrap();
         }
         "benchmark in shared memory" => benchmark::rank(shared_memory(rank, world_size), world_size),
         "benchmark over tcp" => {
@@ -149,6 +151,7 @@ fn a_killed_process_is_noticed_over_tcp_and_by_the_launcher() {
     let (children, server) = with_server("victim over tcp", 3);
     let (rank, event) = server.next_event(LONG).unwrap();
     assert!(rank == 2 && matches!(event, Event::Lost(TransportError::PeerLost { rank: 2 })), "{rank}: {event:?}");
+    assert!(matches!(server.broadcast("leave"), Err(TransportError::PeerLost { rank: 2 })));
     assert_survivors_succeed(children);
 }
 

@@ -12,7 +12,10 @@ fn a_time_out_names_the_peer_and_the_stream() {
             let mut channel = transport.open(1 - transport.rank(), StreamNumber(3)).unwrap();
             if transport.rank() == 0 {
                 let error = channel.receive(&mut [0; 10]).unwrap_err();
-                assert!(matches!(error, TransportError::TimedOut { rank: 1, stream: StreamNumber(3), activity: "send", .. }), "{error}");
+                assert!(
+                    matches!(error, TransportError::TimedOut { rank: 1, stream: StreamNumber(3), activity: "send", .. }),
+                    "{error}"
+                );
             } else {
                 std::thread::sleep(timeout * 3);
             }
@@ -34,6 +37,7 @@ fn abort_wakes_every_waiter_at_once() {
     for kind in ALL_KINDS {
         let transports = world(kind, 3);
         let started = Instant::now();
+        let all_know = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
             for transport in &transports {
                 scope.spawn(|| {
@@ -45,6 +49,8 @@ fn abort_wakes_every_waiter_at_once() {
                     } else {
                         silent.receive(0, &mut [0; 4]).unwrap_err()
                     };
+                    // Nobody leaves, which would be a loss to the others too, before all know.
+                    all_know.wait();
                     assert!(matches!(error, TransportError::PeerLost { rank: 7 }), "{error}");
                 });
             }
@@ -52,7 +58,10 @@ fn abort_wakes_every_waiter_at_once() {
             transports.iter().for_each(|transport| transport.abort(Some(7)));
         });
         assert!(started.elapsed() < Duration::from_secs(1));
-        assert!(matches!(transports[0].open(1, StreamNumber(2)).map(|mut channel| channel.receive(&mut [0])), Err(_) | Ok(Err(_))));
+        assert!(matches!(
+            transports[0].open(1, StreamNumber(2)).map(|mut channel| channel.receive(&mut [0])),
+            Err(_) | Ok(Err(_))
+        ));
     }
 }
 
@@ -92,7 +101,7 @@ fn a_peer_that_leaves_is_lost_after_its_last_bytes_were_read() {
 #[test]
 fn disagreement_about_a_length_is_an_error_and_nothing_is_overrun() {
     for kind in [Kind::SharedMemory, Kind::SmallRings, Kind::Tcp] {
-        on_every_rank(&world(kind, 2), |transport| {
+        on_every_rank(&world_with(kind, 2, Duration::from_millis(500)), |transport| {
             let mut channel = transport.open(1 - transport.rank(), StreamNumber(0)).unwrap();
             if transport.rank() == 0 {
                 channel.send(&[1; 100]).unwrap();
@@ -132,7 +141,9 @@ fn a_segment_takes_each_rank_once_and_sensible_shapes_only() {
     assert!(SharedMemory::attach(&segment, 5, 8, Patience::default()).is_err());
     drop(first);
     assert!(SharedMemory::attach(&segment, 7, 8, Patience::default()).is_ok());
-    for (ranks, streams, ring_bytes) in [(vec![], 1, 4096), (vec![0], 0, 4096), (vec![0], 1, 5000), (vec![0], 1, 0), (vec![0], 1, 1 << 40)] {
+    for (ranks, streams, ring_bytes) in
+        [(vec![], 1, 4096), (vec![0], 0, 4096), (vec![0], 1, 5000), (vec![0], 1, 0), (vec![0], 1, 1 << 40)]
+    {
         assert!(Segment::create(&SegmentShape { ranks, streams, ring_bytes }).is_err());
     }
 }

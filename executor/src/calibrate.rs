@@ -1,0 +1,86 @@
+//! A calibration from the launcher's side: starts a rank on each core, collects what they time, makes the profile.
+
+use crate::error::ExecutorError;
+use crate::job::{CalibrationJob, Job, Overheads, Report};
+use crate::launcher::{LaunchOptions, Ranks, TransportKind};
+use crate::machine;
+use foretell_program::{Exchange, ExchangeSample, KernelSample, Profile, Sample};
+use foretell_units::{Bytes, DataType, Seconds};
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Times the kernels of `job` on `devices` cores of this machine at once, and their transport; `device` is the kind that the topology calls them.
+/// `progress` is told how many kernels are done.
+///
+/// # Errors
+/// [`ExecutorError`]: a rank died, or a kernel refused its sizes.
+pub fn calibrate(
+    job: &CalibrationJob,
+    devices: usize,
+    device: &str,
+    options: &LaunchOptions,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Profile, ExecutorError> {
+    let mut ranks = Ranks::start(devices, &Job::Calibrate(job.clone()), options)?;
+    let mut kernels: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
+    let mut exchanges: BTreeMap<(Exchange, u64), Vec<(Sample, Seconds)>> = BTreeMap::new();
+    let mut overheads: Vec<Overheads> = Vec::new();
+    let mut running = devices;
+    while running > 0 {
+        let (rank, report) = ranks.next()?;
+        match report {
+            Report::Kernel { index, sample } => {
+                kernels.entry(index).or_default().push(sample);
+                progress(kernels.len());
+            }
+            // Of send and receive only the first two ranks' times mean anything.
+            Report::Exchange { exchange: Exchange::SendReceive, .. } if rank > 1 => {}
+            Report::Exchange { exchange, bytes, sample, processor } => {
+                exchanges.entry((exchange, bytes.count())).or_default().push((sample, processor));
+            }
+            Report::Overheads(measured) => overheads.push(measured),
+            Report::Finished { .. } => running -= 1,
+            _ => {}
+        }
+    }
+    ranks.finish()?;
+    let kernels = kernels.iter().filter_map(|(&index, samples)| {
+        let &(kernel, accumulate) = job.kernels.get(index)?;
+        Some(KernelSample { kernel, accumulate, precision: DataType::Fp32, time: together(samples) })
+    });
+    let exchanges = exchanges.iter().map(|(&(exchange, bytes), measured)| {
+        let samples: Vec<Sample> = measured.iter().map(|(sample, _)| *sample).collect();
+        let processor = measured.iter().map(|(_, processor)| *processor).sum::<Seconds>() / measured.len() as f64;
+        let ranks = if exchange == Exchange::SendReceive { 2 } else { devices };
+        ExchangeSample { exchange, ranks, bytes, time: together(&samples), processor }
+    });
+    let each = |part: fn(&Overheads) -> Sample| together(&overheads.iter().map(part).collect::<Vec<_>>());
+    let mean = |part: fn(&Overheads) -> f64| overheads.iter().map(part).sum::<f64>() / overheads.len().max(1) as f64;
+    Ok(Profile {
+        device: device.into(),
+        machine: machine::identity(devices),
+        backend: "cpu".into(),
+        transport: if options.transport == TransportKind::Tcp { "tcp" } else { "shared_memory" }.into(),
+        measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        instruction_overhead: each(|overheads| overheads.instruction),
+        stream_handoff: each(|overheads| overheads.handoff),
+        step_overhead: each(|overheads| overheads.step),
+        load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
+        communication_share: mean(|overheads| overheads.communication_share),
+        kernels: kernels.collect(),
+        exchanges: exchanges.collect(),
+    })
+}
+
+/// What several ranks measured of the same thing: the mean of their medians, and the whole of their spread.
+fn together(samples: &[Sample]) -> Sample {
+    let median = samples.iter().map(|sample| sample.median).sum::<Seconds>() / samples.len().max(1) as f64;
+    let p10 = samples.iter().map(|sample| sample.p10).fold(median, Seconds::min);
+    let p90 = samples.iter().map(|sample| sample.p90).fold(median, Seconds::max);
+    Sample { median, p10, p90, count: samples.iter().map(|sample| sample.count).sum() }
+}
+
+/// The sizes of messages that a calibration times: from 1 KiB to 64 MiB.
+pub fn message_sizes() -> Vec<Bytes> {
+    (0..=8).map(|power| Bytes::new(1 << (10 + 2 * power))).collect()
+}

@@ -1,0 +1,272 @@
+//! Calibration, a rank's side: times the executor's own kernels, transport and interpreter on this machine.
+//!
+//! All ranks time the same thing at the same moment, so that they share memory's bandwidth as they do in a run. A kernel's operands are
+//! spread over about as many bytes as a step touches: one timed over and over on the same few bytes would find them in the cache.
+
+use crate::arena::Arena;
+use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand, operand_bytes};
+use crate::clock;
+use crate::data::{DataSource, Dataset, Split};
+use crate::error::ExecutorError;
+use crate::job::{CalibrationJob, Report};
+use crate::line::OWN_STREAM;
+use crate::overheads;
+use crate::rank::Member;
+use crate::samples::{Samples, sample_shape};
+use crate::transport::Group;
+use foretell_models::{InputKind, Kernel, Model};
+use foretell_program::{Exchange, Sample};
+use foretell_units::{Bytes, Seconds};
+use statrs::statistics::{Data, OrderStatistics};
+use std::sync::Arc;
+
+/// Durations of one thing are taken at least and at most so often.
+const FEWEST: usize = 9;
+const MOST: usize = 400;
+/// The most sets of operands that a kernel takes turns on.
+const MOST_SETS: u64 = 64;
+
+/// Does a calibration as one of its ranks.
+pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), ExecutorError> {
+    let everyone: Vec<usize> = (0..member.world_size).collect();
+    let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
+    let mut bench = KernelBench::new(job)?;
+    for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
+        group.barrier()?;
+        let sample = bench.time(kernel, *accumulate, job.patience)?;
+        member.control.send(&Report::Kernel { index, sample })?;
+    }
+    drop(bench);
+    let mut share = 0.0;
+    if member.world_size > 1 {
+        for &bytes in &job.messages {
+            for exchange in [Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather, Exchange::SendReceive] {
+                let (sample, processor) = time_exchange(&mut group, exchange, bytes, job.patience)?;
+                // Of the longest messages: there the processor copies and adds, and hardly waits.
+                share = (processor / sample.median).clamp(0.0, 1.0);
+                member.control.send(&Report::Exchange { exchange, bytes, sample, processor })?;
+            }
+        }
+    }
+    group.barrier()?;
+    let mut measured = overheads::measure(member)?;
+    measured.communication_share = share;
+    if let Some(model) = &job.model {
+        measured.load_seconds_per_byte = time_loading(model)?;
+    }
+    group.barrier()?;
+    member.control.send(&Report::Overheads(measured))?;
+    member.control.send(&Report::Finished { arena: Bytes::ZERO })?;
+    Ok(())
+}
+
+/// What is left of durations once those beyond three scaled median absolute deviations are gone (Leys et al. 2013).
+pub(crate) fn summarise(mut seconds: Vec<f64>) -> Sample {
+    let median = Data::new(seconds.clone()).median();
+    let deviations: Vec<f64> = seconds.iter().map(|second| (second - median).abs()).collect();
+    // 1.4826 makes the median absolute deviation of normal noise its standard deviation. A timer's resolution is always allowed.
+    let allowed = (3.0 * 1.4826 * Data::new(deviations).median()).max(50e-9);
+    seconds.retain(|second| (second - median).abs() <= allowed);
+    let count = seconds.len();
+    let mut kept = Data::new(seconds);
+    Sample {
+        median: Seconds::new(kept.median()),
+        p10: Seconds::new(kept.quantile(0.1)),
+        p90: Seconds::new(kept.quantile(0.9)),
+        count,
+    }
+}
+
+/// Times kernels on sets of operands of their own.
+struct KernelBench {
+    backend: CpuBackend,
+    arena: Arena,
+    footprint: u64,
+}
+
+/// The operands of a call, set by set.
+struct OperandSets {
+    sets: Vec<(Vec<Operand>, Vec<Operand>)>,
+}
+
+impl KernelBench {
+    fn new(job: &CalibrationJob) -> Result<Self, ExecutorError> {
+        let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel)).max().unwrap_or(0);
+        let arena = Arena::new(Bytes::new(largest.max(job.footprint.count()) + largest))?;
+        Ok(Self { backend: CpuBackend::new(), arena, footprint: job.footprint.count() })
+    }
+
+    fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Sample, ExecutorError> {
+        let sets = self.operand_sets(kernel);
+        let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
+        let mut seconds = Vec::new();
+        let mut spent = 0.0;
+        let mut round = 0;
+        while seconds.len() < FEWEST || (spent < patience.value() && seconds.len() < MOST) {
+            let Some((reads, writes)) = sets.sets.get(round % sets.sets.len().max(1)) else { break };
+            let call = KernelCall { kernel, reads, writes, accumulate, hyperparameters: &hyperparameters, group_index: 0 };
+            let start = clock::now();
+            // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
+            unsafe { self.backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
+                instruction: 0,
+                name: kernel.name().into(),
+                source,
+            })?;
+            let duration = (clock::now() - start) as f64 * 1e-9;
+            // The first round over the sets warms up.
+            if round >= sets.sets.len().min(8) {
+                seconds.push(duration);
+            }
+            spent += duration;
+            round += 1;
+        }
+        Ok(summarise(seconds))
+    }
+
+    /// Lays out as many sets as fill the footprint, and fills them with numbers that are usual.
+    fn operand_sets(&mut self, kernel: &Kernel) -> OperandSets {
+        let bytes = operand_bytes(kernel);
+        let one = set_bytes(kernel).max(1);
+        let count = (self.footprint / one).clamp(1, MOST_SETS);
+        let mut offset = 0;
+        let mut sets = Vec::new();
+        for _ in 0..count {
+            let mut place = |size: &Bytes| {
+                let start = offset;
+                offset += size.count().next_multiple_of(64);
+                let pointer = self.arena.at(Bytes::new(start), *size).unwrap_or(std::ptr::null_mut());
+                Operand { pointer, bytes: size.count() as usize }
+            };
+            let reads: Vec<Operand> = bytes.reads.iter().map(&mut place).collect();
+            let mut writes: Vec<Operand> = bytes.writes.iter().map(&mut place).collect();
+            if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
+                *write = reads[index];
+            }
+            for (index, operand) in reads.iter().enumerate() {
+                fill(operand, integers_of(kernel, index));
+            }
+            for operand in &writes {
+                fill(operand, None);
+            }
+            sets.push((reads, writes));
+        }
+        OperandSets { sets }
+    }
+}
+
+/// The bytes of one set of a kernel's operands.
+fn set_bytes(kernel: &Kernel) -> u64 {
+    let bytes = operand_bytes(kernel);
+    bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(64)).sum()
+}
+
+/// What bounds the integers in a kernel's read, if they are integers.
+fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
+    match (kernel, read) {
+        (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(*vocabulary),
+        (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(*classes),
+        (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
+        _ => None,
+    }
+}
+
+/// Fills an operand with positive numbers around a half, or with integers below a bound, spread about.
+fn fill(operand: &Operand, below: Option<usize>) {
+    // Weyl's sequence: spread evenly, the same on every run.
+    let spread = |index: usize| (index as u32).wrapping_mul(2_654_435_769);
+    for index in 0..operand.bytes / 4 {
+        let bits = match below {
+            Some(below) => (u64::from(spread(index)) * below as u64 >> 32) as u32,
+            None => (spread(index) as f32 / u32::MAX as f32).to_bits(),
+        };
+        // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.
+        unsafe { operand.pointer.cast::<u32>().add(index).write(bits) };
+    }
+}
+
+/// Times one kind of exchange of one size among all ranks; for send and receive between the first two.
+fn time_exchange(
+    group: &mut Group,
+    exchange: Exchange,
+    bytes: Bytes,
+    patience: Seconds,
+) -> Result<(Sample, Seconds), ExecutorError> {
+    let ranks = group.size();
+    let elements = (bytes.count() as usize / 4).next_multiple_of(ranks);
+    let mut whole = vec![1.0f32; elements];
+    let mut part = vec![1.0f32; elements / ranks];
+    let mut seconds = Vec::new();
+    let mut processor = 0.0;
+    let mut spent = 0.0;
+    let mut round = 0;
+    // Everyone must stop at the same round: the first rank decides.
+    let mut go_on = [1.0f32];
+    while go_on[0] > 0.0 {
+        group.barrier()?;
+        let (start, busy) = (clock::now(), clock::thread_processor_time());
+        match exchange {
+            Exchange::AllReduce => group.all_reduce_f32(&mut whole)?,
+            Exchange::ReduceScatter => group.reduce_scatter_f32(&whole, &mut part)?,
+            Exchange::AllGather => group.all_gather_f32(&part, &mut whole)?,
+            Exchange::SendReceive => there_and_back(group, &mut whole)?,
+        }
+        let halves = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
+        let duration = (clock::now() - start) as f64 * 1e-9 * halves;
+        if round > 1 {
+            seconds.push(duration);
+            processor += (clock::thread_processor_time() - busy) as f64 * 1e-9 * halves;
+        }
+        // Numbers must not grow without end.
+        whole.fill(1.0);
+        spent += duration;
+        round += 1;
+        let enough = seconds.len() >= FEWEST && (spent > patience.value() || seconds.len() >= MOST);
+        go_on[0] = if enough { 0.0 } else { 1.0 };
+        let mut decision = go_on[0].to_le_bytes();
+        group.broadcast(0, &mut decision)?;
+        go_on[0] = f32::from_le_bytes(decision);
+    }
+    let count = seconds.len() as f64;
+    Ok((summarise(seconds), Seconds::new(processor / count)))
+}
+
+fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {
+    // SAFETY: any bytes are `f32`s, and the slice covers just them.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), values.len() * 4) };
+    match group.position() {
+        0 => {
+            group.send(1, bytes)?;
+            group.receive(1, bytes)?;
+        }
+        1 => {
+            group.receive(0, bytes)?;
+            group.send(0, bytes)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Seconds a byte of prepared samples.
+fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
+    let shape = sample_shape(model.sample());
+    let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
+    let count = 64.min(dataset.len(Split::Training));
+    let kind = match shape {
+        crate::data::SampleShape::Tokens { .. } => InputKind::Tokens,
+        _ => InputKind::Features,
+    };
+    let bytes = Bytes::new((count * dataset.sample_size() * 4) as u64);
+    let arena = Arena::new(bytes)?;
+    let operand =
+        Operand { pointer: arena.at(Bytes::ZERO, bytes).unwrap_or(std::ptr::null_mut()), bytes: bytes.count() as usize };
+    let samples = Samples { indices: (0..count).collect(), dataset, split: Split::Training };
+    let mut seconds = Vec::new();
+    for _ in 0..FEWEST {
+        let start = clock::now();
+        // SAFETY: the operand is the whole arena, which nobody else has.
+        unsafe { samples.load(kind, 0, count, &operand) }?;
+        seconds.push((clock::now() - start) as f64 * 1e-9);
+    }
+    Ok(summarise(seconds).median / bytes.value())
+}

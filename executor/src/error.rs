@@ -1,0 +1,92 @@
+//! What can go wrong in a run, in words for the person who started it.
+
+use crate::backend::BackendError;
+use crate::data::DataError;
+use crate::transport::TransportError;
+use foretell_program::PlanError;
+use foretell_units::Bytes;
+use thiserror::Error;
+
+/// Why a run could not be done.
+#[derive(Debug, Error)]
+pub enum ExecutorError {
+    /// The plan makes no Program.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The data cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A kernel refused its operands.
+    #[error("instruction {instruction} (`{name}`): {source}")]
+    Kernel {
+        /// The instruction.
+        instruction: u32,
+        /// Its operator.
+        name: String,
+        /// What the backend says.
+        source: BackendError,
+    },
+    /// A rank could not be reached.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The arena does not fit.
+    #[error(
+        "{wanted} for a rank's arena could not be had: {reason}; hint: use more ranks, a smaller micro-batch or `recompute: full`"
+    )]
+    OutOfMemory {
+        /// The arena's size.
+        wanted: Bytes,
+        /// What the system says.
+        reason: String,
+    },
+    /// What this version cannot execute, though it can be simulated.
+    #[error("{what} cannot be executed here; hint: {hint}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What can.
+        hint: String,
+    },
+    /// A rank ended before its time.
+    #[error("rank {rank} {cause}")]
+    RankDied {
+        /// Which.
+        rank: usize,
+        /// How.
+        cause: String,
+    },
+    /// The loss is no number any more.
+    #[error("the loss became {loss} at step {step}; hint: lower the learning rate")]
+    Diverged {
+        /// The step.
+        step: usize,
+        /// What it became.
+        loss: f64,
+    },
+    /// The operating system refused something.
+    #[error("could not {doing}: {source}")]
+    System {
+        /// What was tried.
+        doing: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Another thread of the rank failed, and says why itself.
+    #[error("another stream of the rank failed")]
+    OtherStream,
+}
+
+impl ExecutorError {
+    /// An operating system's refusal of `doing`.
+    pub fn system(doing: impl Into<String>, source: std::io::Error) -> Self {
+        ExecutorError::System { doing: doing.into(), source }
+    }
+
+    /// Whether the error only follows from another rank's.
+    pub fn is_consequence(&self) -> bool {
+        matches!(
+            self,
+            ExecutorError::OtherStream | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
+        )
+    }
+}

@@ -1,0 +1,82 @@
+//! The start of every parameter: drawn for the whole tensor from a stream of its own, of which each rank keeps its share.
+//! So a parameter starts the same in every layout.
+
+use crate::arena::Arena;
+use foretell_models::{Graph, Initialisation, Role, Tensor};
+use foretell_program::{Axis, Coordinates, Mesh, Placement, Placements, StageProgram};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Normal, Uniform};
+use sha2::{Digest, Sha256};
+
+/// Fills all parameters and running statistics of a rank.
+pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
+    for buffer in &stage.buffers {
+        let Some(initial) = &buffer.initial else { continue };
+        let tensor = graph.tensor(initial.tensor);
+        let whole = values(tensor, seed);
+        let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
+        let elements = buffer.shape.iter().product();
+        // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
+        let share = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) };
+        take_share(&whole, tensor, &initial.placements, mesh, coordinates, share);
+    }
+}
+
+/// All values of a tensor as it starts.
+fn values(tensor: &Tensor, seed: u64) -> Vec<f32> {
+    let elements = tensor.elements();
+    let mut random = stream(seed, &tensor.name);
+    let initialisation = match &tensor.role {
+        Role::Parameter(parameter) => parameter.initialisation,
+        _ => {
+            // Running statistics: mean 0, variance 1.
+            let mut moments = vec![0.0; elements];
+            moments[elements / 2..].fill(1.0);
+            return moments;
+        }
+    };
+    match initialisation {
+        Initialisation::Zeros => vec![0.0; elements],
+        Initialisation::Ones => vec![1.0; elements],
+        Initialisation::Normal(deviation) => match Normal::new(0.0, deviation as f32) {
+            Ok(normal) => (0..elements).map(|_| normal.sample(&mut random)).collect(),
+            Err(_) => vec![0.0; elements],
+        },
+        Initialisation::Uniform(bound) => match Uniform::new(-bound as f32, bound as f32) {
+            Ok(uniform) => (0..elements).map(|_| uniform.sample(&mut random)).collect(),
+            Err(_) => vec![0.0; elements],
+        },
+    }
+}
+
+/// A random stream of its own for each name.
+fn stream(seed: u64, name: &str) -> ChaCha8Rng {
+    let digest = Sha256::new().chain_update(b"parameter").chain_update(seed.to_le_bytes()).chain_update(name).finalize();
+    ChaCha8Rng::from_seed(digest.into())
+}
+
+/// Copies the part of a tensor that a rank holds.
+fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Mesh, coordinates: Coordinates, share: &mut [f32]) {
+    let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+    let local = placements.local_shape(&full, mesh);
+    let mut start = vec![0; full.len()];
+    for axis in Axis::WITHIN_STAGE {
+        if let Placement::Shard(dimension) = placements.get(axis) {
+            start[dimension] += coordinates.along(axis) * local[dimension];
+        }
+    }
+    // Row by row of the last dimension: a multi-index over the others.
+    let row = local.last().copied().unwrap_or(1);
+    for (number, values) in share.chunks_mut(row.max(1)).enumerate() {
+        let mut rest = number;
+        let mut position = start.last().copied().unwrap_or(0);
+        let mut stride = full.last().copied().unwrap_or(1);
+        for dimension in (0..full.len().saturating_sub(1)).rev() {
+            position += (start[dimension] + rest % local[dimension]) * stride;
+            rest /= local[dimension];
+            stride *= full[dimension];
+        }
+        values.copy_from_slice(&whole[position..position + values.len()]);
+    }
+}

@@ -1,0 +1,357 @@
+//! The interpreter: takes a rank's next instruction, waits for what it depends on, has it done, records its span.
+//!
+//! It knows no layouts. Each stream of the Programs is a thread that owns what the stream needs: a process group, a channel to one
+//! peer, the data set; kernels run on the calling thread. Training and evaluation are two Programs over one arena and the same streams.
+
+use crate::arena::Arena;
+use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
+use crate::board::{Board, MOST_STREAMS};
+use crate::clock;
+use crate::error::ExecutorError;
+use crate::line::Line;
+use crate::samples::Samples;
+use crate::transport::Transport;
+use foretell_program::{Group, GroupId, Mesh, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// A stream of either Program, by what it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKey {
+    Compute,
+    Load,
+    Group(Group),
+    SendTo(usize),
+    ReceiveFrom(usize),
+}
+
+impl StreamKey {
+    fn of(stage: &StageProgram, stream: &Stream) -> Self {
+        match stream {
+            Stream::Compute => StreamKey::Compute,
+            Stream::Load => StreamKey::Load,
+            Stream::Group(GroupId(index)) => StreamKey::Group(stage.groups[*index as usize].clone()),
+            Stream::SendTo(stage) => StreamKey::SendTo(*stage),
+            Stream::ReceiveFrom(stage) => StreamKey::ReceiveFrom(*stage),
+        }
+    }
+}
+
+/// When an instruction ran, in nanoseconds of the machine's clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RawSpan {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// A Program made ready to run: for each stream its instructions, for each instruction whom it waits for.
+struct Playlist {
+    stage: StageProgram,
+    /// By slot: the instructions of its stream.
+    lists: Vec<Vec<u32>>,
+    /// By instruction: slot and instruction that must be done.
+    after: Vec<Vec<(usize, u32)>>,
+    /// By instruction: its operands.
+    operands: Vec<Operands>,
+    /// By group: the rank's index among the members.
+    group_index: Vec<usize>,
+}
+
+struct Operands {
+    reads: Vec<Operand>,
+    writes: Vec<Operand>,
+}
+
+// SAFETY: operands are places in the arena, which outlives the playlist; who touches them when is the Program's order.
+unsafe impl Send for Playlist {}
+// SAFETY: as above.
+unsafe impl Sync for Playlist {}
+
+/// What one run of a Program works on.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// Which Program.
+    pub(crate) program: usize,
+    /// The samples of the global batch.
+    pub(crate) samples: Arc<Samples>,
+    /// What the optimizer is told.
+    pub(crate) hyperparameters: Hyperparameters,
+}
+
+struct Shared {
+    playlists: Vec<Playlist>,
+    board: Board,
+    step: RwLock<Step>,
+    /// Counts the steps that were begun; workers run one each time it grows. `u64::MAX` ends them.
+    begun: AtomicU64,
+    /// By slot: how many steps it has ended.
+    ended: Vec<AtomicU64>,
+    /// By slot: the spans of its list, of the last step.
+    spans: Vec<Mutex<Vec<RawSpan>>>,
+    main: std::thread::Thread,
+    transport: Arc<dyn Transport>,
+}
+
+/// One rank's streams.
+pub(crate) struct Interpreter {
+    shared: Arc<Shared>,
+    backend: CpuBackend,
+    workers: Vec<std::thread::JoinHandle<()>>,
+    step_number: u64,
+}
+
+const END: u64 = u64::MAX;
+
+impl Interpreter {
+    /// Prepares `programs` for `rank` over one arena and starts the threads of their streams.
+    pub(crate) fn start(
+        programs: &[&Program],
+        rank: Rank,
+        arena: &Arena,
+        transport: Arc<dyn Transport>,
+        samples: Arc<Samples>,
+    ) -> Result<Self, ExecutorError> {
+        let mesh = programs.first().map(|program| program.mesh.clone()).ok_or(ExecutorError::OtherStream)?;
+        let mut keys = vec![StreamKey::Compute];
+        for program in programs {
+            let stage = program.stage_of(rank);
+            for stream in &stage.streams {
+                let key = StreamKey::of(stage, stream);
+                if !keys.contains(&key) {
+                    keys.push(key);
+                }
+            }
+        }
+        if keys.len() > MOST_STREAMS {
+            let what = format!("a rank with {} streams", keys.len());
+            return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
+        }
+        let playlists = programs
+            .iter()
+            .map(|program| Playlist::new(program.stage_of(rank), &mesh, rank, &keys, arena))
+            .collect::<Result<Vec<_>, _>>()?;
+        let shared = Arc::new(Shared {
+            playlists,
+            board: Board::new(keys.len()),
+            step: RwLock::new(Step { program: 0, samples: Arc::clone(&samples), hyperparameters: Hyperparameters::default() }),
+            begun: AtomicU64::new(0),
+            ended: keys.iter().map(|_| AtomicU64::new(0)).collect(),
+            spans: keys.iter().map(|_| Mutex::new(Vec::new())).collect(),
+            main: std::thread::current(),
+            transport: Arc::clone(&transport),
+        });
+        shared.board.enter(0);
+        let mut workers = Vec::new();
+        for (slot, key) in keys.iter().enumerate().skip(1) {
+            let line = Line::open(key, &mesh, rank, &transport)?;
+            let shared = Arc::clone(&shared);
+            let worker = std::thread::Builder::new()
+                .name(format!("stream {slot}"))
+                .spawn(move || work(&shared, slot, line))
+                .map_err(|error| ExecutorError::system("start a stream's thread", error))?;
+            workers.push(worker);
+        }
+        Ok(Self { shared, backend: CpuBackend::new(), workers, step_number: 0 })
+    }
+
+    /// Runs one step on all streams and returns when every instruction is done.
+    pub(crate) fn run(&mut self, step: Step) -> Result<(), ExecutorError> {
+        let shared = &self.shared;
+        shared.board.reset();
+        let playlist = &shared.playlists[step.program];
+        let hyperparameters = step.hyperparameters;
+        *shared.step.write().unwrap_or_else(PoisonError::into_inner) = step;
+        self.step_number += 1;
+        shared.begun.store(self.step_number, Ordering::SeqCst);
+        for worker in &self.workers {
+            worker.thread().unpark();
+        }
+        let result = compute(shared, playlist, &mut self.backend, &hyperparameters);
+        if let Err(error) = result {
+            shared.board.fail(error);
+        }
+        for slot in 1..shared.ended.len() {
+            while shared.ended[slot].load(Ordering::SeqCst) < self.step_number {
+                if self.workers.get(slot - 1).is_none_or(std::thread::JoinHandle::is_finished) {
+                    break;
+                }
+                std::thread::park_timeout(std::time::Duration::from_millis(50));
+            }
+        }
+        match shared.board.has_failed() {
+            true => Err(shared.board.take_failure().unwrap_or(ExecutorError::OtherStream)),
+            false => Ok(()),
+        }
+    }
+
+    /// The sums that a Program's last run left on this rank, as far as they count.
+    pub(crate) fn metrics(&self, program: usize, mesh: &Mesh, rank: Rank) -> Vec<(MetricKind, f64)> {
+        let playlist = &self.shared.playlists[program];
+        let coordinates = mesh.coordinates(rank);
+        let counting = playlist.stage.metrics.iter().filter(|metric| metric.counts_at(coordinates));
+        counting.filter_map(|metric| Some((metric.kind, f64::from(playlist.read(metric.buffer)?)))).collect()
+    }
+
+    /// When each instruction of a Program's last run ran, in the order of the list.
+    pub(crate) fn spans(&self, program: usize) -> Vec<RawSpan> {
+        let playlist = &self.shared.playlists[program];
+        let mut spans = vec![RawSpan::default(); playlist.stage.instructions.len()];
+        for (list, recorded) in playlist.lists.iter().zip(&self.shared.spans) {
+            let recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
+            for (&id, &span) in list.iter().zip(recorded.iter()) {
+                spans[id as usize] = span;
+            }
+        }
+        spans
+    }
+}
+
+impl Drop for Interpreter {
+    fn drop(&mut self) {
+        self.shared.begun.store(END, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker that panicked has said so on standard error.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Playlist {
+    fn new(stage: &StageProgram, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
+        let slot_of: Vec<usize> = stage
+            .streams
+            .iter()
+            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(stage, stream)).unwrap_or(0))
+            .collect();
+        let mut lists = vec![Vec::new(); keys.len()];
+        let mut after = Vec::with_capacity(stage.instructions.len());
+        let mut operands = Vec::with_capacity(stage.instructions.len());
+        for (index, instruction) in stage.instructions.iter().enumerate() {
+            lists[slot_of[instruction.stream.0 as usize]].push(index as u32);
+            let slot = |id: u32| slot_of[stage.instructions[id as usize].stream.0 as usize];
+            after.push(instruction.after.iter().map(|id| (slot(id.0), id.0)).collect());
+            let place = |id: &foretell_program::BufferId| {
+                let buffer = stage.buffer(*id);
+                let outside =
+                    || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
+                let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
+                Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
+            };
+            operands.push(Operands {
+                reads: instruction.reads.iter().map(place).collect::<Result<_, _>>()?,
+                writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
+            });
+        }
+        let index_in = |group: &Group| group.members(mesh, rank).iter().position(|&member| member == rank).unwrap_or(0);
+        let group_index = stage.groups.iter().map(index_in).collect();
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index })
+    }
+
+    /// The number in a buffer of one element, found through an instruction that writes it.
+    fn read(&self, buffer: foretell_program::BufferId) -> Option<f32> {
+        let position = self.stage.instructions.iter().position(|instruction| instruction.writes.contains(&buffer))?;
+        let operand = self.stage.instructions[position].writes.iter().position(|&written| written == buffer)?;
+        let operand = self.operands[position].writes.get(operand)?;
+        // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
+        Some(unsafe { operand.pointer.cast::<f32>().read() })
+    }
+}
+
+/// Runs the compute stream on the calling thread.
+fn compute(
+    shared: &Shared,
+    playlist: &Playlist,
+    backend: &mut CpuBackend,
+    hyperparameters: &Hyperparameters,
+) -> Result<(), ExecutorError> {
+    let mut spans = shared.spans[0].lock().unwrap_or_else(PoisonError::into_inner);
+    spans.clear();
+    spans.reserve(playlist.lists[0].len());
+    let mut start = clock::now();
+    for &id in &playlist.lists[0] {
+        let mut waited = false;
+        for &(slot, instruction) in &playlist.after[id as usize] {
+            waited |= shared.board.wait(0, slot, instruction)?;
+        }
+        if waited {
+            start = clock::now();
+        }
+        let instruction = &playlist.stage.instructions[id as usize];
+        if let Operation::Compute { kernel, accumulate, group } = &instruction.operation {
+            let operands = &playlist.operands[id as usize];
+            let call = KernelCall {
+                kernel,
+                reads: &operands.reads,
+                writes: &operands.writes,
+                accumulate: *accumulate,
+                hyperparameters,
+                group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
+            };
+            // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
+            // nobody else touches them now, because the dependencies say so and were waited for.
+            unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
+                instruction: id,
+                name: playlist.stage.name_of(instruction).into(),
+                source,
+            })?;
+        }
+        let end = clock::now();
+        spans.push(RawSpan { start, end });
+        start = end;
+        shared.board.post(0, id);
+    }
+    Ok(())
+}
+
+/// The life of a stream's thread: a list for each step that is begun.
+fn work(shared: &Shared, slot: usize, mut line: Line) {
+    shared.board.enter(slot);
+    let mut step_number = 0;
+    loop {
+        loop {
+            let begun = shared.begun.load(Ordering::SeqCst);
+            if begun == END {
+                return;
+            }
+            if begun > step_number {
+                step_number = begun;
+                break;
+            }
+            std::thread::park();
+        }
+        let step = shared.step.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let playlist = &shared.playlists[step.program];
+        if let Err(error) = stream(shared, playlist, slot, &mut line, &step) {
+            // Those who wait for this rank, here and elsewhere, must not wait for long.
+            shared.transport.abort(None);
+            shared.board.fail(error);
+        }
+        shared.ended[slot].store(step_number, Ordering::SeqCst);
+        shared.main.unpark();
+    }
+}
+
+/// Runs one step of a stream other than compute.
+fn stream(shared: &Shared, playlist: &Playlist, slot: usize, line: &mut Line, step: &Step) -> Result<(), ExecutorError> {
+    let mut spans = shared.spans[slot].lock().unwrap_or_else(PoisonError::into_inner);
+    spans.clear();
+    spans.reserve(playlist.lists[slot].len());
+    for &id in &playlist.lists[slot] {
+        for &(other, instruction) in &playlist.after[id as usize] {
+            shared.board.wait(slot, other, instruction)?;
+        }
+        if shared.board.has_failed() {
+            return Err(ExecutorError::OtherStream);
+        }
+        let start = clock::now();
+        let operands = &playlist.operands[id as usize];
+        // SAFETY: as for kernels: the operands are this instruction's alone until it posts.
+        unsafe {
+            line.run(&playlist.stage.instructions[id as usize].operation, &operands.reads, &operands.writes, &step.samples)
+        }?;
+        spans.push(RawSpan { start, end: clock::now() });
+        shared.board.post(slot, id);
+    }
+    Ok(())
+}

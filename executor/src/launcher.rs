@@ -1,0 +1,253 @@
+//! The launcher: starts one process a rank, hands out the job, listens to all of them, and leaves none behind.
+
+use crate::error::ExecutorError;
+use crate::job::{Job, Order, Report};
+use crate::line::STREAM_COUNT;
+use crate::machine;
+use crate::rank::{CORE_VARIABLE, LAUNCHER_VARIABLE, RANK_VARIABLE, START_TIME, TRANSPORT_VARIABLE, WORLD_VARIABLE};
+use crate::transport::{ControlServer, Event, RunKey, Segment, SegmentShape, TransportError};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How ranks of one machine reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportKind {
+    /// Memory that they share.
+    #[default]
+    SharedMemory,
+    /// Connections over the loopback interface, as between machines.
+    Tcp,
+}
+
+/// How to start ranks.
+#[derive(Clone, Debug)]
+pub struct LaunchOptions {
+    /// The program to start, which calls [`crate::run_rank`] when its first argument is `rank`.
+    pub program: PathBuf,
+    /// How ranks reach each other.
+    pub transport: TransportKind,
+    /// The folder for each rank's log; without one their words go to standard error.
+    pub logs: Option<PathBuf>,
+}
+
+/// How long a run waits for the cause of a failure, and for ranks to end after it.
+const GRACE: Duration = Duration::from_millis(700);
+/// How often children are looked after when nothing happens.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// The ranks of a run. Dropping it ends them.
+pub(crate) struct Ranks {
+    server: ControlServer,
+    segment: Option<Segment>,
+    children: Vec<Child>,
+    ended: Vec<Option<ExitStatus>>,
+}
+
+impl Ranks {
+    /// Starts `world_size` ranks on this machine, gathers them, and gives them their job.
+    pub(crate) fn start(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
+        let key = RunKey::generate()?;
+        let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let server = ControlServer::bind(loopback, &key, world_size)?;
+        let segment = match options.transport {
+            TransportKind::SharedMemory => Some(Segment::create(&SegmentShape::new((0..world_size).collect(), STREAM_COUNT))?),
+            TransportKind::Tcp => None,
+        };
+        let cores = machine::allowed_cores();
+        let mut ranks = Self { server, segment, children: Vec::new(), ended: Vec::new() };
+        for rank in 0..world_size {
+            let mut command = Command::new(&options.program);
+            command
+                .arg("rank")
+                .env(RANK_VARIABLE, rank.to_string())
+                .env(WORLD_VARIABLE, world_size.to_string())
+                .env(LAUNCHER_VARIABLE, ranks.server.address().to_string())
+                .env(TRANSPORT_VARIABLE, if options.transport == TransportKind::Tcp { "tcp" } else { "shared_memory" })
+                .stdin(Stdio::null())
+                .stdout(Stdio::null());
+            if let Some(core) = cores.get(rank % cores.len().max(1)) {
+                command.env(CORE_VARIABLE, core.to_string());
+            }
+            if let Some(folder) = &options.logs {
+                command.stderr(log_file(folder, rank)?);
+            }
+            key.pass_to(&mut command);
+            if let Some(segment) = &ranks.segment {
+                segment.pass_to(&mut command);
+            }
+            let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {rank}"), error))?;
+            ranks.children.push(child);
+            ranks.ended.push(None);
+        }
+        ranks.gather()?;
+        ranks.server.broadcast(job)?;
+        Ok(ranks)
+    }
+
+    /// The process identifiers, by rank.
+    pub(crate) fn process_ids(&self) -> Vec<u32> {
+        self.children.iter().map(Child::id).collect()
+    }
+
+    /// Waits for all ranks to join; one that ends before is the cause if they do not.
+    fn gather(&mut self) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        loop {
+            match self.server.gather(Duration::from_millis(250)) {
+                Ok(_) => return Ok(()),
+                Err(TransportError::MissingRanks { ranks, waited }) => {
+                    self.glance();
+                    if let Some((rank, status)) = self.first_ended(|_| true) {
+                        return Err(ExecutorError::RankDied { rank, cause: format!("{} before it had joined", said(status)) });
+                    }
+                    if started.elapsed() > START_TIME {
+                        return Err(TransportError::MissingRanks { ranks, waited }.into());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The next report of any rank. An error ends the run: its cause is found, the others are told, nobody is left.
+    pub(crate) fn next(&mut self) -> Result<(usize, Report), ExecutorError> {
+        loop {
+            match self.server.next_event(GLANCE) {
+                Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
+                    Report::Failed { message, consequence } => return Err(self.fail(rank, Some(message), consequence)),
+                    report => return Ok((rank, report)),
+                },
+                Some((rank, Event::Lost(_))) => return Err(self.fail(rank, None, false)),
+                None => {
+                    self.glance();
+                    if let Some((rank, _)) = self.first_ended(|status| !status.success()) {
+                        return Err(self.fail(rank, None, false));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for all ranks to end by themselves.
+    pub(crate) fn finish(mut self) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        while self.ended.iter().any(Option::is_none) {
+            self.glance();
+            if let Some((rank, _)) = self.first_ended(|status| !status.success()) {
+                return Err(self.fail(rank, None, false));
+            }
+            if started.elapsed() > START_TIME {
+                let rank = self.ended.iter().position(Option::is_none).unwrap_or(0);
+                return Err(ExecutorError::RankDied { rank, cause: "did not end when its work was done".into() });
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Tells the others, gives them a moment, and finds out who failed first: a rank that was killed, then one that failed for a reason of
+    /// its own, then the one that was noticed.
+    fn fail(&mut self, noticed: usize, message: Option<String>, consequence: bool) -> ExecutorError {
+        let mut stories: Vec<(usize, String, bool)> = message.map(|text| (noticed, text, consequence)).into_iter().collect();
+        let mut lost = vec![noticed];
+        let started = Instant::now();
+        let mut told = false;
+        while started.elapsed() < GRACE && self.ended.iter().any(Option::is_none) {
+            if !told && started.elapsed() > GRACE / 4 {
+                told = true;
+                self.abort(None);
+            }
+            match self.server.next_event(GLANCE) {
+                Some((rank, Event::Message(message))) => {
+                    if let Ok(Report::Failed { message, consequence }) = message.parse::<Report>() {
+                        stories.push((rank, message, consequence));
+                    }
+                }
+                Some((rank, Event::Lost(_))) => lost.push(rank),
+                None => {}
+            }
+            self.glance();
+        }
+        let killed = self.first_ended(|status| status.signal().is_some()).map(|(rank, status)| (rank, said(status)));
+        let own =
+            || stories.iter().find(|(.., consequence)| !consequence).map(|(rank, text, _)| (*rank, format!("failed: {text}")));
+        let ended = || self.first_ended(|status| !status.success()).map(|(rank, status)| (rank, said(status)));
+        let (rank, cause) = killed.or_else(own).or_else(ended).unwrap_or_else(|| {
+            let rank = lost.first().copied().unwrap_or(noticed);
+            (rank, "does not answer any more".into())
+        });
+        ExecutorError::RankDied { rank, cause }
+    }
+
+    /// Wakes whoever waits for a rank that will not answer.
+    fn abort(&self, lost: Option<usize>) {
+        if let Some(segment) = &self.segment {
+            segment.abort(lost);
+        }
+        // Those that are gone cannot be told.
+        let _ = self.server.broadcast(&Order::Abort { lost });
+    }
+
+    /// Looks which children have ended.
+    fn glance(&mut self) {
+        for (child, ended) in self.children.iter_mut().zip(&mut self.ended) {
+            if ended.is_none() {
+                *ended = child.try_wait().ok().flatten();
+            }
+        }
+    }
+
+    fn first_ended(&self, which: impl Fn(&ExitStatus) -> bool) -> Option<(usize, ExitStatus)> {
+        self.ended
+            .iter()
+            .enumerate()
+            .find_map(|(rank, status)| status.filter(|status| which(status)).map(|status| (rank, status)))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.glance();
+        for (child, ended) in self.children.iter_mut().zip(&self.ended) {
+            if ended.is_none() {
+                // One that ended in this very moment cannot be killed, and need not be.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+fn log_file(folder: &Path, rank: usize) -> Result<File, ExecutorError> {
+    let path = folder.join(format!("{rank}.log"));
+    std::fs::create_dir_all(folder)
+        .and_then(|()| File::create(&path))
+        .map_err(|error| ExecutorError::system(format!("write `{}`", path.display()), error))
+}
+
+/// How a process ended, after "rank N".
+fn said(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
+        (None, Some(code)) => format!("ended with status {code}"),
+        (None, None) => "ended".into(),
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGKILL => " (SIGKILL; the system kills so when memory runs out)",
+        libc::SIGTERM => " (SIGTERM)",
+        libc::SIGINT => " (SIGINT)",
+        libc::SIGSEGV => " (SIGSEGV)",
+        libc::SIGBUS => " (SIGBUS)",
+        libc::SIGABRT => " (SIGABRT)",
+        _ => "",
+    }
+}

@@ -1,0 +1,94 @@
+//! What a stream other than compute works with: a process group, a channel to one peer, or the data set.
+
+use crate::backend::Operand;
+use crate::error::ExecutorError;
+use crate::interpreter::StreamKey;
+use crate::samples::Samples;
+use crate::transport::{Channel, Group, StreamNumber, Transport};
+use foretell_program::{Axis, Collective, Mesh, Operation, Rank};
+use std::sync::Arc;
+
+/// A stream's own end of the transport.
+pub(crate) enum Line {
+    Load { data_coordinate: usize },
+    Group(Box<Group>),
+    Peer(Channel),
+}
+
+/// Numbers of the transport's streams that a run uses.
+pub(crate) const STREAM_COUNT: usize = 8;
+const TO_LATER_STAGES: StreamNumber = StreamNumber(5);
+const TO_EARLIER_STAGES: StreamNumber = StreamNumber(6);
+/// For what is not part of a Program: barriers, calibration.
+pub(crate) const OWN_STREAM: StreamNumber = StreamNumber(7);
+
+impl Line {
+    /// Opens what the stream of a key needs.
+    pub(crate) fn open(key: &StreamKey, mesh: &Mesh, rank: Rank, transport: &Arc<dyn Transport>) -> Result<Self, ExecutorError> {
+        let coordinates = mesh.coordinates(rank);
+        let my_stage = coordinates.along(Axis::Pipeline);
+        let peer = |stage: usize| mesh.rank(coordinates.with(Axis::Pipeline, stage)).0;
+        let number = |from: usize, to: usize| if from < to { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
+        Ok(match key {
+            StreamKey::Compute | StreamKey::Load => Line::Load { data_coordinate: coordinates.along(Axis::Data) },
+            StreamKey::Group(group) => {
+                let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
+                // Axes are numbered as they are declared: groups along different axes share no stream.
+                let number = group.axes.first().and_then(|axis| Axis::ALL.iter().position(|one| one == axis)).unwrap_or(0);
+                Line::Group(Box::new(Group::new(Arc::clone(transport), &members, StreamNumber(number as u16))?))
+            }
+            StreamKey::SendTo(stage) => Line::Peer(transport.open(peer(*stage), number(my_stage, *stage))?),
+            StreamKey::ReceiveFrom(stage) => Line::Peer(transport.open(peer(*stage), number(*stage, my_stage))?),
+        })
+    }
+
+    /// Does one instruction.
+    ///
+    /// # Safety
+    /// The operands are valid and nobody else's until this returns; a read and a write are either the same place or apart.
+    pub(crate) unsafe fn run(
+        &mut self,
+        operation: &Operation,
+        reads: &[Operand],
+        writes: &[Operand],
+        samples: &Samples,
+    ) -> Result<(), ExecutorError> {
+        match (self, operation, reads, writes) {
+            (Line::Load { data_coordinate }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
+                // SAFETY: the caller gives this place to us alone.
+                unsafe { samples.load(*input, first_sample + *data_coordinate * count, *count, write) }
+            }
+            (Line::Peer(channel), Operation::Send { .. }, [read], _) => {
+                // SAFETY: as above.
+                Ok(channel.send(unsafe { std::slice::from_raw_parts(read.pointer, read.bytes) })?)
+            }
+            (Line::Peer(channel), Operation::Receive { .. }, _, [write]) => {
+                // SAFETY: as above.
+                Ok(channel.receive(unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) })?)
+            }
+            (Line::Group(group), Operation::Collective { kind, .. }, [read], [write]) => {
+                // SAFETY: as above; all-reduce is the only collective in place, and uses the one slice.
+                unsafe { collective(group, *kind, read, write) }
+            }
+            _ => Err(ExecutorError::Unsupported {
+                what: format!("`{}` on this stream", operation.kind()),
+                hint: "this is a fault in the compiler: please report it".into(),
+            }),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Line::run`].
+unsafe fn collective(group: &mut Group, kind: Collective, read: &Operand, write: &Operand) -> Result<(), ExecutorError> {
+    // SAFETY: the caller's promise; the memory plan aligns every buffer to 64 bytes.
+    let floats = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast::<f32>(), operand.bytes / 4) };
+    // SAFETY: the caller's promise.
+    let bytes = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer, operand.bytes) };
+    Ok(match kind {
+        Collective::AllReduce => group.all_reduce_f32(floats(write))?,
+        Collective::ReduceScatter => group.reduce_scatter_f32(floats(read), floats(write))?,
+        Collective::AllGather => group.all_gather(bytes(read), bytes(write))?,
+        Collective::AllToAll => group.all_to_all(bytes(read), bytes(write))?,
+    })
+}

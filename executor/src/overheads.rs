@@ -1,0 +1,147 @@
+//! What the interpreter costs beside kernels and communication, found by having it interpret Programs that do next to nothing.
+
+use crate::arena::Arena;
+use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
+use crate::calibration::summarise;
+use crate::clock;
+use crate::data::{DataSource, Dataset, SampleShape, Split};
+use crate::error::ExecutorError;
+use crate::interpreter::{Interpreter, Step};
+use crate::job::{Overheads, Report, StepReport};
+use crate::rank::Member;
+use crate::samples::Samples;
+use foretell_models::Kernel;
+use foretell_program::{
+    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Phase, Program,
+    Sample, StageProgram, Stream, StreamId,
+};
+use foretell_units::{Bytes, DataType, Flops, Seconds};
+use std::sync::Arc;
+
+/// Instructions of the Programs that are timed.
+const INSTRUCTIONS: usize = 400;
+/// Runs of each.
+const RUNS: usize = 60;
+const TINY: Kernel = Kernel::Relu { elements: 16 };
+
+/// Measures on this rank; the others do the same at the same time.
+pub(crate) fn measure(member: &Member) -> Result<Overheads, ExecutorError> {
+    let empty = run(member, &program(member, 0, false)?)?;
+    let straight = run(member, &program(member, INSTRUCTIONS, false)?)?;
+    let handing = run(member, &program(member, INSTRUCTIONS, true)?)?;
+    let kernel = time_kernel()?;
+    let each = |total: &Sample, of: f64| Sample {
+        median: (total.median - empty.median) / of,
+        p10: (total.p10 - empty.median) / of,
+        p90: (total.p90 - empty.median) / of,
+        count: total.count,
+    };
+    let count = INSTRUCTIONS as f64;
+    let less = |sample: Sample, part: Seconds| Sample {
+        median: (sample.median - part).max(Seconds::ZERO),
+        p10: (sample.p10 - part).max(Seconds::ZERO),
+        p90: (sample.p90 - part).max(Seconds::ZERO),
+        ..sample
+    };
+    let instruction = less(each(&straight, count), kernel);
+    // Every second instruction is the other stream's: each hands over to the next.
+    let handoff = less(each(&handing, count), instruction.median + kernel / 2.0);
+    Ok(Overheads { instruction, handoff, step: empty, load_seconds_per_byte: Seconds::ZERO, communication_share: 0.0 })
+}
+
+/// `count` tiny kernels one after the other; with `handing` every second one is a collective of this rank alone on a stream of its own.
+fn program(member: &Member, count: usize, handing: bool) -> Result<Program, ExecutorError> {
+    let size = |axis| if axis == Axis::Pipeline { member.world_size } else { 1 };
+    let mesh = Mesh::new(size, &[]).ok_or(ExecutorError::OtherStream)?;
+    let bytes = Bytes::new(64);
+    let buffer = Buffer {
+        name: "x".into(),
+        role: BufferRole::Activation,
+        shape: vec![16],
+        data_type: DataType::Fp32,
+        parent: None,
+        offset: Bytes::ZERO,
+        bytes,
+        persistent: true,
+        lifetime: None,
+        initial: None,
+    };
+    let instruction = |index: usize| {
+        let other = handing && index % 2 == 1;
+        let operation = match other {
+            true => Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes, data_type: DataType::Fp32 },
+            false => Operation::Compute { kernel: TINY, accumulate: false, group: None },
+        };
+        let after = if handing && index > 0 { vec![InstructionId(index as u32 - 1)] } else { Vec::new() };
+        let (reads, writes) = (vec![BufferId(0)], vec![BufferId(0)]);
+        let stream = StreamId(u16::from(other));
+        Instruction { name: 0, operation, stream, after, reads, writes, micro_batch: None, phase: Phase::Forward }
+    };
+    let stage = |stage| StageProgram {
+        stage,
+        streams: vec![Stream::Compute, Stream::Group(GroupId(0))],
+        groups: vec![Group::along(Axis::Data)],
+        buffers: vec![buffer.clone()],
+        instructions: (0..count).map(instruction).collect(),
+        names: vec!["overhead".into()],
+        metrics: Vec::new(),
+        arena: bytes,
+    };
+    Ok(Program {
+        stages: (0..member.world_size).map(stage).collect(),
+        mesh,
+        precision: DataType::Fp32,
+        samples: 1,
+        predictions: 1,
+        tokens: None,
+        model_flops: Flops::ZERO,
+        hardware_flops: Flops::ZERO,
+    })
+}
+
+/// Times whole steps of a Program, with the report that a training step makes.
+fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
+    let arena = Arena::new(Bytes::new(64))?;
+    let shape = SampleShape::Features { width: 1, classes: 2 };
+    let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
+    let samples = Arc::new(Samples { dataset, split: Split::Training, indices: Vec::new() });
+    let mut interpreter =
+        Interpreter::start(&[program], member.rank, &arena, Arc::clone(&member.transport), Arc::clone(&samples))?;
+    let mut seconds = Vec::new();
+    for step in 0..RUNS {
+        let start = clock::now();
+        let hyperparameters = Hyperparameters::default();
+        interpreter.run(Step { program: 0, samples: Arc::clone(&samples), hyperparameters })?;
+        let metrics = interpreter.metrics(0, &program.mesh, member.rank);
+        let end = clock::now();
+        member.control.send(&Report::Step(StepReport { step, start, end, learning_rate: 0.0, metrics }))?;
+        seconds.push((clock::now() - start) as f64 * 1e-9);
+    }
+    seconds.drain(..RUNS / 4);
+    Ok(summarise(seconds))
+}
+
+fn time_kernel() -> Result<Seconds, ExecutorError> {
+    let arena = Arena::new(Bytes::new(64))?;
+    let operand = Operand { pointer: arena.at(Bytes::ZERO, Bytes::new(64)).unwrap_or(std::ptr::null_mut()), bytes: 64 };
+    let mut backend = CpuBackend::new();
+    let hyperparameters = Hyperparameters::default();
+    let call = KernelCall {
+        kernel: &TINY,
+        reads: &[operand],
+        writes: &[operand],
+        accumulate: false,
+        hyperparameters: &hyperparameters,
+        group_index: 0,
+    };
+    let start = clock::now();
+    for _ in 0..INSTRUCTIONS {
+        // SAFETY: the operand is the whole arena, and ReLU may work in place.
+        unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
+            instruction: 0,
+            name: TINY.name().into(),
+            source,
+        })?;
+    }
+    Ok(Seconds::new((clock::now() - start) as f64 * 1e-9 / INSTRUCTIONS as f64))
+}

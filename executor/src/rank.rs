@@ -1,0 +1,121 @@
+//! A rank's process: joins the run, does its job, says how it went.
+
+use crate::calibration;
+use crate::error::ExecutorError;
+use crate::job::{Job, Order, Report};
+use crate::line::STREAM_COUNT;
+use crate::machine;
+use crate::training;
+use crate::transport::{
+    Announcement, ControlClient, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
+};
+use foretell_program::Rank;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The environment variables by which a launcher tells a process which rank it is.
+pub(crate) const RANK_VARIABLE: &str = "FORETELL_RANK";
+pub(crate) const WORLD_VARIABLE: &str = "FORETELL_WORLD_SIZE";
+pub(crate) const LAUNCHER_VARIABLE: &str = "FORETELL_LAUNCHER";
+pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
+pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
+
+/// How long ranks wait for each other at the start.
+pub(crate) const START_TIME: Duration = Duration::from_secs(30);
+
+/// Runs this process as a rank of the run that its environment names; what a launcher's children call.
+pub fn run_rank() -> ExitCode {
+    machine::die_with_parent();
+    match join() {
+        Ok(member) => match member.work() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: {error}");
+                // The launcher may be the one that is gone.
+                let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
+                let _ = member.control.send(&report);
+                ExitCode::FAILURE
+            }
+        },
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A process that has joined a run.
+pub(crate) struct Member {
+    pub(crate) rank: Rank,
+    pub(crate) world_size: usize,
+    pub(crate) control: Arc<ControlClient>,
+    pub(crate) transport: Arc<dyn Transport>,
+}
+
+impl Member {
+    fn work(&self) -> Result<(), ExecutorError> {
+        let job: Job = self.control.receive(Some(START_TIME))?;
+        self.listen_for_orders()?;
+        match job {
+            Job::Train(job) => training::train(self, &job),
+            Job::Calibrate(job) => calibration::measure(self, &job),
+        }
+    }
+
+    /// A thread that wakes this rank's streams when the launcher says that another rank is lost, or is lost itself.
+    fn listen_for_orders(&self) -> Result<(), ExecutorError> {
+        let (control, transport) = (Arc::clone(&self.control), Arc::clone(&self.transport));
+        std::thread::Builder::new()
+            .name("orders".into())
+            .spawn(move || match control.receive(None) {
+                Ok(Order::Abort { lost }) => transport.abort(lost),
+                Err(_) => transport.abort(None),
+            })
+            .map(|_| ())
+            .map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
+    }
+}
+
+fn join() -> Result<Member, ExecutorError> {
+    let rank = number(RANK_VARIABLE)?;
+    let world_size = number(WORLD_VARIABLE)?;
+    let launcher: SocketAddr = variable(LAUNCHER_VARIABLE)?.parse().map_err(|_| not_set(LAUNCHER_VARIABLE))?;
+    if let Ok(core) = number(CORE_VARIABLE) {
+        machine::pin_to_core(core)?;
+    }
+    let key = RunKey::from_environment()?;
+    let patience = Patience::default();
+    let timeout = START_TIME;
+    if variable(TRANSPORT_VARIABLE)? == "tcp" {
+        let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let listener = TcpListener::bind(address).map_err(|error| ExecutorError::system("listen for other ranks", error))?;
+        let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
+        let announcement = Announcement { address: Some(address), machine: machine::host_name() };
+        let (control, table) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+        let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
+        let options = TcpOptions { patience, ..TcpOptions::default() };
+        let transport = Arc::new(Tcp::new(rank, listener, peers, key, options)?);
+        return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport });
+    }
+    let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
+    debug_assert!(segment.streams() >= STREAM_COUNT);
+    let transport = Arc::new(SharedMemory::attach(&segment, rank, world_size, patience)?);
+    let announcement = Announcement { address: None, machine: machine::host_name() };
+    let (control, _) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+    Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport })
+}
+
+fn variable(name: &str) -> Result<String, ExecutorError> {
+    std::env::var(name).map_err(|_| not_set(name))
+}
+
+fn number(name: &str) -> Result<usize, ExecutorError> {
+    variable(name)?.parse().map_err(|_| not_set(name))
+}
+
+fn not_set(name: &str) -> ExecutorError {
+    let what = format!("a rank whose environment does not have a valid {name}");
+    ExecutorError::Unsupported { what, hint: "ranks are started by `foretell execute`, not by hand".into() }
+}

@@ -1,0 +1,121 @@
+//! A rank's training run: compile, lay out the arena, start, then step after step.
+
+use crate::arena::Arena;
+use crate::backend::Hyperparameters;
+use crate::data::{Dataset, Split};
+use crate::error::ExecutorError;
+use crate::initialise::initialise;
+use crate::interpreter::{Interpreter, RawSpan, Step};
+use crate::job::{EvaluationReport, Length, Report, StepReport, TrainingJob};
+use crate::rank::Member;
+use crate::recording::Recording;
+use crate::samples::{Samples, sample_shape};
+use crate::{clock, supported};
+use foretell_models::GraphOptions;
+use foretell_program::{Axis, Compiled, Plan, compile};
+use std::sync::Arc;
+
+const TRAINING: usize = 0;
+const EVALUATION: usize = 1;
+
+/// What the optimizer is told at a step, counted from 0.
+pub(crate) fn hyperparameters(plan: &Plan, step: usize) -> Hyperparameters {
+    Hyperparameters {
+        learning_rate: plan.learning_rate(),
+        momentum: plan.training.momentum,
+        weight_decay: plan.training.weight_decay,
+        beta1: plan.training.beta1,
+        beta2: plan.training.beta2,
+        epsilon: plan.training.epsilon,
+        gradient_scale: 1.0,
+        step: step as u64 + 1,
+    }
+}
+
+/// Trains as one rank of a run.
+pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
+    supported(&job.plan)?;
+    let compiled = compile(&job.model, &job.name, &job.plan)?;
+    let dataset = Arc::new(Dataset::open(&job.data, &sample_shape(job.model.sample()), job.seed)?);
+    let mesh = compiled.training.mesh.clone();
+    let coordinates = mesh.coordinates(member.rank);
+    let arena = Arena::new(compiled.arenas()[coordinates.along(Axis::Pipeline)])?;
+    // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
+    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+    let graph = job.model.graph(&job.name, &options).map_err(foretell_program::PlanError::from)?;
+    initialise(compiled.training.stage_of(member.rank), &graph, &mesh, coordinates, &arena, job.seed);
+    let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
+    let programs = [&compiled.training, &compiled.evaluation];
+    let interpreter = Interpreter::start(&programs, member.rank, &arena, Arc::clone(&member.transport), Arc::new(samples))?;
+    let mut run = Run { member, job, compiled: &compiled, dataset, interpreter };
+    run.steps()?;
+    member.control.send(&Report::Finished { arena: arena.size() })?;
+    Ok(())
+}
+
+struct Run<'a> {
+    member: &'a Member,
+    job: &'a TrainingJob,
+    compiled: &'a Compiled,
+    dataset: Arc<Dataset>,
+    interpreter: Interpreter,
+}
+
+impl Run<'_> {
+    fn steps(&mut self) -> Result<(), ExecutorError> {
+        let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
+        let total = match self.job.length {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => epochs * per_epoch,
+        };
+        let mut recording = Recording::new(self.compiled.training.stage_of(self.member.rank).instructions.len());
+        let mut order = self.dataset.epoch_order(0);
+        for step in 0..total {
+            let (epoch, within) = (step / per_epoch, step % per_epoch);
+            if within == 0 {
+                order = self.dataset.epoch_order(epoch as u64);
+            }
+            self.step(step, order.batch(within, self.job.plan.global_batch)?, &mut recording)?;
+            if self.job.evaluate && (within + 1 == per_epoch || step + 1 == total) {
+                self.evaluate(step, epoch)?;
+            }
+        }
+        match &self.job.timeline {
+            Some(folder) => recording.write(&folder.join(format!("{}.json", self.member.rank.0)), self.member.rank),
+            None => Ok(()),
+        }
+    }
+
+    fn step(&mut self, step: usize, indices: Vec<usize>, recording: &mut Recording) -> Result<(), ExecutorError> {
+        let start = clock::now();
+        let hyperparameters = hyperparameters(&self.job.plan, step);
+        let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Training, indices };
+        self.interpreter.run(Step { program: TRAINING, samples: Arc::new(samples), hyperparameters })?;
+        let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank);
+        let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING);
+        let end = clock::now();
+        recording.add(start, end, spans);
+        let learning_rate = hyperparameters.learning_rate;
+        Ok(self.member.control.send(&Report::Step(StepReport { step, start, end, learning_rate, metrics }))?)
+    }
+
+    /// The loss and the right predictions over all evaluation samples.
+    fn evaluate(&mut self, step: usize, epoch: usize) -> Result<(), ExecutorError> {
+        let global_batch = self.job.plan.global_batch;
+        let mut metrics: Vec<(foretell_program::MetricKind, f64)> = Vec::new();
+        for batch in 0..self.dataset.evaluation_batches(global_batch) {
+            let indices = self.dataset.evaluation_indices(batch, global_batch)?;
+            let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices };
+            let hyperparameters = hyperparameters(&self.job.plan, step);
+            self.interpreter.run(Step { program: EVALUATION, samples: Arc::new(samples), hyperparameters })?;
+            for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank) {
+                match metrics.iter_mut().find(|(known, _)| *known == kind) {
+                    Some(sum) => sum.1 += value,
+                    None => metrics.push((kind, value)),
+                }
+            }
+        }
+        let samples = self.dataset.len(Split::Evaluation);
+        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, metrics }))?)
+    }
+}

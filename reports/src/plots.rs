@@ -1,0 +1,112 @@
+//! Plots: timelines, memory, loss curves, and predictions against measurements, as SVG text or PNG bytes.
+//!
+//! A plot is drawn by one function over plotters' `DrawingArea`, whatever the backend. SVG keeps its text as text in the reader's
+//! sans-serif font; PNG uses the embedded DejaVu Sans, in whose (wide) letters both are laid out.
+
+mod canvas;
+mod loss;
+mod memory;
+mod scatter;
+mod timeline;
+
+use crate::error::ReportError;
+use canvas::{Canvas, INK};
+use foretell_program::{Program, Timeline};
+pub use loss::LossPoint;
+use plotters::coord::Shift;
+use plotters::prelude::{BitMapBackend, DrawingArea, DrawingBackend, IntoDrawingArea, SVGBackend};
+pub use scatter::ScatterPoint;
+
+/// A drawing, ready for any backend.
+#[derive(Clone, Debug)]
+pub struct Plot {
+    title: String,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Timeline(timeline::TimelinePlot),
+    Memory(memory::MemoryPlot),
+    Loss(loss::LossPlot),
+    Scatter(scatter::ScatterPlot),
+}
+
+impl Plot {
+    /// What each rank did when, each timeline's streams one below the other. Of many ranks the first of each stage is shown.
+    pub fn timeline(title: impl Into<String>, program: &Program, timelines: &[&Timeline]) -> Self {
+        Self { title: title.into(), content: Content::Timeline(timeline::TimelinePlot::of(program, timelines)) }
+    }
+
+    /// The bytes in use over a step: on the first rank of each stage what lives on from step to step, and every other buffer from the
+    /// start of the first instruction that touches it to the end of the last. A dashed line shows the stage's arena.
+    pub fn memory(title: impl Into<String>, program: &Program, timeline: &Timeline) -> Self {
+        Self { title: title.into(), content: Content::Memory(memory::MemoryPlot::of(program, timeline)) }
+    }
+
+    /// The training loss of each step as a line and the evaluations as points.
+    pub fn loss(title: impl Into<String>, training: &[LossPoint], evaluation: &[LossPoint]) -> Self {
+        Self { title: title.into(), content: Content::Loss(loss::LossPlot::of(training, evaluation)) }
+    }
+
+    /// Predicted over measured times on logarithmic axes, with the diagonal and the band of 10 % around it.
+    pub fn scatter(title: impl Into<String>, points: &[ScatterPoint]) -> Self {
+        Self { title: title.into(), content: Content::Scatter(scatter::ScatterPlot::of(points)) }
+    }
+
+    /// Width and height in pixels.
+    pub fn size(&self) -> (u32, u32) {
+        let height = match &self.content {
+            Content::Timeline(plot) => plot.height(),
+            Content::Memory(_) | Content::Loss(_) => 520,
+            Content::Scatter(_) => 760,
+        };
+        (1200, height)
+    }
+
+    /// The plot as the text of an SVG file.
+    ///
+    /// # Errors
+    /// [`ReportError::Draw`] where a piece of it cannot be drawn.
+    pub fn svg(&self) -> Result<String, ReportError> {
+        let mut text = String::new();
+        self.draw(&SVGBackend::with_string(&mut text, self.size()).into_drawing_area())?;
+        Ok(text)
+    }
+
+    /// The plot as the bytes of a PNG file.
+    ///
+    /// # Errors
+    /// [`ReportError::Draw`] where a piece of it cannot be drawn, [`ReportError::Encode`] where it cannot be packed.
+    pub fn png(&self) -> Result<Vec<u8>, ReportError> {
+        let (width, height) = self.size();
+        let mut pixels = vec![255; width as usize * height as usize * 3];
+        self.draw(&BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area())?;
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, width, height);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_depth(png::BitDepth::Eight);
+        // Flat areas: the default is two to three times as large.
+        encoder.set_compression(png::Compression::Best);
+        let mut writer = encoder.write_header()?;
+        writer.write_image_data(&pixels)?;
+        writer.finish()?;
+        Ok(bytes)
+    }
+
+    /// The one drawing function: every backend passes through here.
+    fn draw<Backend: DrawingBackend>(&self, area: &DrawingArea<Backend, Shift>) -> Result<(), ReportError> {
+        let canvas = Canvas::new(area)?;
+        canvas.text(&self.title, (24, 26), canvas::Size::Title, INK, canvas::Anchor::Start)?;
+        match &self.content {
+            Content::Timeline(plot) => plot.draw(&canvas)?,
+            Content::Memory(plot) => plot.draw(&canvas)?,
+            Content::Loss(plot) => plot.draw(&canvas)?,
+            Content::Scatter(plot) => plot.draw(&canvas)?,
+        }
+        canvas.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! The bytes in use over a step.
+
+use super::canvas::{Canvas, Dash, Frame, Mark, PALETTE, Scale, time_unit};
+use crate::error::ReportError;
+use foretell_program::{BufferId, InstructionId, Program, Rank, RankTimeline, StageProgram, Timeline};
+use foretell_units::{Bytes, Picoseconds, Seconds};
+use plotters::prelude::DrawingBackend;
+use std::collections::BTreeMap;
+
+/// More lines than colours cannot be told apart.
+const MOST_STAGES: usize = PALETTE.len();
+
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryPlot {
+    stages: Vec<StageCurve>,
+    step: Seconds,
+    all_stages: usize,
+}
+
+#[derive(Clone, Debug)]
+struct StageCurve {
+    stage: usize,
+    /// When the amount changed and what it was from then on.
+    live: Vec<(Seconds, Bytes)>,
+    arena: Bytes,
+}
+
+impl MemoryPlot {
+    pub(crate) fn of(program: &Program, timeline: &Timeline) -> Self {
+        let all = program.stages.len();
+        let count = all.min(MOST_STAGES);
+        // From the first stage to the last: they differ most.
+        let chosen = (0..count).map(|index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 });
+        let curve = |index: usize| {
+            let stage = program.stages.get(index)?;
+            let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.stage_of(rank).stage == stage.stage)?;
+            Some(StageCurve { stage: stage.stage, live: live_bytes(stage, timeline.rank(rank)?), arena: stage.arena })
+        };
+        Self { stages: chosen.filter_map(curve).collect(), step: timeline.step().into(), all_stages: all }
+    }
+
+    pub(crate) fn draw<Backend: DrawingBackend>(&self, canvas: &Canvas<'_, Backend>) -> Result<(), ReportError> {
+        let most = self.stages.iter().flat_map(|stage| stage.live.iter().map(|(_, bytes)| *bytes).chain([stage.arena])).max();
+        let (Some(most), true) = (most.filter(|&most| most > Bytes::ZERO), self.step > Seconds::ZERO) else {
+            return canvas.nothing("There is no memory to show.");
+        };
+        let (unit, per_second) = time_unit(self.step.value());
+        let (memory_unit, bytes_each) = memory_unit(most);
+        let (width, height) = canvas.size();
+        let frame = Frame {
+            left: 80,
+            top: 100,
+            right: width - 30,
+            bottom: height - 60,
+            horizontal: Scale::linear(format!("time ({unit})"), 0.0, self.step.value() * per_second),
+            vertical: Some(Scale::linear(format!("memory ({memory_unit})"), 0.0, most.value() / bytes_each * 1.08)),
+        };
+        canvas.axes(&frame)?;
+        let mut entries = Vec::new();
+        for (curve, colour) in self.stages.iter().zip(PALETTE) {
+            let arena = frame.y(curve.arena.value() / bytes_each);
+            canvas.line(vec![(frame.left, arena), (frame.right, arena)], colour, 1, Dash::Dashed)?;
+            let mut points: Vec<(i32, i32)> = Vec::new();
+            for (time, bytes) in &curve.live {
+                let (x, y) = (frame.x(time.value() * per_second), frame.y(bytes.value() / bytes_each));
+                if let Some(&(_, before)) = points.last() {
+                    points.push((x, before));
+                }
+                points.push((x, y));
+            }
+            if let Some(&(_, last)) = points.last() {
+                points.push((frame.right, last));
+            }
+            points.dedup();
+            canvas.line(points, colour, 2, Dash::Solid)?;
+            entries.push((format!("stage {}", curve.stage), colour, Mark::Line));
+        }
+        entries.push(("arena".to_owned(), super::canvas::FAINT, Mark::DashedLine));
+        if self.stages.len() < self.all_stages {
+            let note = format!("{} of {} stages", self.stages.len(), self.all_stages);
+            canvas.text(&note, (24, 54), super::canvas::Size::Small, super::canvas::FAINT, super::canvas::Anchor::Start)?;
+        }
+        canvas.legend(frame.left + 120, frame.right, 62, &entries)
+    }
+}
+
+/// What lives on, and every other buffer for its lifetime. A buffer within another is not counted a second time.
+fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, Bytes)> {
+    let mut lifetimes: BTreeMap<BufferId, (InstructionId, InstructionId)> = BTreeMap::new();
+    for (index, buffer) in stage.buffers.iter().enumerate() {
+        let Some((first, last)) = buffer.lifetime else { continue };
+        let whole = root(stage, BufferId(index as u32));
+        let lifetime = lifetimes.entry(whole).or_insert((first, last));
+        *lifetime = (lifetime.0.min(first), lifetime.1.max(last));
+    }
+    let times: BTreeMap<InstructionId, (Picoseconds, Picoseconds)> =
+        timeline.spans.iter().map(|span| (span.instruction, (span.start, span.end))).collect();
+
+    let roots = || stage.buffers.iter().enumerate().filter(|(_, buffer)| buffer.parent.is_none());
+    let persistent: Bytes = roots().filter(|(_, buffer)| buffer.persistent).map(|(_, buffer)| buffer.bytes).sum();
+    // At one instant what ends is taken away before what begins is added: the plan may give it the same place.
+    let mut changes: BTreeMap<Picoseconds, (u64, u64)> = BTreeMap::new();
+    for (index, buffer) in roots().filter(|(_, buffer)| !buffer.persistent) {
+        let Some((first, last)) = lifetimes.get(&BufferId(index as u32)) else { continue };
+        let (Some((start, _)), Some((_, end))) = (times.get(first), times.get(last)) else { continue };
+        changes.entry(*start).or_default().0 += buffer.bytes.count();
+        changes.entry(*end).or_default().1 += buffer.bytes.count();
+    }
+    let mut live = persistent.count();
+    let mut curve = vec![(Seconds::ZERO, persistent)];
+    for (time, (begun, ended)) in changes {
+        live = (live + begun).saturating_sub(ended);
+        if time == Picoseconds::ZERO {
+            curve.clear();
+        }
+        curve.push((time.into(), Bytes::new(live)));
+    }
+    curve
+}
+
+/// The buffer that a buffer is a part of, at the top.
+fn root(stage: &StageProgram, id: BufferId) -> BufferId {
+    let mut id = id;
+    // A chain of parents is no longer than the list; a longer one goes in circles.
+    for _ in 0..stage.buffers.len() {
+        match stage.buffers.get(id.0 as usize).and_then(|buffer| buffer.parent) {
+            Some(parent) => id = parent,
+            None => break,
+        }
+    }
+    id
+}
+
+fn memory_unit(most: Bytes) -> (&'static str, f64) {
+    let units = [("GiB", 1024f64.powi(3)), ("MiB", 1024f64.powi(2)), ("KiB", 1024.0)];
+    units.into_iter().find(|(_, size)| most.value() >= *size).unwrap_or(("B", 1.0))
+}

@@ -1,0 +1,269 @@
+//! What each rank did when: predicted above measured, a row a stream.
+
+use super::canvas::{
+    Anchor, Canvas, Dash, FAINT, Frame, GRID, INK, Mark, PALETTE, PAPER, Scale, Size, fitted, text_width, time_unit,
+};
+use crate::error::ReportError;
+use crate::trace::{origin_name, stream_name};
+use foretell_program::{Axis, Coordinates, Instruction, Operation, Phase, Program, Rank, RankTimeline, StageProgram, Timeline};
+use foretell_units::Seconds;
+use plotters::prelude::DrawingBackend;
+use plotters::style::RGBColor;
+
+/// More ranks than this do not fit on a screen; then the first of each stage stand for the rest.
+const MOST_RANKS: usize = 8;
+/// The space between ranks.
+const RANK_GAP: i32 = 14;
+/// Above the first row: title, legend.
+const TOP: i32 = 90;
+/// Dark text on a block. Not the ink, which a page turns light for its dark mode.
+const ON_BLOCK: RGBColor = RGBColor(33, 33, 33);
+/// Below the last row: ticks, title of the axis.
+const FOOT: i32 = 62;
+
+#[derive(Clone, Debug)]
+pub(crate) struct TimelinePlot {
+    ranks: Vec<RankRows>,
+    /// What each timeline took.
+    steps: Vec<(&'static str, Seconds)>,
+    /// What is not shown.
+    note: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+struct RankRows {
+    label: String,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    label: String,
+    origin: &'static str,
+    blocks: Vec<Block>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    start: f64,
+    end: f64,
+    colour: Colour,
+    micro_batch: Option<u32>,
+}
+
+/// What a block's colour says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Colour {
+    Forward,
+    Backward,
+    Recompute,
+    Update,
+    Communication,
+    Load,
+}
+
+impl Colour {
+    const ALL: [(Self, &'static str, RGBColor); 6] = [
+        (Self::Forward, "forward", PALETTE[0]),
+        (Self::Backward, "backward", PALETTE[1]),
+        (Self::Recompute, "recompute", RGBColor(240, 228, 66)),
+        (Self::Update, "update", PALETTE[2]),
+        (Self::Communication, "communication", PALETTE[3]),
+        (Self::Load, "load", PALETTE[5]),
+    ];
+
+    fn of(instruction: &Instruction) -> Self {
+        match (&instruction.operation, instruction.phase) {
+            (Operation::Load { .. }, _) => Self::Load,
+            (Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. }, _) => Self::Communication,
+            (Operation::Compute { .. }, Phase::Forward) => Self::Forward,
+            (Operation::Compute { .. }, Phase::Backward) => Self::Backward,
+            (Operation::Compute { .. }, Phase::Recompute) => Self::Recompute,
+            (Operation::Compute { .. }, Phase::Update) => Self::Update,
+        }
+    }
+
+    fn fill(self) -> RGBColor {
+        Self::ALL.iter().find(|(colour, ..)| *colour == self).map_or(INK, |(.., fill)| *fill)
+    }
+
+    fn text(self) -> RGBColor {
+        if matches!(self, Self::Forward | Self::Update) { PAPER } else { ON_BLOCK }
+    }
+}
+
+impl TimelinePlot {
+    pub(crate) fn of(program: &Program, timelines: &[&Timeline]) -> Self {
+        let known = timelines.iter().map(|one| one.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
+        let shown = shown_ranks(program, known);
+        let note = (shown.len() < known).then(|| format!("{} of {known} ranks: the first of each stage", shown.len()));
+        let ranks = shown.iter().map(|&rank| RankRows { label: rank.to_string(), rows: rows(program, timelines, rank) });
+        let steps = timelines.iter().map(|one| (origin_name(one.origin), one.step().into())).collect();
+        Self { ranks: ranks.filter(|rank| !rank.rows.is_empty()).collect(), steps, note }
+    }
+
+    /// As high as its rows need, but no lower than a screenful.
+    pub(crate) fn height(&self) -> u32 {
+        (TOP + FOOT + self.rows_height()).max(500) as u32
+    }
+
+    fn rows_height(&self) -> i32 {
+        self.row_count() * self.row_height() + self.ranks.len() as i32 * RANK_GAP
+    }
+
+    fn row_count(&self) -> i32 {
+        self.ranks.iter().map(|rank| rank.rows.len() as i32).sum()
+    }
+
+    /// Few rows are drawn high, many low, down to what holds a label.
+    fn row_height(&self) -> i32 {
+        (460 / self.row_count().max(1)).clamp(16, 30)
+    }
+
+    pub(crate) fn draw<Backend: DrawingBackend>(&self, canvas: &Canvas<'_, Backend>) -> Result<(), ReportError> {
+        let longest = self.steps.iter().map(|(_, step)| step.value()).fold(0.0, f64::max);
+        if self.ranks.is_empty() || longest <= 0.0 {
+            return canvas.nothing("The timelines are empty.");
+        }
+        let (unit, per_second) = time_unit(longest);
+        let frame = Frame {
+            left: 250,
+            top: TOP,
+            right: canvas.size().0 - 30,
+            bottom: TOP + self.rows_height(),
+            horizontal: Scale::linear(format!("time ({unit})"), 0.0, longest * per_second),
+            vertical: None,
+        };
+        canvas.axes(&frame)?;
+        self.draw_head(canvas, &frame)?;
+        let mut y = frame.top + RANK_GAP / 2;
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let height = self.row_height() * rank.rows.len() as i32;
+            canvas.text(&rank.label, (24, y + height / 2), Size::Normal, INK, Anchor::Start)?;
+            for row in &rank.rows {
+                self.draw_row(canvas, &frame, row, y, per_second)?;
+                y += self.row_height();
+            }
+            y += RANK_GAP;
+            if index + 1 < self.ranks.len() {
+                canvas.line(vec![(24, y - RANK_GAP / 2), (frame.right, y - RANK_GAP / 2)], GRID, 1, Dash::Solid)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn draw_head<Backend: DrawingBackend>(&self, canvas: &Canvas<'_, Backend>, frame: &Frame) -> Result<(), ReportError> {
+        let used = |colour| self.ranks.iter().flat_map(|rank| &rank.rows).flat_map(|row| &row.blocks).any(|b| b.colour == colour);
+        let entries: Vec<(String, RGBColor, Mark)> = Colour::ALL
+            .iter()
+            .filter(|(colour, ..)| used(*colour))
+            .map(|(_, name, fill)| ((*name).to_owned(), *fill, Mark::Block))
+            .collect();
+        let steps: Vec<String> = self.steps.iter().map(|(origin, step)| format!("{origin} {step}")).collect();
+        let mut words = format!("step: {}", steps.join(", "));
+        if let Some(note) = &self.note {
+            words.push_str(&format!(" · {note}"));
+        }
+        let right_of_words = 24 + text_width(&words, Size::Normal) + 30;
+        canvas.text(&words, (24, 62), Size::Normal, FAINT, Anchor::Start)?;
+        canvas.legend(right_of_words, frame.right, 62, &entries)
+    }
+
+    fn draw_row<Backend: DrawingBackend>(
+        &self,
+        canvas: &Canvas<'_, Backend>,
+        frame: &Frame,
+        row: &Row,
+        y: i32,
+        per_second: f64,
+    ) -> Result<(), ReportError> {
+        let height = self.row_height();
+        let middle = y + height / 2;
+        let (top, bottom) = (y + 2, y + height - 2);
+        canvas.text(row.origin, (98, middle), Size::Small, FAINT, Anchor::Start)?;
+        let label = fitted(&row.label, frame.left - 8 - 168, Size::Small);
+        canvas.text(&label, (frame.left - 8, middle), Size::Small, INK, Anchor::End)?;
+        for (from, to, block) in pixels(&row.blocks, |seconds| frame.x(seconds * per_second)) {
+            canvas.block([(from, top), (to, bottom)], block.colour.fill())?;
+            let number = block.micro_batch.map(|index| index.to_string()).unwrap_or_default();
+            if !number.is_empty() && text_width(&number, Size::Small) + 6 <= to - from {
+                canvas.text(&number, ((from + to) / 2, middle), Size::Small, block.colour.text(), Anchor::Middle)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All ranks, or if they are too many the first of each stage, evenly chosen if those still are.
+fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
+    if known <= MOST_RANKS {
+        return (0..known).map(Rank).collect();
+    }
+    let origin: Coordinates = program.mesh.coordinates(Rank(0));
+    let stages = program.mesh.size(Axis::Pipeline);
+    let count = stages.min(MOST_RANKS);
+    // From the first stage to the last.
+    let stage = |index: usize| if count > 1 { index * (stages - 1) / (count - 1) } else { 0 };
+    let ranks = (0..count).map(|index| program.mesh.rank(origin.with(Axis::Pipeline, stage(index))));
+    ranks.filter(|rank| rank.0 < known).collect()
+}
+
+fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
+    let stage = program.stage_of(rank);
+    let all: Vec<Vec<Vec<Block>>> = timelines
+        .iter()
+        .map(|timeline| timeline.rank(rank).map_or_else(Vec::new, |spans| blocks_by_stream(stage, spans)))
+        .collect();
+    let mut rows = Vec::new();
+    // Each stream's prediction stands right above its measurement.
+    for (index, stream) in stage.streams.iter().enumerate() {
+        let used = all.iter().any(|streams| streams.get(index).is_some_and(|blocks| !blocks.is_empty()));
+        for (timeline, streams) in timelines.iter().zip(&all).filter(|_| used) {
+            let blocks = streams.get(index).cloned().unwrap_or_default();
+            rows.push(Row { label: stream_name(stage, stream), origin: origin_name(timeline.origin), blocks });
+        }
+    }
+    rows
+}
+
+fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Block>> {
+    let mut streams = vec![Vec::new(); stage.streams.len()];
+    for span in &timeline.spans {
+        let Some(instruction) = stage.instructions.get(span.instruction.0 as usize) else { continue };
+        let Some(stream) = streams.get_mut(instruction.stream.0 as usize) else { continue };
+        stream.push(Block {
+            start: Seconds::from(span.start).value(),
+            end: Seconds::from(span.end).value(),
+            colour: Colour::of(instruction),
+            micro_batch: instruction.micro_batch,
+        });
+    }
+    for stream in &mut streams {
+        stream.sort_by(|one, other| one.start.total_cmp(&other.start));
+    }
+    streams
+}
+
+/// Blocks in pixels. Neighbours of one kind that touch on the screen become one, so that a plot's size depends on the screen and
+/// not on the number of instructions.
+fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
+    let mut result: Vec<(i32, i32, Block)> = Vec::new();
+    for block in blocks {
+        let (from, to) = (x(block.start), x(block.end).max(x(block.start) + 1));
+        match result.last_mut() {
+            Some((_, last, same)) if same.colour == block.colour && same.micro_batch == block.micro_batch && from <= *last => {
+                *last = to.max(*last);
+            }
+            // Of several kinds within one pixel the first is seen.
+            Some((_, last, _)) if to <= *last => {}
+            _ => result.push((from, to, *block)),
+        }
+    }
+    for (from, to, _) in &mut result {
+        // A hairline between neighbours, where there is room for it.
+        if *to - *from > 3 {
+            *to -= 1;
+        }
+    }
+    result
+}

@@ -1,0 +1,67 @@
+use super::*;
+use crate::compare::compare;
+use crate::sample;
+
+fn widest(text: &str) -> usize {
+    text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
+}
+
+fn assert_as_before(name: &str, text: &str) {
+    insta::with_settings!({ snapshot_path => "../snapshots", prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+#[test]
+fn layouts_stand_in_columns() {
+    let layout = |data, pipeline, step: f64| LayoutRow {
+        data,
+        tensor: 1,
+        pipeline,
+        schedule: "1f1b".into(),
+        micro_batch: 4,
+        recompute: "none".into(),
+        step: Seconds::new(step),
+        samples_per_second: 32.0 / step,
+        memory: Bytes::new(3 << 29),
+        mfu: (data == 4).then_some(0.431),
+    };
+    let text = layouts_table(&[layout(4, 1, 0.1234), layout(2, 2, 0.15)]);
+    assert!(widest(&text) <= 100);
+    assert_as_before("layouts", &text);
+}
+
+#[test]
+fn a_prediction_fits_the_terminal() {
+    let summary = PredictionSummary {
+        step: Seconds::new(0.25),
+        interval: Some((Seconds::new(0.24), Seconds::new(0.27))),
+        samples_per_second: 128.0,
+        tokens_per_second: None,
+        mfu: Some(0.38),
+        hfu: None,
+        peak_memory: vec![Bytes::new(70 << 30), Bytes::new(90 << 30)],
+        device_memory: Some(Bytes::new(80 << 30)),
+        breakdown: Breakdown { compute: Seconds::new(0.2), bubble: Seconds::new(0.05), ..Breakdown::default() },
+        calibrated: false,
+    };
+    let text = prediction_table(&summary);
+    assert!(widest(&text) <= 100);
+    assert_as_before("prediction", &text);
+}
+
+#[test]
+fn a_check_fits_the_terminal() {
+    let (program, predicted, measured) = sample::pipeline();
+    let comparison = compare(&program, &predicted, &measured);
+    let document = CheckDocument::new(comparison, Seconds::ZERO, Seconds::new(1.0), Bytes::new(105), Some(Bytes::new(100)));
+    let text = check_table(&document);
+    assert!(widest(&text) <= 100, "{text}");
+    assert_as_before("check", &text);
+}
+
+#[test]
+fn tables_without_rows_and_with_odd_rows_are_printed() {
+    assert!(layouts_table(&[]).contains("samples/s"));
+    assert!(table(&[Column::words("a"), Column::words("b")], &[vec!["only one".into()]]).contains("only one"));
+}

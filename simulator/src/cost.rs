@@ -1,0 +1,200 @@
+//! The cost model: how long one thing takes when nothing hinders it. It answers from a profile where something alike was
+//! measured, from the data sheet where not, and says which of the two it did.
+//!
+//! It must not know Programs: it is asked about a kernel or a message, never about a layout or a schedule.
+
+use crate::exchange::ExchangeTable;
+use crate::kernels::KernelTable;
+use crate::roofline;
+use crate::simulation::Quantile;
+use foretell_models::Kernel;
+use foretell_program::{Profile, Sample};
+use foretell_topologies::{DeviceKind, LinkClass, Topology};
+use foretell_units::{Bytes, DataType, Seconds};
+
+/// Where an estimate comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// This very thing was measured.
+    Measured,
+    /// Things like it were measured.
+    Interpolated,
+    /// Only things quite unlike it in size were measured: outside the calibrated domain.
+    Extrapolated,
+    /// A data sheet and a stated efficiency.
+    Roofline,
+}
+
+impl Source {
+    /// Whether the answer lies within what was measured.
+    pub fn is_calibrated(self) -> bool {
+        matches!(self, Source::Measured | Source::Interpolated)
+    }
+}
+
+/// A duration with its spread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The median.
+    pub median: Seconds,
+    /// The 10th percentile.
+    pub p10: Seconds,
+    /// The 90th percentile.
+    pub p90: Seconds,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+impl Estimate {
+    /// The duration at a quantile.
+    pub fn at(&self, quantile: Quantile) -> Seconds {
+        match quantile {
+            Quantile::P10 => self.p10,
+            Quantile::Median => self.median,
+            Quantile::P90 => self.p90,
+        }
+    }
+
+    /// A data sheet's answer, with the spread that data sheets have.
+    pub(crate) fn assumed(median: Seconds) -> Self {
+        Self { median, p10: median / roofline::SPREAD, p90: median * roofline::SPREAD, source: Source::Roofline }
+    }
+
+    pub(crate) fn measured(sample: &Sample) -> Self {
+        Self { median: sample.median, p10: sample.p10, p90: sample.p90, source: Source::Measured }
+    }
+}
+
+/// What a kind of device costs beside its kernels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameters {
+    /// Added to each kernel.
+    pub instruction_overhead: Estimate,
+    /// From finishing an instruction until one that waits for it on another stream begins. It delays only who has to wait for it.
+    pub stream_handoff: Estimate,
+    /// After a rank's last instruction.
+    pub step_overhead: Estimate,
+    /// What an exchange takes however small it is, beside the latency of its hops, where no sample says.
+    pub exchange_overhead: Seconds,
+    /// Reading one byte of samples.
+    pub load_seconds_per_byte: Seconds,
+    /// The share of the processor that communication and reading take while they run unhindered. Of communication that was
+    /// measured, the sample's own share counts.
+    pub communication_share: f64,
+}
+
+/// What exchanges get of a link's stated rate, where no sample says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkEfficiency {
+    /// A device's ports. Default 0.8: nccl-tests' bus bandwidth is 235 of 300 GB/s on a DGX A100, 360 of 450 on an H100.
+    pub device: f64,
+    /// The memory of a host. Default 1: the stated rate is already that of copies.
+    pub host_memory: f64,
+    /// A network interface. Default 0.92: 23 of 25 GB/s of an HDR port, and 0.94 for TCP's frames on Ethernet.
+    pub nic: f64,
+    /// A switch's uplinks. Default 0.92, since what passes them are the same frames.
+    pub switch: f64,
+}
+
+impl Default for LinkEfficiency {
+    fn default() -> Self {
+        Self { device: 0.8, host_memory: 1.0, nic: 0.92, switch: 0.92 }
+    }
+}
+
+impl LinkEfficiency {
+    /// Every link gives what it states.
+    pub const IDEAL: Self = Self { device: 1.0, host_memory: 1.0, nic: 1.0, switch: 1.0 };
+
+    /// That of a link of a class.
+    pub fn of(&self, class: LinkClass) -> f64 {
+        match class {
+            LinkClass::Device => self.device,
+            LinkClass::HostMemory => self.host_memory,
+            LinkClass::Nic => self.nic,
+            LinkClass::Switch => self.switch,
+        }
+    }
+}
+
+/// How long things take on the devices of one topology.
+#[derive(Clone, Debug)]
+pub struct CostModel {
+    kinds: Vec<KindCosts>,
+    /// What exchanges get of the links that were not measured.
+    pub links: LinkEfficiency,
+    /// Bytes that a sender may be ahead of its receiver; messages of more than that wait for it.
+    pub buffered: Bytes,
+}
+
+#[derive(Clone, Debug)]
+struct KindCosts {
+    kind: DeviceKind,
+    parameters: Parameters,
+    kernels: Option<KernelTable>,
+    exchanges: Option<ExchangeTable>,
+}
+
+impl CostModel {
+    /// A model of the topology's kinds of device. The profile is believed for the kind that it names, or that was made from the
+    /// library device that it names; the data sheet for all others.
+    pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
+        let kinds = topology.device_kinds().iter().map(|kind| KindCosts::new(kind, profile)).collect();
+        Self { kinds, links: LinkEfficiency::default(), buffered: Bytes::ZERO }
+    }
+
+    /// How long a kernel takes alone on a device of a kind (an index into [`Topology::device_kinds`]).
+    pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Estimate {
+        let costs = &self.kinds[kind];
+        costs
+            .kernels
+            .as_ref()
+            .and_then(|table| table.estimate(kernel, accumulate, precision, &costs.kind))
+            .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)))
+    }
+
+    /// What a kind of device costs beside its kernels.
+    pub fn parameters(&self, kind: usize) -> &Parameters {
+        &self.kinds[kind].parameters
+    }
+
+    /// The same, to change: for what-if questions, and for what a calibration found out otherwise.
+    pub fn parameters_mut(&mut self, kind: usize) -> &mut Parameters {
+        &mut self.kinds[kind].parameters
+    }
+
+    /// How many kinds of device it knows.
+    pub fn kind_count(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// The exchanges that were measured on devices of a kind.
+    pub(crate) fn exchanges(&self, kind: usize) -> Option<&ExchangeTable> {
+        self.kinds[kind].exchanges.as_ref()
+    }
+
+    /// The name of a kind.
+    pub(crate) fn kind_name(&self, kind: usize) -> &str {
+        &self.kinds[kind].kind.name
+    }
+}
+
+impl KindCosts {
+    fn new(kind: &DeviceKind, profile: Option<&Profile>) -> Self {
+        let assumed = roofline::parameters(kind.architecture);
+        let profile = profile.filter(|profile| kind.name == profile.device || kind.base.as_ref() == Some(&profile.device));
+        let Some(profile) = profile else {
+            return Self { kind: kind.clone(), parameters: assumed, kernels: None, exchanges: None };
+        };
+        let parameters = Parameters {
+            instruction_overhead: Estimate::measured(&profile.instruction_overhead),
+            stream_handoff: Estimate::measured(&profile.stream_handoff),
+            step_overhead: Estimate::measured(&profile.step_overhead),
+            load_seconds_per_byte: profile.load_seconds_per_byte,
+            communication_share: profile.communication_share.clamp(0.0, 1.0),
+            ..assumed
+        };
+        let kernels = KernelTable::new(&profile.kernels, kind);
+        Self { kind: kind.clone(), parameters, kernels: Some(kernels), exchanges: ExchangeTable::new(&profile.exchanges) }
+    }
+}

@@ -1,0 +1,163 @@
+//! The critical path: the chain of instructions, across ranks, of which each had to wait for the one before, from the end of
+//! the step back to its start. What stands on it is what the step time is made of; the rest could be slower for nothing.
+//!
+//! It works on a timeline and a Program alone, so it answers for a measured step as well as for a foretold one.
+
+use crate::error::SimulationError;
+use crate::lowering::{LoweredStage, Step};
+use foretell_program::{Axis, InstructionId, Program, Rank, Timeline};
+use foretell_units::{Picoseconds, Seconds};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A stretch of the critical path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PathSegment {
+    /// Whose instruction.
+    pub rank: Rank,
+    /// Which instruction of the rank's stage.
+    pub instruction: InstructionId,
+    /// When the path enters it: its beginning, or for an exchange when the last of its members had reached it.
+    pub start: Picoseconds,
+    /// When the path leaves it.
+    pub end: Picoseconds,
+}
+
+/// What the step time is made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CriticalPath {
+    /// From the start of the step to its end. Between two of them lie handoffs, after the last the step's overhead.
+    pub segments: Vec<PathSegment>,
+    /// The time on the path by what is done (a kernel's name, `all_reduce`, `send`), longest first.
+    pub by_kind: Vec<(String, Seconds)>,
+    /// The step less all segments: handoffs and overheads.
+    #[serde(with = "crate::si")]
+    pub between: Seconds,
+}
+
+/// Follows a step back from its end.
+///
+/// # Errors
+/// [`SimulationError::Malformed`] where the Program contradicts itself, and [`SimulationError::Unmatched`] where the timeline is
+/// not one of this Program.
+pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
+    let stages: Vec<LoweredStage> =
+        program.stages.iter().enumerate().map(|(number, stage)| LoweredStage::new(number, stage)).collect::<Result<_, _>>()?;
+    let path = Path { timeline, program, waits: stages.iter().map(LoweredStage::waits).collect(), stages };
+    path.check()?;
+    let mut segments = Vec::new();
+    let mut at = path.last();
+    // Every segment lies before the one after it, so there are at most as many as instructions.
+    let most: usize = timeline.ranks.iter().map(|rank| rank.spans.len()).sum();
+    while let Some((rank, instruction)) = at
+        && segments.len() < most
+    {
+        // The member that came last is the one that an exchange waited for.
+        let (rank, instruction) = path.latest_partner(rank, instruction);
+        let span = &timeline.ranks[rank.0].spans[instruction];
+        segments.push(PathSegment { rank, instruction: span.instruction, start: span.start, end: span.end });
+        at = path.latest_before(rank, instruction);
+    }
+    segments.reverse();
+    Ok(path.summary(segments))
+}
+
+struct Path<'a> {
+    timeline: &'a Timeline,
+    program: &'a Program,
+    stages: Vec<LoweredStage>,
+    /// For each stage and instruction, those that it waits for.
+    waits: Vec<Vec<Vec<u32>>>,
+}
+
+impl Path<'_> {
+    fn check(&self) -> Result<(), SimulationError> {
+        let fits = self.timeline.ranks.len() == self.program.mesh.world_size()
+            && self.stages.len() == self.program.mesh.size(Axis::Pipeline)
+            && self
+                .timeline
+                .ranks
+                .iter()
+                .enumerate()
+                .all(|(rank, timeline)| timeline.spans.len() == self.stages[self.stage(Rank(rank))].steps.len());
+        if fits {
+            return Ok(());
+        }
+        Err(SimulationError::Unmatched {
+            left: "the timeline".into(),
+            right: "the Program".into(),
+            reason: "they differ in ranks or in instructions".into(),
+        })
+    }
+
+    fn stage(&self, rank: Rank) -> usize {
+        self.program.mesh.coordinates(rank).along(Axis::Pipeline)
+    }
+
+    /// The last instruction to finish on the last rank to finish.
+    fn last(&self) -> Option<(Rank, usize)> {
+        let ranks = self.timeline.ranks.iter().enumerate();
+        let (rank, timeline) = ranks.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)))?;
+        let spans = timeline.spans.iter().enumerate();
+        let (instruction, _) = spans.max_by_key(|(_, span)| (span.end, span.start))?;
+        Some((Rank(rank), instruction))
+    }
+
+    /// Of those that an instruction waits for the one that finished last.
+    fn latest_before(&self, rank: Rank, instruction: usize) -> Option<(Rank, usize)> {
+        let spans = &self.timeline.ranks[rank.0].spans;
+        let before = self.waits[self.stage(rank)][instruction].iter().map(|&index| index as usize);
+        before.max_by_key(|&index| (spans[index].end, spans[index].start)).map(|index| (rank, index))
+    }
+
+    /// The member of an exchange that reached it last; for everything else the instruction itself.
+    fn latest_partner(&self, rank: Rank, instruction: usize) -> (Rank, usize) {
+        let mesh = &self.program.mesh;
+        let stage = self.stage(rank);
+        let own = (rank, instruction);
+        let opposite = |peer: usize, nth: u32, lists: fn(&LoweredStage) -> &[crate::lowering::Peer]| {
+            let other = mesh.rank(mesh.coordinates(rank).with(Axis::Pipeline, peer));
+            let list = lists(self.stages.get(peer)?).iter().find(|one| one.stage == stage)?;
+            Some((other, *list.instructions.get(nth as usize)? as usize))
+        };
+        let partners: Vec<(Rank, usize)> = match self.stages[stage].steps[instruction] {
+            Step::Compute | Step::Load => Vec::new(),
+            Step::Send { peer, nth } => {
+                opposite(self.stages[stage].sends[peer as usize].stage, nth, |one| &one.receives).into_iter().collect()
+            }
+            Step::Receive { peer, nth } => {
+                opposite(self.stages[stage].receives[peer as usize].stage, nth, |one| &one.sends).into_iter().collect()
+            }
+            Step::Collective { group, nth } => {
+                let group = &self.program.stages[stage].groups[group as usize];
+                let members = group.members(mesh, rank).into_iter();
+                members
+                    .filter_map(|member| {
+                        let other = self.stage(member);
+                        let number = self.program.stages[other].groups.iter().position(|one| one == group)?;
+                        Some((member, *self.stages[other].collectives[number].get(nth as usize)? as usize))
+                    })
+                    .collect()
+            }
+        };
+        let start = |&(rank, instruction): &(Rank, usize)| self.timeline.ranks[rank.0].spans[instruction].start;
+        // Only a later one was waited for: of equals the path stays with its own rank.
+        let latest = partners.into_iter().max_by_key(|one| (start(one), std::cmp::Reverse(one.0)));
+        latest.filter(|one| start(one) > start(&own)).unwrap_or(own)
+    }
+
+    fn summary(&self, segments: Vec<PathSegment>) -> CriticalPath {
+        let mut by_kind: BTreeMap<&str, Picoseconds> = BTreeMap::new();
+        let mut total = Picoseconds::ZERO;
+        for segment in &segments {
+            let stage = &self.program.stages[self.stage(segment.rank)];
+            let duration = segment.end.saturating_sub(segment.start);
+            *by_kind.entry(stage.instruction(segment.instruction).operation.kind()).or_default() += duration;
+            total += duration;
+        }
+        let mut by_kind: Vec<(String, Seconds)> =
+            by_kind.into_iter().map(|(kind, time)| (kind.to_string(), time.into())).collect();
+        by_kind.sort_by(|one, two| two.1.value().total_cmp(&one.1.value()));
+        CriticalPath { segments, by_kind, between: self.timeline.step().saturating_sub(total).into() }
+    }
+}

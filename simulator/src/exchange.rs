@@ -1,0 +1,213 @@
+//! How long an exchange takes alone: by the samples of a profile, or by the alpha-beta model (Hockney 1994; for collectives
+//! Thakur, Rabenseifner and Gropp 2005) over the links that it uses.
+//!
+//! The answer is a latency, during which nothing is shared, and then a flow that shares links and processors with others.
+
+use crate::cost::{Estimate, Source};
+use crate::network::Shape;
+use crate::roofline::SPREAD;
+use crate::simulation::Quantile;
+use foretell_program::{Exchange, ExchangeSample};
+use foretell_units::Seconds;
+use std::collections::BTreeMap;
+
+/// What an exchange takes alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Cost {
+    /// From when all have reached it until data flow.
+    pub(crate) latency: Seconds,
+    /// How long data flow.
+    pub(crate) flow: Seconds,
+    /// Bytes that each flow carries.
+    pub(crate) bytes: f64,
+    /// The share of each member's processor that it takes while data flow; as measured, or unknown.
+    pub(crate) processor_share: Option<f64>,
+    /// Where it comes from.
+    pub(crate) source: Source,
+}
+
+/// The share of the bytes that each flow of an algorithm carries, and its steps one after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Algorithm {
+    /// Bytes of a flow for each byte of the whole tensor.
+    pub(crate) share: f64,
+    /// Hops of latency.
+    pub(crate) steps: f64,
+}
+
+impl Algorithm {
+    /// One message.
+    pub(crate) const MESSAGE: Self = Self { share: 1.0, steps: 1.0 };
+
+    /// A reduce-scatter or an all-gather around a ring.
+    pub(crate) fn ring_half(members: usize) -> Self {
+        let steps = members as f64 - 1.0;
+        Self { share: steps / members as f64, steps }
+    }
+
+    /// Both, which make an all-reduce.
+    pub(crate) fn ring_whole(members: usize) -> Self {
+        let half = Self::ring_half(members);
+        Self { share: 2.0 * half.share, steps: 2.0 * half.steps }
+    }
+
+    /// Up and down a tree.
+    pub(crate) fn double_tree(members: usize) -> Self {
+        Self { share: 1.0, steps: 2.0 * (members as f64).log2().ceil() }
+    }
+
+    /// All messages at once; the shape has the parts.
+    pub(crate) const ALL_PAIRS: Self = Self { share: 1.0, steps: 1.0 };
+
+    /// What it takes by the data sheet of the links.
+    pub(crate) fn cost(self, shape: &Shape, overhead: Seconds, bytes: f64, quantile: Quantile) -> Cost {
+        let factor = match quantile {
+            Quantile::P10 => 1.0 / SPREAD,
+            Quantile::Median => 1.0,
+            Quantile::P90 => SPREAD,
+        };
+        let bytes = bytes * self.share;
+        Cost {
+            latency: (overhead + shape.hop_latency * self.steps) * factor,
+            flow: Seconds::new(bytes * shape.seconds_per_byte * factor),
+            bytes,
+            processor_share: None,
+            source: Source::Roofline,
+        }
+    }
+}
+
+/// The samples of exchanges on one node of devices of one kind.
+#[derive(Clone, Debug)]
+pub(crate) struct ExchangeTable {
+    /// By exchange and group size; each list by bytes.
+    curves: BTreeMap<(Exchange, usize), Vec<Point>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    bytes: f64,
+    time: Estimate,
+    processor: Seconds,
+}
+
+impl ExchangeTable {
+    /// `None` where there are no samples.
+    pub(crate) fn new(samples: &[ExchangeSample]) -> Option<Self> {
+        let mut curves: BTreeMap<(Exchange, usize), Vec<Point>> = BTreeMap::new();
+        for sample in samples.iter().filter(|sample| sample.ranks > 1 && sample.time.median > Seconds::ZERO) {
+            let point =
+                Point { bytes: sample.bytes.max(1) as f64, time: Estimate::measured(&sample.time), processor: sample.processor };
+            curves.entry((sample.exchange, sample.ranks)).or_default().push(point);
+        }
+        for curve in curves.values_mut() {
+            curve.sort_by(|one, two| one.bytes.total_cmp(&two.bytes));
+            curve.dedup_by(|later, earlier| later.bytes == earlier.bytes);
+        }
+        (!curves.is_empty()).then_some(Self { curves })
+    }
+
+    /// What the samples say, if this exchange was measured among any number of ranks. `handoff` is what passing it to its stream
+    /// and waiting for it costs, which the samples hold and the Program's instructions pay by themselves.
+    pub(crate) fn cost(
+        &self,
+        exchange: Exchange,
+        ranks: usize,
+        bytes: f64,
+        flow_bytes: f64,
+        handoff: Seconds,
+        quantile: Quantile,
+    ) -> Option<Cost> {
+        // The measured group size nearest by ratio; of two equally near the smaller.
+        let ratio = |measured: usize| (measured as f64 / ranks as f64).ln().abs();
+        let (&(_, measured), curve) = self
+            .curves
+            .iter()
+            .filter(|((kind, _), _)| *kind == exchange)
+            .min_by(|((_, one), _), ((_, two), _)| ratio(*one).total_cmp(&ratio(*two)))?;
+        // A ring takes as many more steps as it has members more.
+        let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
+        let (first, last) = (curve.first()?, curve.last()?);
+        let interpolated = |value: &dyn Fn(&Point) -> f64| interpolate(curve, bytes, value) * scale;
+        let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
+        let processor = interpolated(&|point| point.processor.value());
+        let alone = (total - handoff * 2.0).max(Seconds::ZERO);
+        // What even the smallest message took is latency; but at least half of the time something is done, so that two small
+        // exchanges on one processor hinder each other.
+        let floor = (first.time.at(quantile) * scale - handoff * 2.0).max(Seconds::ZERO);
+        let latency = floor.min(alone / 2.0);
+        let flow = alone - latency;
+        let source = if measured != ranks || bytes > last.bytes * 2.0 {
+            Source::Extrapolated
+        } else if curve.iter().any(|point| point.bytes == bytes) {
+            Source::Measured
+        } else {
+            Source::Interpolated
+        };
+        let was_timed = curve.iter().any(|point| point.processor > Seconds::ZERO);
+        let processor_share = (was_timed && flow > Seconds::ZERO).then(|| (processor / flow.value()).clamp(0.0, 1.0));
+        Some(Cost { latency, flow, bytes: flow_bytes, processor_share, source })
+    }
+}
+
+/// A value at a size: linear between the logarithms of its neighbours, constant below the smallest, proportional above the
+/// largest.
+fn interpolate(curve: &[Point], bytes: f64, value: &dyn Fn(&Point) -> f64) -> f64 {
+    let above = curve.partition_point(|point| point.bytes < bytes);
+    match (above.checked_sub(1).and_then(|below| curve.get(below)), curve.get(above)) {
+        (Some(below), Some(above)) => {
+            let (low, high) = (value(below), value(above));
+            let position = (bytes / below.bytes).ln() / (above.bytes / below.bytes).ln();
+            if low > 0.0 && high > 0.0 { low * (high / low).powf(position) } else { low + (high - low) * position }
+        }
+        (Some(last), None) => value(last) * bytes / last.bytes,
+        (None, Some(first)) => value(first),
+        (None, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_program::Sample;
+
+    fn sample(ranks: usize, bytes: u64, seconds: f64) -> ExchangeSample {
+        let median = Seconds::new(seconds);
+        let time = Sample { median, p10: median / 2.0, p90: median * 2.0, count: 9 };
+        ExchangeSample { exchange: Exchange::AllReduce, ranks, bytes, time, processor: median / 2.0 }
+    }
+
+    fn alone(table: &ExchangeTable, ranks: usize, bytes: f64) -> (f64, Source) {
+        let cost = table.cost(Exchange::AllReduce, ranks, bytes, bytes, Seconds::ZERO, Quantile::Median).expect("was measured");
+        ((cost.latency + cost.flow).value(), cost.source)
+    }
+
+    #[test]
+    fn alone_an_exchange_takes_what_was_measured() {
+        let table = ExchangeTable::new(&[sample(2, 1 << 20, 1e-3), sample(2, 1 << 10, 1e-5)]).expect("samples");
+        let (time, source) = alone(&table, 2, f64::from(1 << 20));
+        assert!((time - 1e-3).abs() < 1e-12);
+        assert_eq!(source, Source::Measured);
+        // Halfway in logarithms.
+        let (time, source) = alone(&table, 2, f64::from(1 << 15));
+        assert!((time - 1e-4).abs() < 1e-12, "{time}");
+        assert_eq!(source, Source::Interpolated);
+    }
+
+    #[test]
+    fn beyond_the_samples_it_says_so() {
+        let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
+        assert_eq!(alone(&table, 2, f64::from(1 << 20)).1, Source::Extrapolated);
+        assert_eq!(alone(&table, 4, f64::from(1 << 10)).1, Source::Extrapolated);
+        assert!(table.cost(Exchange::AllGather, 2, 8.0, 8.0, Seconds::ZERO, Quantile::Median).is_none());
+        assert!(ExchangeTable::new(&[]).is_none());
+    }
+
+    #[test]
+    fn handing_over_is_not_counted_twice() {
+        let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
+        let handoff = Seconds::new(2e-6);
+        let cost = table.cost(Exchange::AllReduce, 2, 1024.0, 1024.0, handoff, Quantile::Median).expect("was measured");
+        assert!(((cost.latency + cost.flow).value() - 6e-6).abs() < 1e-15);
+    }
+}

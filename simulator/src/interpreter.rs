@@ -1,0 +1,555 @@
+//! The interpreter: runs a lowered Program, every rank with its streams, and notes when each instruction begins and ends.
+//!
+//! An instruction begins when the one before it in its stream has finished and those that it waits for have, the latter a
+//! handoff earlier where they stand in another stream; a handoff therefore delays only who has to wait for it. What it does then
+//! takes its cost alone; what shares a processor or a link with others is a fluid activity, whose rate max-min fairness decides.
+//!
+//! Rates are relative: 1 is the pace of being alone. A kernel needs its whole processor for that, an exchange a part of each
+//! member's processor and its load on the links. A kernel that has its processor to itself goes past the solver.
+//! It must not know schedules, layouts or what kernels are.
+
+use crate::engine::EventQueue;
+use crate::error::SimulationError;
+use crate::exchange::Cost;
+use crate::fairness::{ActivityId, FairShare};
+use crate::lowering::{Lowered, Step};
+use crate::network::Shape;
+use crate::simulation::Quantile;
+use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
+use foretell_units::Picoseconds;
+use std::collections::BTreeSet;
+
+/// What a run leaves.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) timeline: Timeline,
+    /// When each exchange began: when all its members had reached it.
+    pub(crate) began: Vec<Picoseconds>,
+    pub(crate) events: u64,
+    /// Exchanges that no sample says anything of.
+    pub(crate) uncalibrated: BTreeSet<String>,
+}
+
+/// Runs a Program once.
+pub(crate) fn interpret(lowered: &Lowered<'_>, quantile: Quantile) -> Result<Run, SimulationError> {
+    let mut interpreter = Interpreter::new(lowered, quantile);
+    interpreter.start_all();
+    while interpreter.advance() {}
+    interpreter.into_run()
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// An instruction's handoffs are over.
+    Start(Task),
+    /// A kernel that has its processor to itself is done, unless someone came in between.
+    Alone { task: Task, generation: u32 },
+    /// Something that shares nothing is done.
+    Timer(Task),
+    /// The latency of an exchange is over.
+    Latency(u32),
+    /// A fluid activity is done, unless its rate changed in between.
+    Fluid { activity: ActivityId, generation: u32 },
+}
+
+/// An instruction of a rank.
+#[derive(Clone, Copy, Debug)]
+struct Task {
+    rank: u32,
+    instruction: u32,
+}
+
+/// Something whose rate depends on others.
+#[derive(Clone, Copy, Debug)]
+struct Fluid {
+    owner: Owner,
+    /// Picoseconds of work that were left at `since`.
+    left: f64,
+    since: Picoseconds,
+    generation: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Task(Task),
+    Exchange(u32),
+}
+
+/// The kernel that has a processor to itself.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    task: Task,
+    end: Picoseconds,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Processor {
+    alone: Option<Alone>,
+    generation: u32,
+}
+
+/// How far an exchange is.
+#[derive(Clone, Copy, Debug, Default)]
+struct ExchangeState {
+    /// Members that have reached it.
+    arrived: u32,
+    sender_is_there: bool,
+    receiver_is_there: bool,
+    has_begun: bool,
+    is_done: bool,
+    /// A message that its sender put into the buffer before anyone asked for it.
+    is_ahead: bool,
+    began: Picoseconds,
+}
+
+/// Whose an exchange is, and the how-many-eth.
+#[derive(Clone, Copy, Debug)]
+enum Parties {
+    Group { group: u32, nth: u32 },
+    Channel { channel: u32, nth: u32 },
+}
+
+/// The messages of a channel that are in the buffer, and the one that waits for room.
+#[derive(Clone, Copy, Debug, Default)]
+struct Buffered {
+    bytes: u64,
+    blocked: Option<u32>,
+}
+
+struct Interpreter<'a> {
+    lowered: &'a Lowered<'a>,
+    quantile: Quantile,
+    work: Vec<&'a [[Picoseconds; 3]]>,
+    handoff: Vec<Picoseconds>,
+    queue: EventQueue<Event>,
+    /// An instruction's `start` is the earliest that is known so far, until it starts.
+    ranks: Vec<RankTimeline>,
+    waits_for: Vec<Vec<u32>>,
+    /// Instructions that begin now.
+    ready: Vec<Task>,
+    share: FairShare,
+    fluids: Vec<Fluid>,
+    processors: Vec<Processor>,
+    first_processor: u32,
+    parties: Vec<Parties>,
+    exchanges: Vec<ExchangeState>,
+    buffered: Vec<Buffered>,
+    unfinished: usize,
+    uncalibrated: BTreeSet<String>,
+}
+
+impl<'a> Interpreter<'a> {
+    fn new(lowered: &'a Lowered<'a>, quantile: Quantile) -> Self {
+        let ranks: Vec<RankTimeline> = lowered
+            .ranks
+            .iter()
+            .map(|rank| {
+                let count = lowered.stages[rank.stage].steps.len() as u32;
+                let at_start = |instruction| Span {
+                    instruction: InstructionId(instruction),
+                    start: Picoseconds::ZERO,
+                    end: Picoseconds::MAX,
+                };
+                RankTimeline { spans: (0..count).map(at_start).collect(), end: Picoseconds::ZERO }
+            })
+            .collect();
+        let mut parties = Vec::with_capacity(lowered.exchanges as usize);
+        for (group, set) in (0..).zip(&lowered.groups) {
+            parties.extend((0..set.collectives.len() as u32).map(|nth| Parties::Group { group, nth }));
+        }
+        for (channel, one) in (0..).zip(&lowered.channels) {
+            parties.extend((0..one.bytes.len() as u32).map(|nth| Parties::Channel { channel, nth }));
+        }
+        let processors = lowered.ranks.len().min(lowered.topology.device_count());
+        let handoff = |kind| lowered.costs.parameters(kind).stream_handoff.at(quantile).into();
+        Self {
+            lowered,
+            quantile,
+            work: (0..lowered.ranks.len()).map(|rank| lowered.work(rank)).collect(),
+            handoff: lowered.ranks.iter().map(|rank| handoff(rank.kind)).collect(),
+            queue: EventQueue::new(),
+            unfinished: ranks.iter().map(|rank| rank.spans.len()).sum(),
+            waits_for: lowered.ranks.iter().map(|rank| lowered.stages[rank.stage].waits_for.clone()).collect(),
+            ranks,
+            ready: Vec::new(),
+            share: FairShare::new(lowered.capacities.iter().copied()),
+            fluids: Vec::new(),
+            processors: vec![Processor::default(); processors],
+            first_processor: (lowered.capacities.len() - processors) as u32,
+            exchanges: vec![ExchangeState::default(); parties.len()],
+            parties,
+            buffered: vec![Buffered::default(); lowered.channels.len()],
+            uncalibrated: BTreeSet::new(),
+        }
+    }
+
+    /// Starts what waits for nothing.
+    fn start_all(&mut self) {
+        for (rank, waits_for) in (0..).zip(&self.waits_for) {
+            for (instruction, &count) in (0..).zip(waits_for) {
+                if count == 0 {
+                    self.ready.push(Task { rank, instruction });
+                }
+            }
+        }
+        // The stack gives the last first; the first rank is to be first.
+        self.ready.reverse();
+        self.start_ready();
+    }
+
+    /// Handles the next event; false when there is none.
+    fn advance(&mut self) -> bool {
+        // Rates are found when all that happens at an instant has happened: one kernel replacing another changes nothing.
+        if self.share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
+            self.update_rates();
+        }
+        let Some(event) = self.queue.next() else { return false };
+        match event {
+            Event::Start(task) => self.start(task),
+            Event::Timer(task) => self.finish(task),
+            Event::Latency(exchange) => self.flow(exchange),
+            Event::Alone { task, generation } => {
+                let processor = self.processor_of(task.rank);
+                let state = &mut self.processors[processor];
+                if state.generation == generation {
+                    state.alone = None;
+                    state.generation += 1;
+                    self.finish(task);
+                }
+            }
+            Event::Fluid { activity, generation } => {
+                let fluid = &mut self.fluids[activity as usize];
+                if fluid.generation == generation {
+                    fluid.generation += 1;
+                    let owner = fluid.owner;
+                    self.share.remove(activity);
+                    match owner {
+                        Owner::Task(task) => self.finish(task),
+                        Owner::Exchange(exchange) => self.finish_exchange(exchange),
+                    }
+                }
+            }
+        }
+        self.start_ready();
+        true
+    }
+
+    fn into_run(self) -> Result<Run, SimulationError> {
+        if self.unfinished > 0 {
+            return Err(self.deadlock());
+        }
+        let mut ranks = self.ranks;
+        for (timeline, rank) in ranks.iter_mut().zip(&self.lowered.ranks) {
+            let overhead = self.lowered.costs.parameters(rank.kind).step_overhead.at(self.quantile);
+            timeline.end += overhead.into();
+        }
+        Ok(Run {
+            timeline: Timeline { origin: Origin::Predicted, ranks },
+            began: self.exchanges.iter().map(|exchange| exchange.began).collect(),
+            events: self.queue.handled(),
+            uncalibrated: self.uncalibrated,
+        })
+    }
+
+    fn start_ready(&mut self) {
+        while let Some(task) = self.ready.pop() {
+            self.start(task);
+        }
+    }
+
+    fn start(&mut self, task: Task) {
+        let now = self.queue.now();
+        let (rank, instruction) = (task.rank as usize, task.instruction as usize);
+        self.ranks[rank].spans[instruction].start = now;
+        let simulated = &self.lowered.ranks[rank];
+        let stage = &self.lowered.stages[simulated.stage];
+        match stage.steps[instruction] {
+            Step::Compute => self.compute(task, self.work[rank][instruction][self.quantile as usize]),
+            Step::Load => self.load(task, self.work[rank][instruction][self.quantile as usize]),
+            Step::Collective { group, nth } => {
+                let group = simulated.groups[group as usize];
+                let set = &self.lowered.groups[group as usize];
+                let exchange = set.first_exchange + nth;
+                let state = &mut self.exchanges[exchange as usize];
+                state.arrived += 1;
+                if state.arrived as usize == set.members.len() {
+                    self.begin(exchange);
+                }
+            }
+            Step::Send { peer, nth } => {
+                let channel = simulated.sends[peer as usize];
+                let exchange = self.lowered.channels[channel as usize].first_exchange + nth;
+                self.exchanges[exchange as usize].sender_is_there = true;
+                self.try_message(exchange);
+            }
+            Step::Receive { peer, nth } => {
+                let channel = simulated.receives[peer as usize];
+                let exchange = self.lowered.channels[channel as usize].first_exchange + nth;
+                self.receive(exchange, channel, nth, task);
+            }
+        }
+    }
+
+    /// Notes an instruction's end, and sees who waited for it.
+    fn finish(&mut self, task: Task) {
+        let now = self.queue.now();
+        let (rank, instruction) = (task.rank as usize, task.instruction as usize);
+        let timeline = &mut self.ranks[rank];
+        timeline.spans[instruction].end = now;
+        timeline.end = now;
+        self.unfinished -= 1;
+        let stage = &self.lowered.stages[self.lowered.ranks[rank].stage];
+        let waits_for = &mut self.waits_for[rank];
+        let after_handoff = now + self.handoff[rank];
+        let successors = stage.offsets[instruction] as usize..stage.offsets[instruction + 1] as usize;
+        for successor in &stage.successors[successors] {
+            let index = successor.instruction as usize;
+            let start = &mut timeline.spans[index].start;
+            *start = (*start).max(if successor.is_elsewhere { after_handoff } else { now });
+            waits_for[index] -= 1;
+            if waits_for[index] == 0 {
+                let task = Task { rank: task.rank, instruction: successor.instruction };
+                if *start > now {
+                    self.queue.schedule(*start, Event::Start(task));
+                } else {
+                    self.ready.push(task);
+                }
+            }
+        }
+    }
+
+    fn compute(&mut self, task: Task, work: Picoseconds) {
+        let processor = self.processor_of(task.rank);
+        let resource = self.first_processor + processor as u32;
+        if self.processors[processor].alone.is_none() && self.share.users(resource) == 0 {
+            let end = self.queue.now() + work;
+            let state = &mut self.processors[processor];
+            state.alone = Some(Alone { task, end });
+            self.queue.schedule(end, Event::Alone { task, generation: state.generation });
+        } else {
+            self.join(resource);
+            self.add_fluid(Owner::Task(task), work, [(resource, 1.0)], 1.0);
+        }
+    }
+
+    /// Reading takes the processor's share that communication takes, and no link.
+    fn load(&mut self, task: Task, work: Picoseconds) {
+        let rank = &self.lowered.ranks[task.rank as usize];
+        let share = self.lowered.costs.parameters(rank.kind).communication_share;
+        if share > 0.0 {
+            let resource = rank.processor;
+            self.join(resource);
+            self.add_fluid(Owner::Task(task), work, [(resource, share)], 1.0 / share);
+        } else {
+            self.queue.schedule(self.queue.now() + work, Event::Timer(task));
+        }
+    }
+
+    /// Someone else comes onto a processor: the kernel that had it to itself becomes a fluid activity.
+    fn join(&mut self, resource: u32) {
+        let state = &mut self.processors[(resource - self.first_processor) as usize];
+        if let Some(Alone { task, end }) = state.alone.take() {
+            state.generation += 1;
+            let left = end.saturating_sub(self.queue.now());
+            self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
+        }
+    }
+
+    fn receive(&mut self, exchange: u32, channel: u32, nth: u32, task: Task) {
+        let state = &mut self.exchanges[exchange as usize];
+        state.receiver_is_there = true;
+        if !state.is_ahead {
+            self.try_message(exchange);
+            return;
+        }
+        let is_done = state.is_done;
+        let buffered = &mut self.buffered[channel as usize];
+        buffered.bytes -= self.lowered.channels[channel as usize].bytes[nth as usize];
+        let blocked = buffered.blocked.take();
+        if is_done {
+            self.finish(task);
+        }
+        if let Some(blocked) = blocked {
+            self.try_message(blocked);
+        }
+    }
+
+    /// Begins a message if both are there, or if the sender is and the buffer has room.
+    fn try_message(&mut self, exchange: u32) {
+        let Parties::Channel { channel, nth } = self.parties[exchange as usize] else { return };
+        let state = &mut self.exchanges[exchange as usize];
+        if state.has_begun || !state.sender_is_there {
+            return;
+        }
+        if !state.receiver_is_there {
+            let bytes = self.lowered.channels[channel as usize].bytes[nth as usize];
+            let buffered = &mut self.buffered[channel as usize];
+            if buffered.bytes + bytes > self.lowered.costs.buffered.count() {
+                buffered.blocked = Some(exchange);
+                return;
+            }
+            buffered.bytes += bytes;
+            state.is_ahead = true;
+        }
+        self.begin(exchange);
+    }
+
+    fn begin(&mut self, exchange: u32) {
+        let now = self.queue.now();
+        let state = &mut self.exchanges[exchange as usize];
+        (state.has_begun, state.began) = (true, now);
+        let (cost, _) = self.cost(exchange);
+        if !cost.source.is_calibrated() {
+            let what = self.describe(exchange);
+            self.uncalibrated.insert(what);
+        }
+        self.queue.schedule(now + cost.latency.into(), Event::Latency(exchange));
+    }
+
+    /// Data begin to flow: the exchange takes its part of links and processors.
+    fn flow(&mut self, exchange: u32) {
+        let (cost, shape) = self.cost(exchange);
+        let work = Picoseconds::from(cost.flow);
+        if work == Picoseconds::ZERO {
+            self.finish_exchange(exchange);
+            return;
+        }
+        let lowered = self.lowered;
+        // Bytes a second of each flow when nothing hinders them.
+        let pace = cost.bytes / cost.flow.value();
+        let links = shape.map_or(&[][..], |shape| shape.loads.as_slice()).iter().map(move |&(link, load)| {
+            // What was measured faster than the link is stated must still be possible.
+            (link as u32, (load * pace).min(lowered.capacities[link]))
+        });
+        let share_of = |rank: u32| {
+            let rank = &lowered.ranks[rank as usize];
+            (rank.processor, cost.processor_share.unwrap_or(lowered.costs.parameters(rank.kind).communication_share))
+        };
+        let mut members: [u32; 2] = [0; 2];
+        let group = match self.parties[exchange as usize] {
+            Parties::Group { group, .. } => lowered.groups[group as usize].members.as_slice(),
+            Parties::Channel { channel, .. } => {
+                let channel = &lowered.channels[channel as usize];
+                members = [channel.sender, channel.receiver];
+                &[]
+            }
+        };
+        let ends = if group.is_empty() { &members[..] } else { &[] };
+        let processors = group.iter().map(|&(member, _)| member).chain(ends.iter().copied()).map(share_of);
+        let mut largest_share: f64 = 0.0;
+        for (resource, share) in processors.clone() {
+            if share > 0.0 {
+                largest_share = largest_share.max(share);
+                self.join(resource);
+            }
+        }
+        // Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the
+        // share s grows 1/s as fast as a kernel.
+        let growth = if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 };
+        self.add_fluid(Owner::Exchange(exchange), work, links.chain(processors), growth);
+    }
+
+    fn finish_exchange(&mut self, exchange: u32) {
+        let lowered = self.lowered;
+        self.exchanges[exchange as usize].is_done = true;
+        match self.parties[exchange as usize] {
+            Parties::Group { group, nth } => {
+                for &(member, number) in &lowered.groups[group as usize].members {
+                    let stage = &lowered.stages[lowered.ranks[member as usize].stage];
+                    let instruction = stage.collectives[number as usize][nth as usize];
+                    self.finish(Task { rank: member, instruction });
+                }
+            }
+            Parties::Channel { channel, nth } => {
+                let channel = &lowered.channels[channel as usize];
+                let sends = &lowered.stages[lowered.ranks[channel.sender as usize].stage].sends[channel.send_peer as usize];
+                self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
+                if self.exchanges[exchange as usize].receiver_is_there {
+                    let stage = &lowered.stages[lowered.ranks[channel.receiver as usize].stage];
+                    let receives = &stage.receives[channel.receive_peer as usize];
+                    self.finish(Task { rank: channel.receiver, instruction: receives.instructions[nth as usize] });
+                }
+            }
+        }
+    }
+
+    fn add_fluid(&mut self, owner: Owner, work: Picoseconds, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
+        let now = self.queue.now();
+        let activity = self.share.add(demands, 1.0, growth);
+        let index = activity as usize;
+        let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
+        let fluid = Fluid { owner, left: work.0 as f64, since: now, generation };
+        if index < self.fluids.len() {
+            self.fluids[index] = fluid;
+        } else {
+            self.fluids.push(fluid);
+        }
+        if self.share.rate(activity) > 0.0 {
+            // It uses nothing that anyone shares, and will not be heard of again.
+            self.queue.schedule(now + work, Event::Fluid { activity, generation });
+        }
+    }
+
+    /// Finds the rates after what changed at this instant, and foretells anew who ends when.
+    fn update_rates(&mut self) {
+        let Self { share, fluids, queue, .. } = self;
+        let now = queue.now();
+        share.solve(|activity, before, rate| {
+            let fluid = &mut fluids[activity as usize];
+            fluid.left = (fluid.left - before * now.saturating_sub(fluid.since).0 as f64).max(0.0);
+            fluid.since = now;
+            fluid.generation += 1;
+            if rate > 0.0 {
+                let end = now + Picoseconds((fluid.left / rate).ceil() as u64);
+                queue.schedule(end, Event::Fluid { activity, generation: fluid.generation });
+            }
+        });
+    }
+
+    fn cost(&self, exchange: u32) -> (Cost, Option<&'a Shape>) {
+        let lowered = self.lowered;
+        match self.parties[exchange as usize] {
+            Parties::Group { group, nth } => lowered.groups[group as usize].cost(lowered.costs, nth, self.quantile),
+            Parties::Channel { channel, nth } => {
+                let channel = &lowered.channels[channel as usize];
+                (channel.cost(lowered.costs, nth, self.quantile), Some(&channel.shape))
+            }
+        }
+    }
+
+    fn describe(&self, exchange: u32) -> String {
+        match self.parties[exchange as usize] {
+            Parties::Group { group, nth } => {
+                let group = &self.lowered.groups[group as usize];
+                format!("{} of {} ranks", group.collectives[nth as usize].0.name(), group.members.len())
+            }
+            Parties::Channel { .. } => "send and receive".into(),
+        }
+    }
+
+    fn processor_of(&self, rank: u32) -> usize {
+        (self.lowered.ranks[rank as usize].processor - self.first_processor) as usize
+    }
+
+    fn deadlock(&self) -> SimulationError {
+        // Enough to see the circle, few enough to read.
+        const SHOWN: usize = 8;
+        let total: usize = self.ranks.iter().map(|rank| rank.spans.len()).sum();
+        let mut waiting = Vec::new();
+        for (index, rank) in self.ranks.iter().enumerate() {
+            // Those that started and did not end are what the rank hangs in; where there are none, it waits for itself.
+            let open = |started: bool| {
+                let spans = rank.spans.iter().zip(&self.waits_for[index]);
+                spans.filter(move |(span, waits)| span.end == Picoseconds::MAX && (**waits == 0) == started)
+            };
+            let hanging = open(true).chain(open(false).take(usize::from(open(true).next().is_none())));
+            waiting.extend(hanging.map(|(span, _)| self.lowered.describe(index, span.instruction.0)));
+        }
+        let more = waiting.len().saturating_sub(SHOWN);
+        waiting.truncate(SHOWN);
+        if more > 0 {
+            waiting.push(format!("and {more} more"));
+        }
+        SimulationError::Deadlock { done: total - self.unfinished, total, waiting }
+    }
+}

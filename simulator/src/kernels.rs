@@ -1,0 +1,205 @@
+//! Measured kernels, and what they say of those that were not measured.
+//!
+//! A kernel's time is its roofline time multiplied by a ratio that changes slowly with its sizes. So the ratio is what is
+//! interpolated: by inverse distance (Shepard 1968) over the logarithms of the sizes, among the few nearest samples of the same
+//! kind of kernel.
+
+use crate::cost::{Estimate, Source};
+use crate::roofline;
+use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_program::KernelSample;
+use foretell_topologies::DeviceKind;
+use foretell_units::{DataType, Seconds};
+use std::collections::BTreeMap;
+
+/// The samples of one kind of device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KernelTable {
+    exact: BTreeMap<(Kernel, bool, DataType), Estimate>,
+    alike: BTreeMap<(&'static str, DataType), Vec<Reference>>,
+}
+
+/// A sample as its neighbours see it.
+#[derive(Clone, Copy, Debug)]
+struct Reference {
+    features: Features,
+    /// Logarithms of measured over roofline time, and of the percentiles over the median.
+    ratio: f64,
+    low: f64,
+    high: f64,
+}
+
+/// Where a kernel lies among those of its name: logarithms of its sizes to the base 2, and what it is beside them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Features {
+    sizes: [f64; 7],
+    flags: [bool; 4],
+}
+
+/// So many samples have a say. With more, far ones outvote near ones.
+const NEIGHBOURS: usize = 4;
+
+/// A flag that differs (a bias, a layout) counts like two doublings of a size.
+const FLAG_DISTANCE: f64 = 2.0;
+
+/// Beyond so many doublings from the nearest sample the domain that was calibrated has been left.
+const DOMAIN: f64 = 4.0;
+
+/// The 90th percentile of a normal distribution in standard deviations.
+const NINETIETH: f64 = 1.2816;
+
+impl KernelTable {
+    pub(crate) fn new(samples: &[KernelSample], kind: &DeviceKind) -> Self {
+        let mut table = Self::default();
+        for sample in samples {
+            let KernelSample { accumulate, precision, .. } = *sample;
+            let kernel = without_constants(sample.kernel);
+            let estimate = Estimate::measured(&sample.time);
+            table.exact.insert((kernel, accumulate, precision), estimate);
+            let expected = roofline::kernel_time(&kernel, accumulate, precision, kind);
+            if estimate.median <= Seconds::ZERO || expected <= Seconds::ZERO {
+                continue;
+            }
+            let over_median = |quantile: Seconds| (quantile / estimate.median).max(f64::MIN_POSITIVE).ln();
+            table.alike.entry((kernel.name(), precision)).or_default().push(Reference {
+                features: features(&kernel, accumulate),
+                ratio: (estimate.median / expected).ln(),
+                low: over_median(estimate.p10).min(0.0),
+                high: over_median(estimate.p90).max(0.0),
+            });
+        }
+        table
+    }
+
+    /// What the samples say of a kernel, if there is any of its name and number format.
+    pub(crate) fn estimate(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Option<Estimate> {
+        let kernel = without_constants(*kernel);
+        if let Some(estimate) = self.exact.get(&(kernel, accumulate, precision)) {
+            return Some(*estimate);
+        }
+        let references = self.alike.get(&(kernel.name(), precision))?;
+        let here = features(&kernel, accumulate);
+        let nearest = nearest(references, &here);
+        let total: f64 = nearest.iter().flatten().map(|(distance, _)| weight(*distance)).sum();
+        let mean = |value: &dyn Fn(&Reference) -> f64| {
+            nearest.iter().flatten().map(|(distance, reference)| weight(*distance) * value(reference)).sum::<f64>() / total
+        };
+        let ratio = mean(&|reference| reference.ratio);
+        // Neighbours that disagree make a worse guess than neighbours that agree.
+        let disagreement = mean(&|reference| (reference.ratio - ratio).powi(2)).sqrt() * NINETIETH;
+        let low = mean(&|reference| reference.low);
+        let high = mean(&|reference| reference.high);
+        let closest = nearest.iter().flatten().map(|(distance, _)| *distance).next()?;
+        let median = roofline::kernel_time(&kernel, accumulate, precision, kind) * ratio.exp();
+        Some(Estimate {
+            median,
+            p10: median * (-low.hypot(disagreement)).exp(),
+            p90: median * high.hypot(disagreement).exp(),
+            source: if closest <= DOMAIN { Source::Interpolated } else { Source::Extrapolated },
+        })
+    }
+}
+
+/// The nearest samples, nearest first; of equals the earlier in the profile.
+fn nearest<'a>(references: &'a [Reference], here: &Features) -> [Option<(f64, &'a Reference)>; NEIGHBOURS] {
+    let mut nearest: [Option<(f64, &Reference)>; NEIGHBOURS] = [None; NEIGHBOURS];
+    for reference in references {
+        let mut candidate = (reference.features.distance(here), reference);
+        for slot in &mut nearest {
+            match slot {
+                Some(taken) if taken.0 <= candidate.0 => {}
+                Some(taken) => std::mem::swap(taken, &mut candidate),
+                None => {
+                    *slot = Some(candidate);
+                    break;
+                }
+            }
+        }
+    }
+    nearest
+}
+
+/// The say of a sample at a distance; that of a twin is large but finite.
+fn weight(distance: f64) -> f64 {
+    1.0 / (distance * distance + 1e-6)
+}
+
+impl Features {
+    fn distance(&self, other: &Self) -> f64 {
+        let sizes: f64 = self.sizes.iter().zip(&other.sizes).map(|(one, two)| (one - two) * (one - two)).sum();
+        let flags = self.flags.iter().zip(&other.flags).filter(|(one, two)| one != two).count() as f64;
+        (sizes + flags * FLAG_DISTANCE * FLAG_DISTANCE).sqrt()
+    }
+}
+
+/// The kernel without the numbers that change what it computes but not how long it takes.
+fn without_constants(kernel: Kernel) -> Kernel {
+    match kernel {
+        Kernel::CrossEntropyGradient { rows, classes, .. } => Kernel::CrossEntropyGradient { rows, classes, normalizer: 1 },
+        Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
+        kernel => kernel,
+    }
+}
+
+/// A kernel's coordinates.
+fn features(kernel: &Kernel, accumulate: bool) -> Features {
+    let at = |extents: &[usize], flags: [bool; 3]| {
+        let mut sizes = [0.0; 7];
+        for (size, &extent) in sizes.iter_mut().zip(extents) {
+            *size = (extent.max(1) as f64).log2();
+        }
+        Features { sizes, flags: [accumulate, flags[0], flags[1], flags[2]] }
+    };
+    let plain = |extents: &[usize]| at(extents, [false; 3]);
+    let product = |rows, columns, contracted, weight, bias, relu| {
+        at(&[rows, columns, contracted], [weight == WeightLayout::InOut, bias, relu])
+    };
+    match *kernel {
+        Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
+            product(rows, columns, contracted, weight, bias, relu)
+        }
+        Kernel::MatmulInputGradient { rows, columns, contracted, weight }
+        | Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
+            product(rows, columns, contracted, weight, false, false)
+        }
+        Kernel::BiasAdd { rows, columns } | Kernel::BiasGradient { rows, columns } => plain(&[rows, columns]),
+        Kernel::Relu { elements }
+        | Kernel::ReluGradient { elements }
+        | Kernel::Gelu { elements }
+        | Kernel::GeluGradient { elements }
+        | Kernel::Add { elements }
+        | Kernel::AdamW { elements }
+        | Kernel::SumOfSquares { elements } => plain(&[elements]),
+        Kernel::Sgd { elements, momentum, nesterov } => at(&[elements], [momentum, nesterov, false]),
+        Kernel::Convolution(window)
+        | Kernel::ConvolutionInputGradient(window)
+        | Kernel::ConvolutionWeightGradient(window)
+        | Kernel::MaxPool(window)
+        | Kernel::MaxPoolGradient(window) => {
+            let Window { batch, height, width, in_channels, out_channels, size, stride, padding: _ } = window;
+            plain(&[batch, height, width, in_channels, out_channels, size, stride])
+        }
+        Kernel::BatchNorm { groups, positions, channels } | Kernel::BatchNormInputGradient { groups, positions, channels } => {
+            plain(&[groups, positions, channels])
+        }
+        Kernel::BatchNormWeightGradient { groups, channels } => plain(&[groups, channels]),
+        Kernel::BatchNormInference { positions, channels } => plain(&[positions, channels]),
+        Kernel::RunningStatistics { channels, .. } => plain(&[channels]),
+        Kernel::GlobalAveragePool { batch, positions, channels }
+        | Kernel::GlobalAveragePoolGradient { batch, positions, channels } => plain(&[batch, positions, channels]),
+        Kernel::LayerNorm { rows, features }
+        | Kernel::LayerNormInputGradient { rows, features }
+        | Kernel::LayerNormWeightGradient { rows, features } => plain(&[rows, features]),
+        Kernel::Embedding { tokens, vocabulary, hidden } | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
+            plain(&[tokens, vocabulary, hidden])
+        }
+        Kernel::Attention { batch, sequence, heads, head_dimension, causal }
+        | Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
+            at(&[batch, sequence, heads, head_dimension], [causal, false, false])
+        }
+        Kernel::CrossEntropy { rows, classes } | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
+        Kernel::Slice { outer, parts, inner }
+        | Kernel::Interleave { outer, parts, inner }
+        | Kernel::Deinterleave { outer, parts, inner } => plain(&[outer, parts, inner]),
+    }
+}

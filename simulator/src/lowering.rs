@@ -1,0 +1,342 @@
+//! A Program made ready to be interpreted: dependencies turned around, durations looked up, the members of groups and the two
+//! ends of messages found, routes taken. It is done once, and interpreted at each quantile.
+//!
+//! It must not know time: nothing here depends on when something happens.
+
+use crate::cost::{CostModel, Estimate, Source};
+use crate::error::SimulationError;
+use crate::interpreter::Run;
+use crate::network;
+use crate::pairing::{Channel, GroupSet, Pairing};
+use crate::simulation::{Oversubscription, Quantile};
+use foretell_models::Kernel;
+use foretell_program::{Axis, Operation, Program, Rank, StageProgram};
+use foretell_topologies::{DeviceId, Topology};
+use foretell_units::{Picoseconds, Seconds};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A Program on a topology.
+#[derive(Debug)]
+pub(crate) struct Lowered<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) topology: &'a Topology,
+    pub(crate) costs: &'a CostModel,
+    /// Who is simulated.
+    pub(crate) ranks: Vec<SimulatedRank>,
+    pub(crate) stages: Vec<LoweredStage>,
+    pub(crate) groups: Vec<GroupSet>,
+    pub(crate) channels: Vec<Channel>,
+    /// How many exchanges there are: those of the groups first, then those of the channels.
+    pub(crate) exchanges: u32,
+    /// The capacities of what is shared: links that anyone uses, then processors.
+    pub(crate) capacities: Vec<f64>,
+    /// Kernels that no sample says anything of.
+    uncalibrated_kernels: BTreeSet<String>,
+}
+
+/// A rank that is simulated.
+#[derive(Clone, Debug)]
+pub(crate) struct SimulatedRank {
+    pub(crate) rank: Rank,
+    pub(crate) device: DeviceId,
+    /// The kind of its device.
+    pub(crate) kind: usize,
+    pub(crate) stage: usize,
+    /// Its processor's place among what is shared.
+    pub(crate) processor: u32,
+    /// For each group of its stage, the place in [`Lowered::groups`].
+    pub(crate) groups: Vec<u32>,
+    /// For each stage that it sends to, the place in [`Lowered::channels`]; and for each that it receives from.
+    pub(crate) sends: Vec<u32>,
+    pub(crate) receives: Vec<u32>,
+}
+
+/// What a stage's instruction is to the interpreter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// Work for the processor.
+    Compute,
+    /// Samples to read.
+    Load,
+    /// The `nth` collective of a group of the stage.
+    Collective { group: u32, nth: u32 },
+    /// The `nth` message to the stage's `peer`-th receiver.
+    Send { peer: u32, nth: u32 },
+    /// The `nth` message from the stage's `peer`-th sender.
+    Receive { peer: u32, nth: u32 },
+}
+
+/// The instructions of a stage.
+#[derive(Debug)]
+pub(crate) struct LoweredStage {
+    pub(crate) steps: Vec<Step>,
+    /// How many instructions each waits for.
+    pub(crate) waits_for: Vec<u32>,
+    /// Where each one's successors begin in `successors`; one more than there are instructions.
+    pub(crate) offsets: Vec<u32>,
+    pub(crate) successors: Vec<Successor>,
+    /// The collectives of each group, in order.
+    pub(crate) collectives: Vec<Vec<u32>>,
+    /// Messages to and from other stages, in order.
+    pub(crate) sends: Vec<Peer>,
+    pub(crate) receives: Vec<Peer>,
+    /// For each kind of device that runs the stage, the work of each instruction at each quantile.
+    work: BTreeMap<usize, Vec<[Picoseconds; 3]>>,
+}
+
+/// An instruction that waits for another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Successor {
+    pub(crate) instruction: u32,
+    /// Whether it stands in another stream, and so begins a handoff later.
+    pub(crate) is_elsewhere: bool,
+}
+
+/// The messages between this stage and another.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) stage: usize,
+    pub(crate) instructions: Vec<u32>,
+}
+
+const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90];
+
+impl<'a> Lowered<'a> {
+    pub(crate) fn new(
+        program: &'a Program,
+        topology: &'a Topology,
+        costs: &'a CostModel,
+        oversubscription: Oversubscription,
+    ) -> Result<Self, SimulationError> {
+        let (world, devices) = (program.mesh.world_size(), topology.device_count());
+        let expected = program.mesh.size(Axis::Pipeline);
+        if program.stages.len() != expected {
+            return Err(SimulationError::StageCount { stages: program.stages.len(), expected });
+        }
+        if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
+            return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
+        }
+        let mut stages: Vec<LoweredStage> = program
+            .stages
+            .iter()
+            .enumerate()
+            .map(|(number, stage)| LoweredStage::new(number, stage))
+            .collect::<Result<_, _>>()?;
+        let mut ranks: Vec<SimulatedRank> = (0..world)
+            .map(|rank| {
+                let device = DeviceId(rank % devices);
+                SimulatedRank {
+                    rank: Rank(rank),
+                    device,
+                    kind: topology.kind_index(device),
+                    stage: program.mesh.coordinates(Rank(rank)).along(Axis::Pipeline),
+                    processor: 0,
+                    groups: Vec::new(),
+                    sends: Vec::new(),
+                    receives: Vec::new(),
+                }
+            })
+            .collect();
+        let mut uncalibrated_kernels = BTreeSet::new();
+        for rank in &ranks {
+            let work = &mut stages[rank.stage].work;
+            let stage = &program.stages[rank.stage];
+            work.entry(rank.kind).or_insert_with(|| durations(program, stage, costs, rank.kind, &mut uncalibrated_kernels));
+        }
+        let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &stages, &mut ranks)?;
+        let capacities = number_resources(topology, costs, &mut ranks, &mut groups, &mut channels);
+        Ok(Self { program, topology, costs, ranks, stages, groups, channels, exchanges, capacities, uncalibrated_kernels })
+    }
+
+    /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
+    pub(crate) fn work(&self, rank: usize) -> &[[Picoseconds; 3]] {
+        let rank = &self.ranks[rank];
+        self.stages[rank.stage].work.get(&rank.kind).map_or(&[], Vec::as_slice)
+    }
+
+    /// Everything that was answered by a data sheet.
+    pub(crate) fn uncalibrated(&self, run: &Run) -> Vec<String> {
+        self.uncalibrated_kernels.union(&run.uncalibrated).cloned().collect()
+    }
+
+    /// An instruction in words.
+    pub(crate) fn describe(&self, rank: usize, instruction: u32) -> String {
+        let rank = &self.ranks[rank];
+        let stage = &self.program.stages[rank.stage];
+        match stage.instructions.get(instruction as usize) {
+            Some(one) => {
+                let name = stage.names.get(one.name as usize).map_or("", String::as_str);
+                format!("{} in instruction {instruction} (`{}` of `{name}`)", rank.rank, one.operation.kind())
+            }
+            None => format!("{} in instruction {instruction}", rank.rank),
+        }
+    }
+}
+
+impl LoweredStage {
+    pub(crate) fn new(number: usize, stage: &StageProgram) -> Result<Self, SimulationError> {
+        let count = stage.instructions.len();
+        let malformed = |instruction: usize, reason: String| SimulationError::Malformed { stage: number, instruction, reason };
+        let mut lowered = Self {
+            steps: Vec::with_capacity(count),
+            waits_for: vec![0; count],
+            offsets: vec![0; count + 1],
+            successors: Vec::new(),
+            collectives: vec![Vec::new(); stage.groups.len()],
+            sends: Vec::new(),
+            receives: Vec::new(),
+            work: BTreeMap::new(),
+        };
+        let mut last_of_stream: Vec<Option<usize>> = vec![None; stage.streams.len()];
+        // Pairs of (waited for, waiting).
+        let mut edges: Vec<(usize, Successor)> = Vec::with_capacity(2 * count);
+        for (index, instruction) in stage.instructions.iter().enumerate() {
+            let last = last_of_stream
+                .get_mut(instruction.stream.0 as usize)
+                .ok_or_else(|| malformed(index, format!("there is no stream {}", instruction.stream.0)))?;
+            if let Some(last) = last.replace(index) {
+                edges.push((last, Successor { instruction: index as u32, is_elsewhere: false }));
+            }
+            for &before in &instruction.after {
+                let Some(other) = stage.instructions.get(before.0 as usize) else {
+                    return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
+                };
+                let is_elsewhere = other.stream != instruction.stream;
+                edges.push((before.0 as usize, Successor { instruction: index as u32, is_elsewhere }));
+            }
+            let step = lowered.step(index, &instruction.operation).map_err(|reason| malformed(index, reason))?;
+            lowered.steps.push(step);
+        }
+        lowered.turn_around(&edges);
+        Ok(lowered)
+    }
+
+    /// For each instruction those that it waits for: the successors turned around once more.
+    pub(crate) fn waits(&self) -> Vec<Vec<u32>> {
+        let mut waits = vec![Vec::new(); self.steps.len()];
+        for (before, range) in self.offsets.windows(2).enumerate() {
+            for successor in &self.successors[range[0] as usize..range[1] as usize] {
+                waits[successor.instruction as usize].push(before as u32);
+            }
+        }
+        waits
+    }
+
+    fn step(&mut self, index: usize, operation: &Operation) -> Result<Step, String> {
+        Ok(match *operation {
+            Operation::Compute { .. } => Step::Compute,
+            Operation::Load { .. } => Step::Load,
+            Operation::Collective { group, .. } => {
+                let list = self.collectives.get_mut(group.0 as usize).ok_or_else(|| format!("there is no group {}", group.0))?;
+                list.push(index as u32);
+                Step::Collective { group: u32::from(group.0), nth: list.len() as u32 - 1 }
+            }
+            Operation::Send { stage, .. } => {
+                let (peer, nth) = add_message(&mut self.sends, stage, index);
+                Step::Send { peer, nth }
+            }
+            Operation::Receive { stage, .. } => {
+                let (peer, nth) = add_message(&mut self.receives, stage, index);
+                Step::Receive { peer, nth }
+            }
+        })
+    }
+
+    /// From what each waits for to who waits for each.
+    fn turn_around(&mut self, edges: &[(usize, Successor)]) {
+        for &(before, after) in edges {
+            self.offsets[before + 1] += 1;
+            self.waits_for[after.instruction as usize] += 1;
+        }
+        for index in 1..self.offsets.len() {
+            self.offsets[index] += self.offsets[index - 1];
+        }
+        let mut next = self.offsets.clone();
+        self.successors = vec![Successor { instruction: 0, is_elsewhere: false }; edges.len()];
+        for &(before, after) in edges {
+            self.successors[next[before] as usize] = after;
+            next[before] += 1;
+        }
+    }
+}
+
+fn add_message(peers: &mut Vec<Peer>, stage: usize, instruction: usize) -> (u32, u32) {
+    let position = peers.iter().position(|peer| peer.stage == stage).unwrap_or_else(|| {
+        peers.push(Peer { stage, instructions: Vec::new() });
+        peers.len() - 1
+    });
+    let list = &mut peers[position].instructions;
+    list.push(instruction as u32);
+    (position as u32, list.len() as u32 - 1)
+}
+
+/// The work of each instruction of a stage on a kind of device, at each quantile. Each distinct kernel is estimated once.
+fn durations(
+    program: &Program,
+    stage: &StageProgram,
+    costs: &CostModel,
+    kind: usize,
+    uncalibrated: &mut BTreeSet<String>,
+) -> Vec<[Picoseconds; 3]> {
+    let parameters = costs.parameters(kind);
+    // Only looked up, never walked through, so that its order does not matter.
+    let mut known: HashMap<(Kernel, bool), [Picoseconds; 3]> = HashMap::new();
+    let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
+    let instructions = stage.instructions.iter();
+    instructions
+        .map(|instruction| match instruction.operation {
+            Operation::Compute { kernel, accumulate, .. } => *known.entry((kernel, accumulate)).or_insert_with(|| {
+                let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
+                if !estimate.source.is_calibrated() {
+                    let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                    let (name, device) = (kernel.name(), costs.kind_name(kind));
+                    uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                }
+                each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
+            }),
+            Operation::Load { .. } => {
+                let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
+                let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
+                each(&|_| parameters.load_seconds_per_byte * bytes)
+            }
+            _ => [Picoseconds::ZERO; 3],
+        })
+        .collect()
+}
+
+/// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
+fn number_resources(
+    topology: &Topology,
+    costs: &CostModel,
+    ranks: &mut [SimulatedRank],
+    groups: &mut [GroupSet],
+    channels: &mut [Channel],
+) -> Vec<f64> {
+    let shapes = || {
+        let of_groups = groups.iter().flat_map(|group| [&group.ring, &group.tree, &group.pairs]).flatten();
+        of_groups.chain(channels.iter().map(|channel| &channel.shape))
+    };
+    let used: BTreeSet<usize> = shapes().flat_map(|shape| shape.loads.iter().map(|&(link, _)| link)).collect();
+    let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
+    let renumber = |loads: &mut Vec<(usize, f64)>| {
+        for (link, _) in loads {
+            *link = number.get(link).copied().unwrap_or_default();
+        }
+    };
+    for group in groups {
+        for shape in [&mut group.ring, &mut group.tree, &mut group.pairs].into_iter().flatten() {
+            renumber(&mut shape.loads);
+        }
+    }
+    for channel in channels {
+        renumber(&mut channel.shape.loads);
+    }
+    let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
+    let links = capacities.len();
+    let processors = ranks.len().min(topology.device_count());
+    capacities.resize(links + processors, 1.0);
+    for rank in ranks {
+        rank.processor = (links + rank.device.0) as u32;
+    }
+    capacities
+}

@@ -1,0 +1,316 @@
+//! Who exchanges with whom: the members of each group, and the two ends of each message.
+//!
+//! The n-th collective of a group meets the n-th of every other member; the n-th message from one stage to another meets the
+//! n-th receive there, on the rank that has the same position on every other axis.
+
+use crate::cost::{CostModel, Source};
+use crate::error::SimulationError;
+use crate::exchange::{Algorithm, Cost};
+use crate::lowering::{LoweredStage, SimulatedRank};
+use crate::network::Shape;
+use crate::simulation::Quantile;
+use foretell_program::{Axis, Collective, Exchange, Group, Operation, Program, Rank};
+use foretell_topologies::{DeviceId, Topology};
+use foretell_units::Seconds;
+use std::collections::BTreeMap;
+
+/// Ranks that run collectives together.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupSet {
+    /// The members, and each one's number for the group in its stage.
+    pub(crate) members: Vec<(u32, u32)>,
+    /// How many members there must be.
+    size: usize,
+    /// The first of its exchanges; the others follow.
+    pub(crate) first_exchange: u32,
+    /// Which collectives, with their bytes, in order.
+    pub(crate) collectives: Vec<(Collective, f64)>,
+    /// The flows of each algorithm that its collectives may use.
+    pub(crate) ring: Option<Shape>,
+    pub(crate) tree: Option<Shape>,
+    pub(crate) pairs: Option<Shape>,
+    /// The kind of its devices, if they are all of one kind and on one node: samples hold there.
+    measured_kind: Option<usize>,
+    /// The kind of its first device, for the overheads.
+    kind: usize,
+}
+
+/// The messages of one rank to another.
+#[derive(Clone, Debug)]
+pub(crate) struct Channel {
+    pub(crate) sender: u32,
+    pub(crate) receiver: u32,
+    /// The sending stage's number of the peer, and the receiving stage's.
+    pub(crate) send_peer: u32,
+    pub(crate) receive_peer: u32,
+    pub(crate) first_exchange: u32,
+    /// The bytes of each message.
+    pub(crate) bytes: Vec<u64>,
+    pub(crate) shape: Shape,
+    measured_kind: Option<usize>,
+    kind: usize,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(crate) struct Pairing {
+    pub(crate) groups: Vec<GroupSet>,
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) exchanges: u32,
+}
+
+impl Pairing {
+    /// Finds the groups and channels, and tells each rank which are its own.
+    pub(crate) fn new(
+        program: &Program,
+        topology: &Topology,
+        costs: &CostModel,
+        stages: &[LoweredStage],
+        ranks: &mut [SimulatedRank],
+    ) -> Result<Self, SimulationError> {
+        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), exchanges: 0 };
+        pairing.find_groups(program, topology, costs, stages, ranks)?;
+        pairing.find_channels(program, topology, costs, stages, ranks)?;
+        Ok(pairing)
+    }
+
+    fn find_groups(
+        &mut self,
+        program: &Program,
+        topology: &Topology,
+        costs: &CostModel,
+        stages: &[LoweredStage],
+        ranks: &mut [SimulatedRank],
+    ) -> Result<(), SimulationError> {
+        // A group is known by what it is and by its first member.
+        let mut known: BTreeMap<(&Group, Rank), u32> = BTreeMap::new();
+        for index in 0..ranks.len() {
+            let stage = &program.stages[ranks[index].stage];
+            for (number, group) in stage.groups.iter().enumerate() {
+                let first = first_member(program, group, ranks[index].rank);
+                let next = self.groups.len() as u32;
+                let set = *known.entry((group, first)).or_insert(next);
+                if set == next {
+                    let members = group.members(&program.mesh, ranks[index].rank);
+                    let collectives = collectives(program, stages, ranks[index].stage, number);
+                    let group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
+                    self.exchanges += group.collectives.len() as u32;
+                    self.groups.push(group);
+                }
+                let members = &mut self.groups[set as usize].members;
+                members.push((index as u32, number as u32));
+                ranks[index].groups.push(set);
+            }
+        }
+        self.check_groups(program, stages, ranks)
+    }
+
+    /// Every member must run the same collectives.
+    fn check_groups(&self, program: &Program, stages: &[LoweredStage], ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
+        for group in &self.groups {
+            let Some(&(first, _)) = group.members.first() else { continue };
+            let mut last_stage = ranks[first as usize].stage;
+            if group.members.len() != group.size && !group.collectives.is_empty() {
+                return Err(SimulationError::Unmatched {
+                    left: format!("the group of {}", ranks[first as usize].rank),
+                    right: "the lists of its members' stages".into(),
+                    reason: format!("it has {} members and is listed {} times", group.size, group.members.len()),
+                });
+            }
+            for &(member, number) in &group.members {
+                let stage = ranks[member as usize].stage;
+                if stage == last_stage {
+                    continue;
+                }
+                last_stage = stage;
+                if collectives(program, stages, stage, number as usize) != group.collectives {
+                    return Err(SimulationError::Unmatched {
+                        left: ranks[first as usize].rank.to_string(),
+                        right: ranks[member as usize].rank.to_string(),
+                        reason: "they are members of one group but do not run the same collectives in it".into(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn find_channels(
+        &mut self,
+        program: &Program,
+        topology: &Topology,
+        costs: &CostModel,
+        stages: &[LoweredStage],
+        ranks: &mut [SimulatedRank],
+    ) -> Result<(), SimulationError> {
+        for rank in ranks.iter_mut() {
+            rank.receives = vec![u32::MAX; stages[rank.stage].receives.len()];
+        }
+        for sender in 0..ranks.len() {
+            let stage = ranks[sender].stage;
+            for (send_peer, peer) in stages[stage].sends.iter().enumerate() {
+                let unmatched = |reason: String| SimulationError::Unmatched {
+                    left: format!("stage {stage}'s sends to stage {}", peer.stage),
+                    right: format!("stage {}'s receives from stage {stage}", peer.stage),
+                    reason,
+                };
+                let lists = stages.get(peer.stage).and_then(|other| {
+                    let receive_peer = other.receives.iter().position(|receive| receive.stage == stage)?;
+                    Some((receive_peer, &other.receives[receive_peer].instructions))
+                });
+                let Some((receive_peer, receives)) = lists else {
+                    return Err(unmatched("nobody receives them".into()));
+                };
+                let bytes = message_bytes(program, stage, &peer.instructions);
+                if bytes != message_bytes(program, peer.stage, receives) {
+                    return Err(unmatched("they differ in number or in bytes".into()));
+                }
+                let position = program.mesh.coordinates(ranks[sender].rank).with(Axis::Pipeline, peer.stage);
+                let receiver = program.mesh.rank(position).0;
+                let devices = [ranks[sender].device, ranks[receiver].device];
+                let channel = Channel {
+                    sender: sender as u32,
+                    receiver: receiver as u32,
+                    send_peer: send_peer as u32,
+                    receive_peer: receive_peer as u32,
+                    first_exchange: self.exchanges,
+                    shape: Shape::point_to_point(topology, &costs.links, devices[0], devices[1])?,
+                    measured_kind: kind_on_one_node(topology, &devices),
+                    kind: ranks[sender].kind,
+                    bytes,
+                };
+                self.exchanges += channel.bytes.len() as u32;
+                ranks[sender].sends.push(self.channels.len() as u32);
+                ranks[receiver].receives[receive_peer] = self.channels.len() as u32;
+                self.channels.push(channel);
+            }
+        }
+        for rank in ranks.iter() {
+            if let Some(peer) = rank.receives.iter().position(|&channel| channel == u32::MAX) {
+                let other = stages[rank.stage].receives[peer].stage;
+                return Err(SimulationError::Unmatched {
+                    left: format!("stage {}'s receives from stage {other}", rank.stage),
+                    right: format!("stage {other}'s sends to stage {}", rank.stage),
+                    reason: "nobody sends them".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl GroupSet {
+    fn new(
+        topology: &Topology,
+        costs: &CostModel,
+        ranks: &[SimulatedRank],
+        members: &[Rank],
+        collectives: Vec<(Collective, f64)>,
+        first_exchange: u32,
+    ) -> Result<Self, SimulationError> {
+        let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
+        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.iter().any(|&(kind, _)| wanted(kind));
+        let ring = uses(|kind| kind != Collective::AllToAll).then(|| Shape::ring(topology, &costs.links, &devices));
+        // Two members are each other's ring and tree.
+        let tree = (devices.len() > 2 && uses(|kind| kind == Collective::AllReduce))
+            .then(|| Shape::double_tree(topology, &costs.links, &devices));
+        let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
+        Ok(Self {
+            members: Vec::with_capacity(members.len()),
+            size: members.len(),
+            first_exchange,
+            ring: ring.transpose()?,
+            tree: tree.transpose()?,
+            pairs: pairs.transpose()?,
+            measured_kind: kind_on_one_node(topology, &devices),
+            kind: devices.first().map_or(0, |&device| topology.kind_index(device)),
+            collectives,
+        })
+    }
+
+    /// What its n-th collective takes alone, and over which flows.
+    pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> (Cost, Option<&Shape>) {
+        let (collective, bytes) = self.collectives[nth as usize];
+        let members = self.members.len();
+        if members < 2 {
+            return (NOTHING, None);
+        }
+        let (exchange, shape, algorithm) = match collective {
+            Collective::AllReduce => (Exchange::AllReduce, self.ring.as_ref(), Algorithm::ring_whole(members)),
+            Collective::ReduceScatter => (Exchange::ReduceScatter, self.ring.as_ref(), Algorithm::ring_half(members)),
+            Collective::AllGather => (Exchange::AllGather, self.ring.as_ref(), Algorithm::ring_half(members)),
+            // Each member takes in as much as in an all-gather; nobody measures it separately.
+            Collective::AllToAll => (Exchange::AllGather, self.pairs.as_ref(), Algorithm::ALL_PAIRS),
+        };
+        let parameters = costs.parameters(self.kind);
+        if let Some(table) = self.measured_kind.and_then(|kind| costs.exchanges(kind)) {
+            let handoff = parameters.stream_handoff.at(quantile);
+            if let Some(cost) = table.cost(exchange, members, bytes, bytes * algorithm.share, handoff, quantile) {
+                return (cost, shape);
+            }
+        }
+        let overhead = parameters.exchange_overhead;
+        let alone =
+            |shape: Option<&Shape>, algorithm: Algorithm| shape.map(|shape| algorithm.cost(shape, overhead, bytes, quantile));
+        let ring = alone(shape, algorithm).unwrap_or(NOTHING);
+        let tree =
+            if collective == Collective::AllReduce { alone(self.tree.as_ref(), Algorithm::double_tree(members)) } else { None };
+        match tree {
+            Some(tree) if tree.latency + tree.flow < ring.latency + ring.flow => (tree, self.tree.as_ref()),
+            _ => (ring, shape),
+        }
+    }
+}
+
+impl Channel {
+    /// What its n-th message takes alone.
+    pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
+        let bytes = self.bytes[nth as usize] as f64;
+        let parameters = costs.parameters(self.kind);
+        let handoff = parameters.stream_handoff.at(quantile);
+        self.measured_kind
+            .and_then(|kind| costs.exchanges(kind))
+            .and_then(|table| table.cost(Exchange::SendReceive, 2, bytes, bytes, handoff, quantile))
+            .unwrap_or_else(|| Algorithm::MESSAGE.cost(&self.shape, parameters.exchange_overhead, bytes, quantile))
+    }
+}
+
+const NOTHING: Cost =
+    Cost { latency: Seconds::ZERO, flow: Seconds::ZERO, bytes: 0.0, processor_share: Some(0.0), source: Source::Measured };
+
+/// The member of a rank's group that comes first, without listing them all.
+fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {
+    let mut position = program.mesh.coordinates(rank);
+    for &axis in &group.axes {
+        let first = if axis == Axis::Pipeline { group.stages.iter().min().copied().unwrap_or_default() } else { 0 };
+        position = position.with(axis, first);
+    }
+    program.mesh.rank(position)
+}
+
+fn collectives(program: &Program, stages: &[LoweredStage], stage: usize, group: usize) -> Vec<(Collective, f64)> {
+    let instructions = stages[stage].collectives[group].iter();
+    instructions
+        .filter_map(|&index| match program.stages[stage].instructions[index as usize].operation {
+            Operation::Collective { kind, bytes, .. } => Some((kind, bytes.value())),
+            _ => None,
+        })
+        .collect()
+}
+
+fn message_bytes(program: &Program, stage: usize, instructions: &[u32]) -> Vec<u64> {
+    instructions
+        .iter()
+        .filter_map(|&index| match program.stages[stage].instructions[index as usize].operation {
+            Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The kind of some devices that are all of one kind and on one node.
+fn kind_on_one_node(topology: &Topology, devices: &[DeviceId]) -> Option<usize> {
+    let &first = devices.first()?;
+    let (node, kind) = (topology.node_of(first), topology.kind_index(first));
+    devices.iter().all(|&device| topology.node_of(device) == node).then_some(kind)
+}

@@ -1,0 +1,179 @@
+//! Programs made by hand, and small clusters to run them on.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use foretell_models::{InputKind, Kernel};
+use foretell_program::*;
+use foretell_simulator::{CostModel, LinkEfficiency, Options, Parameters, Simulation, simulate};
+use foretell_topologies::Topology;
+use foretell_units::{Bytes, DataType, Flops, Picoseconds, Seconds};
+
+/// The list of one stage, grown instruction by instruction.
+pub struct StageBuilder(StageProgram);
+
+impl StageBuilder {
+    pub fn new(stage: usize) -> Self {
+        Self(StageProgram {
+            stage,
+            streams: vec![Stream::Compute],
+            groups: Vec::new(),
+            buffers: Vec::new(),
+            instructions: Vec::new(),
+            names: vec!["x".into()],
+            metrics: Vec::new(),
+            arena: Bytes::new(1 << 20),
+        })
+    }
+
+    fn stream(&mut self, wanted: Stream) -> StreamId {
+        let streams = &mut self.0.streams;
+        let position = streams.iter().position(|stream| *stream == wanted).unwrap_or_else(|| {
+            streams.push(wanted);
+            streams.len() - 1
+        });
+        StreamId(position as u16)
+    }
+
+    fn push(&mut self, stream: Stream, operation: Operation, after: &[InstructionId]) -> InstructionId {
+        let stream = self.stream(stream);
+        self.0.instructions.push(Instruction {
+            name: 0,
+            operation,
+            stream,
+            after: after.to_vec(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            micro_batch: Some(0),
+            phase: Phase::Forward,
+        });
+        InstructionId(self.0.instructions.len() as u32 - 1)
+    }
+
+    pub fn compute(&mut self, elements: usize, after: &[InstructionId]) -> InstructionId {
+        let kernel = Kernel::Relu { elements };
+        self.push(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }, after)
+    }
+
+    pub fn update(&mut self, elements: usize, after: &[InstructionId]) -> InstructionId {
+        let kernel = Kernel::AdamW { elements };
+        let id = self.push(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }, after);
+        self.0.instructions[id.0 as usize].phase = Phase::Update;
+        id
+    }
+
+    pub fn collective(&mut self, kind: Collective, group: Group, bytes: u64, after: &[InstructionId]) -> InstructionId {
+        let groups = &mut self.0.groups;
+        let position = groups.iter().position(|one| *one == group).unwrap_or_else(|| {
+            groups.push(group);
+            groups.len() - 1
+        });
+        let group = GroupId(position as u16);
+        let operation = Operation::Collective { kind, group, bytes: Bytes::new(bytes), data_type: DataType::Fp32 };
+        self.push(Stream::Group(group), operation, after)
+    }
+
+    pub fn send(&mut self, stage: usize, bytes: u64, after: &[InstructionId]) -> InstructionId {
+        self.push(Stream::SendTo(stage), Operation::Send { stage, bytes: Bytes::new(bytes) }, after)
+    }
+
+    pub fn receive(&mut self, stage: usize, bytes: u64, after: &[InstructionId]) -> InstructionId {
+        self.push(Stream::ReceiveFrom(stage), Operation::Receive { stage, bytes: Bytes::new(bytes) }, after)
+    }
+
+    pub fn load(&mut self, bytes: u64) -> InstructionId {
+        let buffer = BufferId(self.0.buffers.len() as u32);
+        self.0.buffers.push(Buffer {
+            name: "images".into(),
+            role: BufferRole::Input,
+            shape: vec![bytes as usize / 4],
+            data_type: DataType::Fp32,
+            parent: None,
+            offset: Bytes::ZERO,
+            bytes: Bytes::new(bytes),
+            persistent: false,
+            lifetime: None,
+            initial: None,
+        });
+        let id = self.push(Stream::Load, Operation::Load { input: InputKind::Features, first_sample: 0, samples: 1 }, &[]);
+        self.0.instructions[id.0 as usize].writes = vec![buffer];
+        id
+    }
+
+    pub fn done(self) -> StageProgram {
+        self.0
+    }
+}
+
+/// A Program over `data` x `tensor` ranks a stage.
+pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program {
+    let size = |axis| match axis {
+        Axis::Data => data,
+        Axis::Tensor => tensor,
+        Axis::Pipeline => stages.len(),
+        _ => 1,
+    };
+    let mesh = Mesh::new(size, &[]).unwrap();
+    Program {
+        mesh,
+        precision: DataType::Fp32,
+        stages,
+        samples: 8,
+        predictions: 8,
+        tokens: None,
+        model_flops: Flops::new(1e9),
+        hardware_flops: Flops::new(2e9),
+    }
+}
+
+/// One node of devices that compute 1 TFLOP/s and move 1 GB/s, on a switch with 1 GB/s a port and 1 us.
+pub fn node(devices: usize) -> Topology {
+    cluster(1, devices, "nvswitch-1GB/s")
+}
+
+pub fn cluster(nodes: usize, devices: usize, link: &str) -> Topology {
+    let text = format!(
+        "name: test\n\
+         devices:\n  one: {{architecture: gpu, memory: 1GiB, memory_bandwidth: 1GB/s, peak: {{fp32: 1TFLOP/s}}, link: 1GB/s}}\n\
+         nodes:\n  - {{name: node, count: {nodes}, devices: {{kind: one, count: {devices}}}, link: {link}, \
+         nics: {{count: 1, bandwidth: 1GB/s}}}}\n\
+         network: {{kind: switch, latency: 10us}}\n"
+    );
+    Topology::from_yaml(&text, "test.yaml").unwrap()
+}
+
+/// Devices that cost nothing but their kernels, whose communication takes no processor, and links that give what they state.
+pub fn ideal(topology: &Topology) -> CostModel {
+    let mut costs = CostModel::new(None, topology);
+    costs.links = LinkEfficiency::IDEAL;
+    for kind in 0..costs.kind_count() {
+        let none = exactly(Seconds::ZERO, costs.parameters(kind));
+        *costs.parameters_mut(kind) = Parameters {
+            instruction_overhead: none,
+            stream_handoff: none,
+            step_overhead: none,
+            exchange_overhead: Seconds::ZERO,
+            load_seconds_per_byte: Seconds::new(1e-9),
+            communication_share: 0.0,
+        };
+    }
+    costs
+}
+
+/// A duration without spread.
+pub fn exactly(time: Seconds, like: &Parameters) -> foretell_simulator::Estimate {
+    foretell_simulator::Estimate { median: time, p10: time, p90: time, source: like.step_overhead.source }
+}
+
+/// How long `StageBuilder::compute` takes alone.
+pub fn kernel(costs: &CostModel, elements: usize) -> Picoseconds {
+    costs.kernel_time(&Kernel::Relu { elements }, false, DataType::Fp32, 0).median.into()
+}
+
+pub fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation {
+    simulate(program, topology, costs, &Options::default()).unwrap()
+}
+
+/// Whether two times differ by less than a nanosecond.
+pub fn about(one: Picoseconds, two: impl Into<Picoseconds>) -> bool {
+    let two = two.into();
+    one.0.abs_diff(two.0) < 1000
+}

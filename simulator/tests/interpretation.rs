@@ -1,0 +1,391 @@
+//! The simulator against closed forms, on Programs made by hand.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use foretell_program::{Axis, Collective, Group, InstructionId, Rank};
+use foretell_simulator::{Options, Oversubscription, SimulationError, critical_path, predict, simulate};
+use foretell_units::{Bytes, Picoseconds, Seconds};
+
+#[test]
+fn a_chain_of_kernels_takes_their_sum() {
+    let topology = node(1);
+    let mut costs = ideal(&topology);
+    let mut stage = StageBuilder::new(0);
+    for _ in 0..10 {
+        stage.compute(1000, &[]);
+    }
+    let program = program(1, 1, vec![stage.done()]);
+    let one = kernel(&costs, 1000);
+    assert_eq!(run(&program, &topology, &costs).step, Picoseconds(10 * one.0));
+    // Overheads: one an instruction and one a step.
+    costs.parameters_mut(0).instruction_overhead = exactly(Seconds::new(1e-6), costs.parameters(0));
+    costs.parameters_mut(0).step_overhead = exactly(Seconds::new(5e-6), costs.parameters(0));
+    let simulation = run(&program, &topology, &costs);
+    assert_eq!(simulation.step, Picoseconds(10 * (one.0 + 1_000_000) + 5_000_000));
+    assert!(!simulation.calibrated);
+    assert_eq!(simulation.uncalibrated, ["relu in fp32 on one"]);
+}
+
+#[test]
+fn a_handoff_delays_only_who_has_to_wait() {
+    let topology = node(2);
+    let mut costs = ideal(&topology);
+    costs.parameters_mut(0).stream_handoff = exactly(Seconds::new(2e-6), costs.parameters(0));
+    let mut stage = StageBuilder::new(0);
+    let first = stage.compute(10_000, &[]);
+    let reduce = stage.collective(Collective::AllReduce, Group::along(Axis::Data), 1000, &[first]);
+    let beside = stage.compute(1_000_000, &[]);
+    stage.compute(1000, &[reduce]);
+    let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
+    let spans = &simulation.timeline.ranks[0].spans;
+    assert_eq!(spans[reduce.0 as usize].start, spans[first.0 as usize].end + Picoseconds(2_000_000));
+    // The reduction was over long before.
+    assert_eq!(spans[3].start, spans[beside.0 as usize].end);
+}
+
+#[test]
+fn a_ring_all_reduce_takes_its_closed_form() {
+    for members in [2usize, 4, 8] {
+        let topology = node(members);
+        let costs = ideal(&topology);
+        let bytes = 64_000_000u64;
+        let mut stage = StageBuilder::new(0);
+        stage.collective(Collective::AllReduce, Group::along(Axis::Data), bytes, &[]);
+        let simulation = run(&program(members, 1, vec![stage.done()]), &topology, &costs);
+        let n = members as f64;
+        let latency = topology.route(foretell_topologies::DeviceId(0), foretell_topologies::DeviceId(1)).unwrap().latency;
+        let expected = 2.0 * (n - 1.0) / n * bytes as f64 / 1e9 + 2.0 * (n - 1.0) * latency.value();
+        assert!(about(simulation.step, Seconds::new(expected)), "{members}: {} {expected}", simulation.step);
+    }
+}
+
+#[test]
+fn the_halves_of_an_all_reduce_take_half_each() {
+    let topology = node(4);
+    let costs = ideal(&topology);
+    let step = |kinds: &[Collective]| {
+        let mut stage = StageBuilder::new(0);
+        for &kind in kinds {
+            stage.collective(kind, Group::along(Axis::Data), 40_000_000, &[]);
+        }
+        run(&program(4, 1, vec![stage.done()]), &topology, &costs).step
+    };
+    assert!(about(step(&[Collective::AllReduce]), step(&[Collective::ReduceScatter, Collective::AllGather])));
+}
+
+#[test]
+fn small_all_reduces_of_many_ranks_go_over_trees() {
+    let topology = node(32);
+    let costs = ideal(&topology);
+    let mut stage = StageBuilder::new(0);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 8, &[]);
+    let step: Seconds = run(&program(32, 1, vec![stage.done()]), &topology, &costs).step.into();
+    let hop = 936.25e-9;
+    assert!((step.value() - 10.0 * hop).abs() < 1e-7, "{step}");
+}
+
+#[test]
+fn kernels_and_communication_overlap() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    let mut stage = StageBuilder::new(0);
+    let first = stage.compute(1000, &[]);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 10_000_000, &[first]);
+    stage.compute(100_000_000, &[]);
+    let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
+    // The reduction takes 10 ms, the kernel beside it a second.
+    assert_eq!(simulation.step, kernel(&costs, 1000) + kernel(&costs, 100_000_000));
+    assert_eq!(simulation.breakdown.exposed_communication, Seconds::ZERO);
+}
+
+#[test]
+fn sharing_a_processor_slows_both() {
+    let topology = node(2);
+    let mut costs = ideal(&topology);
+    costs.parameters_mut(0).communication_share = 1.0;
+    let mut stage = StageBuilder::new(0);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 10_000_000, &[]);
+    stage.compute(10_000_000, &[]);
+    let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
+    let spans = &simulation.timeline.ranks[0].spans;
+    let latency = Picoseconds(2 * 936_250);
+    let alone = kernel(&costs, 10_000_000);
+    // The flow needs 10 ms of processor and gets half of it; the kernel is done when both have had what they need.
+    assert!(about(spans[0].end, Picoseconds(20_000_000_000) + latency), "{}", spans[0].end);
+    assert!(about(spans[1].end, alone + Picoseconds(10_000_000_000)), "{} {alone}", spans[1].end);
+    // With a third of the processor the flow runs as if alone, and the kernel pays for it.
+    costs.parameters_mut(0).communication_share = 1.0 / 3.0;
+    let mut stage = StageBuilder::new(0);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 10_000_000, &[]);
+    stage.compute(10_000_000, &[]);
+    let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
+    let spans = &simulation.timeline.ranks[0].spans;
+    assert!(about(spans[0].end, Picoseconds(10_000_000_000) + latency), "{}", spans[0].end);
+    assert!(about(spans[1].end, alone + Picoseconds(3_333_333_333)), "{} {alone}", spans[1].end);
+}
+
+#[test]
+fn two_groups_on_one_link_take_twice_as_long() {
+    // The two members of a data group stand on different nodes, each of which has one interface.
+    let topology = cluster(2, 2, "nvswitch-1GB/s");
+    let costs = ideal(&topology);
+    let mut stage = StageBuilder::new(0);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 100_000_000, &[]);
+    let stage = stage.done();
+    let latency = Picoseconds(2 * 10_000_000);
+    let both = run(&program(2, 2, vec![stage.clone()]), &topology, &costs).step;
+    assert!(about(both, Picoseconds(200_000_000_000) + latency), "{both}");
+    let topology = cluster(2, 1, "nvswitch-1GB/s");
+    let one = run(&program(2, 1, vec![stage]), &topology, &ideal(&topology)).step;
+    assert!(about(one, Picoseconds(100_000_000_000) + latency), "{one}");
+}
+
+#[test]
+fn a_message_waits_for_both_and_a_buffered_one_does_not() {
+    let topology = node(2);
+    let mut costs = ideal(&topology);
+    let build = || {
+        let mut first = StageBuilder::new(0);
+        let forward = first.compute(1000, &[]);
+        let send = first.send(1, 1000, &[forward]);
+        first.compute(1000, &[send]);
+        let mut second = StageBuilder::new(1);
+        let busy = second.compute(1_000_000, &[]);
+        let receive = second.receive(0, 1000, &[busy]);
+        second.compute(1000, &[receive]);
+        program(1, 1, vec![first.done(), second.done()])
+    };
+    let wire = Picoseconds(936_250 + 1_000_000);
+    let waiting = run(&build(), &topology, &costs);
+    let (small, large) = (kernel(&costs, 1000), kernel(&costs, 1_000_000));
+    assert_eq!(waiting.timeline.ranks[0].spans[1].end, large + wire);
+    assert_eq!(waiting.step, large + wire + small);
+    costs.buffered = Bytes::new(4096);
+    let ahead = run(&build(), &topology, &costs);
+    assert_eq!(ahead.timeline.ranks[0].spans[1].end, small + wire);
+    assert_eq!(ahead.timeline.ranks[1].spans[1].end, large, "the message is already there");
+}
+
+#[test]
+fn a_full_buffer_holds_the_sender_back() {
+    let topology = node(2);
+    let mut costs = ideal(&topology);
+    costs.buffered = Bytes::new(2000);
+    let mut first = StageBuilder::new(0);
+    let mut second = StageBuilder::new(1);
+    let busy = second.compute(1_000_000, &[]);
+    for _ in 0..3 {
+        first.send(1, 1000, &[]);
+        second.receive(0, 1000, &[busy]);
+    }
+    let simulation = run(&program(1, 1, vec![first.done(), second.done()]), &topology, &costs);
+    let sends = &simulation.timeline.ranks[0].spans;
+    let busy = kernel(&costs, 1_000_000);
+    assert!(sends[1].end < busy && sends[2].end > busy, "{sends:?}");
+}
+
+#[test]
+fn a_pipeline_of_two_stages_has_its_bubble() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    let micro_batches = 4;
+    let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
+    for _ in 0..micro_batches {
+        let forward = first.compute(1_000_000, &[]);
+        first.send(1, 1000, &[forward]);
+        let receive = second.receive(0, 1000, &[]);
+        second.compute(1_000_000, &[receive]);
+    }
+    let simulation = run(&program(1, 1, vec![first.done(), second.done()]), &topology, &costs);
+    let pass = kernel(&costs, 1_000_000);
+    let wire = Picoseconds(936_250 + 1_000_000);
+    assert_eq!(simulation.step, Picoseconds((micro_batches + 1) * pass.0) + wire);
+    let breakdown = simulation.breakdown;
+    assert!(about(Picoseconds::from(breakdown.bubble), pass), "{breakdown:?}");
+    assert!(about(Picoseconds::from(breakdown.exposed_communication), wire));
+    assert!(about(Picoseconds::from(breakdown.total()), simulation.step));
+}
+
+#[test]
+fn a_deadlock_names_who_waits() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    let stages = (0..2)
+        .map(|stage| {
+            let mut builder = StageBuilder::new(stage);
+            let receive = builder.receive(1 - stage, 8, &[]);
+            builder.send(1 - stage, 8, &[receive]);
+            builder.done()
+        })
+        .collect();
+    let error = simulate(&program(1, 1, stages), &topology, &costs, &Options::default()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "deadlock after 0 of 4 instructions: rank 0 in instruction 0 (`receive` of `x`); rank 1 in instruction 0 (`receive` of `x`)"
+    );
+}
+
+#[test]
+fn who_does_not_match_is_told() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    let check = |stages| simulate(&program(1, 1, stages), &topology, &costs, &Options::default()).unwrap_err();
+    let mut sender = StageBuilder::new(0);
+    sender.send(1, 8, &[]);
+    let sender = sender.done();
+    assert!(matches!(check(vec![sender.clone(), StageBuilder::new(1).done()]), SimulationError::Unmatched { .. }));
+    let mut receiver = StageBuilder::new(1);
+    receiver.receive(0, 9, &[]);
+    assert!(matches!(check(vec![sender, receiver.done()]), SimulationError::Unmatched { .. }));
+    let mut receiver = StageBuilder::new(1);
+    receiver.receive(0, 9, &[]);
+    assert!(matches!(check(vec![StageBuilder::new(0).done(), receiver.done()]), SimulationError::Unmatched { .. }));
+    let mut waits = StageBuilder::new(0);
+    waits.compute(1, &[InstructionId(7)]);
+    let error = check(vec![waits.done(), StageBuilder::new(1).done()]);
+    assert_eq!(error.to_string(), "stage 0, instruction 0: it waits for instruction 7, which there is not");
+}
+
+#[test]
+fn too_many_ranks_are_refused_or_share_processors() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    let mut stage = StageBuilder::new(0);
+    stage.compute(1_000_000, &[]);
+    let program = program(4, 1, vec![stage.done()]);
+    let error = simulate(&program, &topology, &costs, &Options::default()).unwrap_err();
+    assert_eq!(error.to_string(), "4 ranks need as many devices, and `test` has 2; hint: use more nodes, or oversubscribe");
+    let options = Options { oversubscription: Oversubscription::Allowed, ..Options::default() };
+    let shared = simulate(&program, &topology, &costs, &options).unwrap();
+    assert!(about(shared.step, Picoseconds(2 * kernel(&costs, 1_000_000).0)));
+}
+
+/// Two stages of two by two ranks with everything in it.
+fn everything() -> foretell_program::Program {
+    let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
+    let data = first.load(100_000);
+    let mut gradients = Vec::new();
+    for _ in 0..6 {
+        let forward = first.compute(50_000, &[data]);
+        let reduce = first.collective(Collective::AllReduce, Group::along(Axis::Tensor), 70_000, &[forward]);
+        first.send(1, 60_000, &[reduce]);
+        let receive = second.receive(0, 60_000, &[]);
+        let loss = second.compute(80_000, &[receive]);
+        second.send(0, 60_000, &[loss]);
+        gradients.push(second.collective(Collective::AllReduce, Group::along(Axis::Data), 90_000, &[loss]));
+    }
+    for _ in 0..6 {
+        let receive = first.receive(1, 60_000, &[]);
+        let backward = first.compute(90_000, &[receive]);
+        first.collective(Collective::AllReduce, Group::along(Axis::Data), 300_000, &[backward]);
+    }
+    second.update(20_000, &gradients);
+    program(2, 2, vec![first.done(), second.done()])
+}
+
+#[test]
+fn the_same_input_gives_the_same_output() {
+    let topology = cluster(2, 4, "nvswitch-1GB/s");
+    let mut costs = ideal(&topology);
+    costs.parameters_mut(0).communication_share = 0.4;
+    let program = everything();
+    let one = run(&program, &topology, &costs);
+    let two = run(&program, &topology, &costs);
+    assert_eq!(one, two);
+    let handles: Vec<_> = (0..2)
+        .map(|_| {
+            let (program, topology, costs) = (program.clone(), topology.clone(), costs.clone());
+            std::thread::spawn(move || run(&program, &topology, &costs))
+        })
+        .collect();
+    for handle in handles {
+        assert_eq!(handle.join().unwrap(), one);
+    }
+}
+
+#[test]
+fn work_is_conserved() {
+    let topology = cluster(2, 4, "nvswitch-1GB/s");
+    let program = everything();
+    for share in [0.0, 0.4, 1.0] {
+        let mut costs = ideal(&topology);
+        costs.parameters_mut(0).communication_share = share;
+        let simulation = run(&program, &topology, &costs);
+        for rank in 0..program.mesh.world_size() {
+            let stage = program.stage_of(Rank(rank));
+            let timeline = &simulation.timeline.ranks[rank];
+            let (mut work, mut busy) = (0, 0);
+            let mut last = Picoseconds::ZERO;
+            for (instruction, span) in stage.instructions.iter().zip(&timeline.spans) {
+                assert!(span.start <= span.end && span.end <= timeline.end);
+                for after in &instruction.after {
+                    assert!(timeline.spans[after.0 as usize].end <= span.start);
+                }
+                if let foretell_program::Operation::Compute { kernel, .. } = instruction.operation {
+                    assert!(last <= span.start, "one kernel at a time");
+                    last = span.end;
+                    let alone: Picoseconds = costs.kernel_time(&kernel, false, program.precision, 0).median.into();
+                    work += alone.0;
+                    busy += span.duration().0;
+                    assert!(span.duration().0 + 1 >= alone.0, "no kernel is faster than alone");
+                }
+            }
+            assert!(busy >= work);
+            assert!(share > 0.0 || busy == work, "with a processor to itself the busy time is the work");
+        }
+        let total: Picoseconds = simulation.breakdown.total().into();
+        assert!(about(total, simulation.step), "the parts sum to the step");
+    }
+}
+
+#[test]
+fn a_prediction_has_the_contracts_fields() {
+    let topology = cluster(2, 4, "nvswitch-1GB/s");
+    let costs = ideal(&topology);
+    let (prediction, simulation) = predict(&everything(), &topology, &costs, Oversubscription::Refused).unwrap();
+    assert!(prediction.step_seconds_p10 < prediction.step_seconds && prediction.step_seconds < prediction.step_seconds_p90);
+    assert_eq!(Picoseconds::from(prediction.step_seconds), simulation.step);
+    assert!(prediction.fits && !prediction.calibrated && prediction.hfu > prediction.mfu && prediction.mfu > 0.0);
+    let json = serde_json::to_value(&prediction).unwrap();
+    for field in [
+        "step_seconds",
+        "step_seconds_p10",
+        "step_seconds_p90",
+        "samples_per_second",
+        "model_flops_per_device_per_second",
+        "mfu",
+        "hfu",
+        "events",
+        "simulated_ranks",
+        "wall_seconds",
+    ] {
+        assert!(json[field].is_number(), "{field}: {}", json[field]);
+    }
+    assert!(json["tokens_per_second"].is_null());
+    assert_eq!(json["peak_memory_bytes"], serde_json::json!([1 << 20, 1 << 20]));
+    for part in ["compute", "exposed_communication", "bubble", "data", "optimizer"] {
+        assert!(json["breakdown_seconds"][part].is_number(), "{part}");
+    }
+    assert_eq!(serde_json::from_value::<foretell_simulator::Prediction>(json).unwrap().events, prediction.events);
+}
+
+#[test]
+fn the_critical_path_leads_from_start_to_end_without_gaps() {
+    let topology = cluster(2, 4, "nvswitch-1GB/s");
+    let mut costs = ideal(&topology);
+    let program = everything();
+    let simulation = run(&program, &topology, &costs);
+    let path = critical_path(&simulation.timeline, &program).unwrap();
+    assert_eq!(path.segments.first().unwrap().start, Picoseconds::ZERO);
+    assert_eq!(path.segments.last().unwrap().end, simulation.step);
+    assert!(path.segments.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", path.segments);
+    assert_eq!(path.between, Seconds::ZERO);
+    assert!(path.by_kind.windows(2).all(|pair| pair[0].1 >= pair[1].1));
+    // With handoffs, what lies between is what they cost.
+    costs.parameters_mut(0).stream_handoff = exactly(Seconds::new(1e-6), costs.parameters(0));
+    let simulation = run(&program, &topology, &costs);
+    let path = critical_path(&simulation.timeline, &program).unwrap();
+    assert!(path.between > Seconds::ZERO && path.between < simulation.step.into());
+}
