@@ -1,3 +1,80 @@
-//! The command line of Foretell.
+//! The command line of Foretell: thin, one file a subcommand. What it prints goes to standard output (with `--json` one document and
+//! nothing else), progress and warnings to standard error; it ends with 0 done, 1 could not be done, 2 the input is wrong.
 
-fn main() {}
+mod calibrate;
+mod check;
+mod doctor;
+mod execute;
+mod failure;
+mod inputs;
+mod library;
+mod output;
+mod plan;
+mod plan_file;
+mod predict;
+mod run;
+mod run_folder;
+mod simulate;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+/// Tells you how a distributed training run will go before you pay for it, then runs it and shows how far off it was.
+#[derive(Debug, Parser)]
+#[command(name = "foretell", version, about, propagate_version = true, max_term_width = 110)]
+struct Arguments {
+    /// Print exactly one JSON document on standard output.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Plan(plan::Arguments),
+    Simulate(simulate::Arguments),
+    Calibrate(calibrate::Arguments),
+    Execute(execute::Arguments),
+    Check(check::Arguments),
+    Run(run::Arguments),
+    Models(library::Models),
+    Topologies(library::Topologies),
+    Doctor(doctor::Arguments),
+    /// Runs as one rank; what `execute` starts.
+    #[command(hide = true)]
+    Rank,
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Asking for help or the version is no mistake.
+            let status = if error.use_stderr() { Failure::INPUT } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(status);
+        }
+    };
+    let json = arguments.json;
+    let result = match arguments.command {
+        Command::Plan(arguments) => plan::run(&arguments, json),
+        Command::Simulate(arguments) => simulate::run(&arguments, json),
+        Command::Calibrate(arguments) => calibrate::run(&arguments, json),
+        Command::Execute(arguments) => execute::run(&arguments, json),
+        Command::Check(arguments) => check::run(&arguments, json),
+        Command::Run(arguments) => run::run(&arguments, json),
+        Command::Models(arguments) => library::models(&arguments, json),
+        Command::Topologies(arguments) => library::topologies(&arguments, json),
+        Command::Doctor(arguments) => doctor::run(&arguments, json),
+        Command::Rank => return foretell_executor::run_rank(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(failure.status())
+        }
+    }
+}

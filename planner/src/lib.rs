@@ -1,1 +1,29 @@
 //! The search over parallelism layouts.
+//!
+//! The nouns: a [`Request`] says what is to be laid out where, and which choices are [`Fixed`]; [`plan()`] enumerates the
+//! [`Layout`]s of the [`space`], drops those whose memory plan does not fit and those whose [`bound`] says that they cannot be among the best, has
+//! the simulator decide among the rest, in parallel, and returns [`Planned`]: [`Candidate`]s in order, and what the search did.
+//! The answer does not depend on the number of threads. This crate knows no kernels and reads no files.
+//!
+//! ```
+//! use foretell_models::Model;
+//! use foretell_planner::{Fixed, Request, plan};
+//! use foretell_program::{Layout, Plan};
+//! use foretell_simulator::CostModel;
+//! use foretell_topologies::Topology;
+//! let topology = Topology::library("dgx-a100-80g")?;
+//! let costs = CostModel::new(None, &topology);
+//! let model = Model::named("mlp")?;
+//! let base = Plan::new(Layout::default(), 256);
+//! let request = Request::new(&model, "mlp", &topology, &costs, &base);
+//! let planned = plan(&request)?;
+//! assert!(planned.candidates[0].prediction.fits);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod bound;
+mod search;
+pub mod space;
+
+pub use search::{Candidate, Planned, PlannerError, Request, Search, plan};
+pub use space::{Fixed, FixedError};

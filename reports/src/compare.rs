@@ -169,6 +169,15 @@ impl CheckDocument {
         let memory_error = measured_memory.map(|measured| predicted_memory / measured - 1.0);
         Self { comparison, inside_interval, memory_error }
     }
+
+    /// Puts other totals in the place of the timelines': a run counts its steps from end to end, with the reporting that lies between
+    /// two of them, and that figure is the one to be judged by.
+    pub fn set_steps(&mut self, predicted: Seconds, measured: Seconds, p10: Seconds, p90: Seconds) {
+        self.comparison.predicted_step = predicted;
+        self.comparison.measured_step = measured;
+        self.comparison.error = if measured > Seconds::ZERO { predicted / measured - 1.0 } else { 0.0 };
+        self.inside_interval = (p10..=p90).contains(&measured);
+    }
 }
 
 /// Lays two timelines of a program side by side, by rank and instruction. Ranks and instructions that only one of them has are

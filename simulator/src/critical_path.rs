@@ -141,9 +141,11 @@ impl Path<'_> {
             }
         };
         let start = |&(rank, instruction): &(Rank, usize)| self.timeline.ranks[rank.0].spans[instruction].start;
-        // Only a later one was waited for: of equals the path stays with its own rank.
         let latest = partners.into_iter().max_by_key(|one| (start(one), std::cmp::Reverse(one.0)));
-        latest.filter(|one| start(one) > start(&own)).unwrap_or(own)
+        // Only a later one was waited for: of equals the path stays with its own rank. One that came when this had ended, as
+        // the receiver of a buffered message may, was not waited for either.
+        let end = self.timeline.ranks[rank.0].spans[instruction].end;
+        latest.filter(|one| start(one) > start(&own) && start(one) <= end).unwrap_or(own)
     }
 
     fn summary(&self, segments: Vec<PathSegment>) -> CriticalPath {

@@ -10,14 +10,14 @@
 
 use crate::engine::EventQueue;
 use crate::error::SimulationError;
-use crate::exchange::Cost;
 use crate::fairness::{ActivityId, FairShare};
 use crate::lowering::{Lowered, Step};
-use crate::network::Shape;
 use crate::simulation::Quantile;
 use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
 use foretell_units::Picoseconds;
 use std::collections::BTreeSet;
+
+mod exchanges;
 
 /// What a run leaves.
 #[derive(Debug)]
@@ -355,124 +355,6 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    fn receive(&mut self, exchange: u32, channel: u32, nth: u32, task: Task) {
-        let state = &mut self.exchanges[exchange as usize];
-        state.receiver_is_there = true;
-        if !state.is_ahead {
-            self.try_message(exchange);
-            return;
-        }
-        let is_done = state.is_done;
-        let buffered = &mut self.buffered[channel as usize];
-        buffered.bytes -= self.lowered.channels[channel as usize].bytes[nth as usize];
-        let blocked = buffered.blocked.take();
-        if is_done {
-            self.finish(task);
-        }
-        if let Some(blocked) = blocked {
-            self.try_message(blocked);
-        }
-    }
-
-    /// Begins a message if both are there, or if the sender is and the buffer has room.
-    fn try_message(&mut self, exchange: u32) {
-        let Parties::Channel { channel, nth } = self.parties[exchange as usize] else { return };
-        let state = &mut self.exchanges[exchange as usize];
-        if state.has_begun || !state.sender_is_there {
-            return;
-        }
-        if !state.receiver_is_there {
-            let bytes = self.lowered.channels[channel as usize].bytes[nth as usize];
-            let buffered = &mut self.buffered[channel as usize];
-            if buffered.bytes + bytes > self.lowered.costs.buffered.count() {
-                buffered.blocked = Some(exchange);
-                return;
-            }
-            buffered.bytes += bytes;
-            state.is_ahead = true;
-        }
-        self.begin(exchange);
-    }
-
-    fn begin(&mut self, exchange: u32) {
-        let now = self.queue.now();
-        let state = &mut self.exchanges[exchange as usize];
-        (state.has_begun, state.began) = (true, now);
-        let (cost, _) = self.cost(exchange);
-        if !cost.source.is_calibrated() {
-            let what = self.describe(exchange);
-            self.uncalibrated.insert(what);
-        }
-        self.queue.schedule(now + cost.latency.into(), Event::Latency(exchange));
-    }
-
-    /// Data begin to flow: the exchange takes its part of links and processors.
-    fn flow(&mut self, exchange: u32) {
-        let (cost, shape) = self.cost(exchange);
-        let work = Picoseconds::from(cost.flow);
-        if work == Picoseconds::ZERO {
-            self.finish_exchange(exchange);
-            return;
-        }
-        let lowered = self.lowered;
-        // Bytes a second of each flow when nothing hinders them.
-        let pace = cost.bytes / cost.flow.value();
-        let links = shape.map_or(&[][..], |shape| shape.loads.as_slice()).iter().map(move |&(link, load)| {
-            // What was measured faster than the link is stated must still be possible.
-            (link as u32, (load * pace).min(lowered.capacities[link]))
-        });
-        let share_of = |rank: u32| {
-            let rank = &lowered.ranks[rank as usize];
-            (rank.processor, cost.processor_share.unwrap_or(lowered.costs.parameters(rank.kind).communication_share))
-        };
-        let mut members: [u32; 2] = [0; 2];
-        let group = match self.parties[exchange as usize] {
-            Parties::Group { group, .. } => lowered.groups[group as usize].members.as_slice(),
-            Parties::Channel { channel, .. } => {
-                let channel = &lowered.channels[channel as usize];
-                members = [channel.sender, channel.receiver];
-                &[]
-            }
-        };
-        let ends = if group.is_empty() { &members[..] } else { &[] };
-        let processors = group.iter().map(|&(member, _)| member).chain(ends.iter().copied()).map(share_of);
-        let mut largest_share: f64 = 0.0;
-        for (resource, share) in processors.clone() {
-            if share > 0.0 {
-                largest_share = largest_share.max(share);
-                self.join(resource);
-            }
-        }
-        // Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the
-        // share s grows 1/s as fast as a kernel.
-        let growth = if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 };
-        self.add_fluid(Owner::Exchange(exchange), work, links.chain(processors), growth);
-    }
-
-    fn finish_exchange(&mut self, exchange: u32) {
-        let lowered = self.lowered;
-        self.exchanges[exchange as usize].is_done = true;
-        match self.parties[exchange as usize] {
-            Parties::Group { group, nth } => {
-                for &(member, number) in &lowered.groups[group as usize].members {
-                    let stage = &lowered.stages[lowered.ranks[member as usize].stage];
-                    let instruction = stage.collectives[number as usize][nth as usize];
-                    self.finish(Task { rank: member, instruction });
-                }
-            }
-            Parties::Channel { channel, nth } => {
-                let channel = &lowered.channels[channel as usize];
-                let sends = &lowered.stages[lowered.ranks[channel.sender as usize].stage].sends[channel.send_peer as usize];
-                self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
-                if self.exchanges[exchange as usize].receiver_is_there {
-                    let stage = &lowered.stages[lowered.ranks[channel.receiver as usize].stage];
-                    let receives = &stage.receives[channel.receive_peer as usize];
-                    self.finish(Task { rank: channel.receiver, instruction: receives.instructions[nth as usize] });
-                }
-            }
-        }
-    }
-
     fn add_fluid(&mut self, owner: Owner, work: Picoseconds, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
         let activity = self.share.add(demands, 1.0, growth);
@@ -504,27 +386,6 @@ impl<'a> Interpreter<'a> {
                 queue.schedule(end, Event::Fluid { activity, generation: fluid.generation });
             }
         });
-    }
-
-    fn cost(&self, exchange: u32) -> (Cost, Option<&'a Shape>) {
-        let lowered = self.lowered;
-        match self.parties[exchange as usize] {
-            Parties::Group { group, nth } => lowered.groups[group as usize].cost(lowered.costs, nth, self.quantile),
-            Parties::Channel { channel, nth } => {
-                let channel = &lowered.channels[channel as usize];
-                (channel.cost(lowered.costs, nth, self.quantile), Some(&channel.shape))
-            }
-        }
-    }
-
-    fn describe(&self, exchange: u32) -> String {
-        match self.parties[exchange as usize] {
-            Parties::Group { group, nth } => {
-                let group = &self.lowered.groups[group as usize];
-                format!("{} of {} ranks", group.collectives[nth as usize].0.name(), group.members.len())
-            }
-            Parties::Channel { .. } => "send and receive".into(),
-        }
     }
 
     fn processor_of(&self, rank: u32) -> usize {

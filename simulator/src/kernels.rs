@@ -1,8 +1,9 @@
 //! Measured kernels, and what they say of those that were not measured.
 //!
 //! A kernel's time is its roofline time multiplied by a ratio that changes slowly with its sizes. So the ratio is what is
-//! interpolated: by inverse distance (Shepard 1968) over the logarithms of the sizes, among the few nearest samples of the same
-//! kind of kernel.
+//! interpolated, among the few nearest samples of the same kind of kernel, weighted by inverse distance over the logarithms of
+//! the sizes (Shepard 1968). What of it follows from how large a kernel is, such as a launch that costs more or less than the
+//! roofline has it, is caught by a line through them (locally weighted regression, Cleveland 1979).
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
@@ -23,6 +24,8 @@ pub(crate) struct KernelTable {
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     features: Features,
+    /// The logarithm of the arithmetic.
+    work: f64,
     /// Logarithms of measured over roofline time, and of the percentiles over the median.
     ratio: f64,
     low: f64,
@@ -45,6 +48,9 @@ const FLAG_DISTANCE: f64 = 2.0;
 /// Beyond so many doublings from the nearest sample the domain that was calibrated has been left.
 const DOMAIN: f64 = 4.0;
 
+/// Works that vary less than this (the variance of their logarithms) are of one size.
+const SLIGHT: f64 = 1e-6;
+
 /// The 90th percentile of a normal distribution in standard deviations.
 const NINETIETH: f64 = 1.2816;
 
@@ -63,6 +69,7 @@ impl KernelTable {
             let over_median = |quantile: Seconds| (quantile / estimate.median).max(f64::MIN_POSITIVE).ln();
             table.alike.entry((kernel.name(), precision)).or_default().push(Reference {
                 features: features(&kernel, accumulate),
+                work: work(&kernel),
                 ratio: (estimate.median / expected).ln(),
                 low: over_median(estimate.p10).min(0.0),
                 high: over_median(estimate.p90).max(0.0),
@@ -84,13 +91,24 @@ impl KernelTable {
         let mean = |value: &dyn Fn(&Reference) -> f64| {
             nearest.iter().flatten().map(|(distance, reference)| weight(*distance) * value(reference)).sum::<f64>() / total
         };
-        let ratio = mean(&|reference| reference.ratio);
+        let roofline = roofline::kernel_time(&kernel, accumulate, precision, kind);
+        let (center, ratio) = (mean(&|reference| reference.work), mean(&|reference| reference.ratio));
+        let variance = mean(&|reference| (reference.work - center).powi(2));
+        let covariance = mean(&|reference| (reference.work - center) * (reference.ratio - ratio));
+        // Both times grow with the work, and no faster than it; so their ratio neither grows nor falls faster than it. Samples of
+        // about one size say nothing of a slope.
+        let slope = if variance > SLIGHT { (covariance / variance).clamp(-1.0, 1.0) } else { 0.0 };
+        let line = |work: f64| ratio + slope * (work - center);
+        // Beyond the samples the line is not believed.
+        let sizes = || nearest.iter().flatten().map(|(_, reference)| reference.work);
+        let (least, most) = (sizes().fold(f64::INFINITY, f64::min), sizes().fold(f64::NEG_INFINITY, f64::max));
+        let ratio = line(work(&kernel).max(least).min(most));
         // Neighbours that disagree make a worse guess than neighbours that agree.
-        let disagreement = mean(&|reference| (reference.ratio - ratio).powi(2)).sqrt() * NINETIETH;
+        let disagreement = mean(&|reference| (reference.ratio - line(reference.work)).powi(2)).sqrt() * NINETIETH;
         let low = mean(&|reference| reference.low);
         let high = mean(&|reference| reference.high);
         let closest = nearest.iter().flatten().map(|(distance, _)| *distance).next()?;
-        let median = roofline::kernel_time(&kernel, accumulate, precision, kind) * ratio.exp();
+        let median = roofline * ratio.exp();
         Some(Estimate {
             median,
             p10: median * (-low.hypot(disagreement)).exp(),
@@ -119,9 +137,14 @@ fn nearest<'a>(references: &'a [Reference], here: &Features) -> [Option<(f64, &'
     nearest
 }
 
-/// The say of a sample at a distance; that of a twin is large but finite.
+fn work(kernel: &Kernel) -> f64 {
+    kernel.flops().value().max(1.0).ln()
+}
+
+/// The say of a sample at a distance: steep, so that between two samples the line is nearly the one through them. That of a twin
+/// is large but finite.
 fn weight(distance: f64) -> f64 {
-    1.0 / (distance * distance + 1e-6)
+    1.0 / (distance * distance + 1e-3).powi(2)
 }
 
 impl Features {

@@ -87,6 +87,7 @@ impl Pairing {
         for index in 0..ranks.len() {
             let stage = &program.stages[ranks[index].stage];
             for (number, group) in stage.groups.iter().enumerate() {
+                check_stages(program, group, ranks[index].stage)?;
                 let first = first_member(program, group, ranks[index].rank);
                 let next = self.groups.len() as u32;
                 let set = *known.entry((group, first)).or_insert(next);
@@ -277,6 +278,20 @@ impl Channel {
 
 const NOTHING: Cost =
     Cost { latency: Seconds::ZERO, flow: Seconds::ZERO, bytes: 0.0, processor_share: Some(0.0), source: Source::Measured };
+
+/// A group across stages must be one of stages that there are, and of the one that lists it.
+fn check_stages(program: &Program, group: &Group, stage: usize) -> Result<(), SimulationError> {
+    let stages = program.mesh.size(Axis::Pipeline);
+    let is_across = group.axes.contains(&Axis::Pipeline);
+    if !is_across || (group.stages.contains(&stage) && group.stages.iter().all(|&other| other < stages)) {
+        return Ok(());
+    }
+    Err(SimulationError::Unmatched {
+        left: format!("a group of stage {stage}"),
+        right: "the mesh".into(),
+        reason: format!("it is of the stages {:?}, and the mesh has {stages}", group.stages),
+    })
+}
 
 /// The member of a rank's group that comes first, without listing them all.
 fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {

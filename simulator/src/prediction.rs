@@ -73,7 +73,9 @@ pub fn predict(
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
     let peak: FlopsPerSecond =
         lowered.ranks.iter().filter_map(|rank| topology.device_kind(rank.device).peak_rate(program.precision)).sum();
-    let utilisation = |flops: f64| if peak.value() > 0.0 { flops / (step.value() * peak.value()) } else { 0.0 };
+    // An empty Program takes no time, and then there is no rate.
+    let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
+    let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
     let fits = lowered.ranks.iter().all(|rank| {
         let stage = program.mesh.coordinates(rank.rank).along(Axis::Pipeline);
         program.stages[stage].arena <= topology.device_kind(rank.device).memory
@@ -83,9 +85,9 @@ pub fn predict(
         // A faster kernel can make a step slower (Graham 1969), so the order has to be seen to.
         step_seconds_p10: fast.min(step),
         step_seconds_p90: slow.max(step),
-        samples_per_second: program.samples as f64 / step.value(),
-        tokens_per_second: program.tokens.map(|tokens| tokens as f64 / step.value()),
-        model_flops_per_device_per_second: program.model_flops / step / world,
+        samples_per_second: per_second(program.samples as f64),
+        tokens_per_second: program.tokens.map(|tokens| per_second(tokens as f64)),
+        model_flops_per_device_per_second: FlopsPerSecond::new(per_second(program.model_flops.value()) / world),
         mfu: utilisation(program.model_flops.value()),
         hfu: utilisation(program.hardware_flops.value()),
         peak_memory_bytes: program.arenas(),

@@ -2,10 +2,19 @@
 //! (Dao et al. 2022). Rows of scores are whole, so that the softmax needs no running rescaling; what lies fully above the diagonal of
 //! causal attention is never computed.
 
+use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
-use super::product::{Destination, View, ViewMut, multiply};
-use super::vector::{LANES, exponential, maximum, multiversion, reduce_pairs, sum_lanes};
+use super::micro_kernel::MicroKernel;
+use super::product::{Destination, View, ViewMut};
+use super::vector::{exponential, fold_lanes, larger, multiversion, reduce_pairs, sum_lanes};
 use crate::backend::KernelCall;
+
+/// Numbers of a vector of AVX-512. Rows of causal scores have every length: they are treated up to a multiple of it, with [`UNSEEN`] where
+/// they end, as the last numbers one by one would take longer than all others.
+const VECTOR: usize = 16;
+
+/// A score whose exponential is as good as nothing.
+const UNSEEN: f32 = -1e30;
 
 /// The extents of [`Kernel::Attention`](foretell_models::Kernel::Attention).
 #[derive(Clone, Copy)]
@@ -19,9 +28,15 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// Queries of a block: scores of 128 Ki elements at most (a quarter of a second-level cache, as the gradient has two), in
-    /// blocks small enough that a causal block wastes little above its diagonal, and large enough for the product to be fast.
+    /// blocks small enough that a causal block wastes little above its diagonal, and large enough for the product to be fast; whole tiles
+    /// of the micro-kernel.
     fn block(&self) -> usize {
-        ((1 << 17) / self.sequence.max(1)).clamp(16, 64)
+        ((1 << 17) / self.sequence.max(1)).clamp(14, 56)
+    }
+
+    fn block_at(&self, first: usize) -> Block {
+        let count = self.block().min(self.sequence - first);
+        Block { first, count, visible: self.visible(first + count), features: self.head_dimension, causal: self.causal }
     }
 
     /// Elements from a position of qkv to the next.
@@ -46,7 +61,7 @@ impl Sizes {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut Scratch) {
+pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     let Sizes { batch, sequence, heads, head_dimension, .. } = sizes;
     if sizes.is_empty() {
         return;
@@ -55,47 +70,33 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut 
     let (qkv, out, log_sums) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0]), floats_mut(&call.writes[1])) };
     let block = sizes.block();
     let (stride, hidden) = (sizes.qkv_stride(), heads * head_dimension);
-    let [scores, reciprocals] = scratch.pieces([block * sequence, block]);
+    let extents = [sequence, head_dimension];
+    let [block_scores, reciprocals, packed_keys, packed_values] = scratch.pieces([
+        block * sequence,
+        block,
+        transposed_elements(kernel, sequence, head_dimension),
+        plain_elements(kernel, sequence, head_dimension),
+    ]);
     for image in 0..batch {
         for head in 0..heads {
             let query = image * sequence * stride + head * head_dimension;
-            let [query, key, value] = [0, hidden, 2 * hidden].map(|offset| qkv[query + offset..].as_ptr());
+            let keys = Factor::transposed(kernel, &qkv[query + hidden..], stride, extents, packed_keys);
+            let values = Factor::plain(kernel, &qkv[query + 2 * hidden..], stride, extents, packed_values);
             for first in (0..sequence).step_by(block) {
-                let count = block.min(sequence - first);
-                let visible = sizes.visible(first + count);
-                // SAFETY: query, key and value have `sequence` rows at this stride, the scores hold the block, and the rows of
-                // out at `target` are this head's.
-                unsafe {
-                    let queries = View::rows(query.add(first * stride), stride);
-                    let keys = View::rows(key, stride).transposed();
-                    let destination = ViewMut::rows(scores.as_mut_ptr(), visible);
-                    multiply([count, visible, head_dimension], destination, queries, keys, Destination::Overwrite);
-                }
+                let block = sizes.block_at(first);
+                let Block { count, visible, .. } = block;
+                let queries = View::rows(qkv[query + first * stride..].as_ptr(), stride);
+                // SAFETY: queries and keys are this head's rows.
+                unsafe { scores(kernel, &block, block_scores, queries, keys) };
                 let log_sums = &mut log_sums[(image * heads + head) * sequence + first..][..count];
                 let diagonal = if sizes.causal { first + 1 } else { sequence };
-                softmax_rows(
-                    &mut scores[..count * visible],
-                    reciprocals,
-                    log_sums,
-                    diagonal,
-                    usize::from(sizes.causal),
-                    sizes.scale(),
-                );
-                let target = (image * sequence + first) * hidden + head * head_dimension;
-                // SAFETY: as above.
-                unsafe {
-                    let destination = ViewMut::rows(out[target..].as_mut_ptr(), hidden);
-                    let left = View::rows(scores.as_ptr(), visible);
-                    multiply(
-                        [count, head_dimension, visible],
-                        destination,
-                        left,
-                        View::rows(value, stride),
-                        Destination::Overwrite,
-                    );
-                }
+                let step = usize::from(sizes.causal);
+                softmax_rows(&mut block_scores[..count * visible], reciprocals, log_sums, diagonal, step, sizes.scale());
+                let target = &mut out[(image * sequence + first) * hidden + head * head_dimension..];
+                // SAFETY: the target's rows are this head's.
+                unsafe { mixture(kernel, &block, ViewMut::rows(target.as_mut_ptr(), hidden), block_scores, values, sequence) };
                 // The sums divide the few features of the output instead of the many probabilities.
-                scale_rows(&mut out[target..], reciprocals, count, head_dimension, hidden);
+                scale_rows(target, reciprocals, count, head_dimension, hidden);
             }
         }
     }
@@ -104,7 +105,7 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut Scratch) {
+pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     let Sizes { batch, sequence, heads, head_dimension, .. } = sizes;
     if sizes.is_empty() {
         return;
@@ -116,32 +117,35 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut
     let dqkv = unsafe { floats_mut(&call.writes[0]) };
     let block = sizes.block();
     let (stride, hidden) = (sizes.qkv_stride(), heads * head_dimension);
-    let [probabilities, slopes, dots] = scratch.pieces([block * sequence, block * sequence, block]);
+    let extents = [sequence, head_dimension];
+    let transposed = transposed_elements(kernel, sequence, head_dimension);
+    let (plain, block_plain) = (plain_elements(kernel, sequence, head_dimension), plain_elements(kernel, block, head_dimension));
+    let [probabilities, slopes, dots, packed_keys, packed_values, packed_plain_keys, packed_queries, packed_outputs] =
+        scratch.pieces([block * sequence, block * sequence, block, transposed, transposed, plain, block_plain, block_plain]);
     for image in 0..batch {
         for head in 0..heads {
             let query = image * sequence * stride + head * head_dimension;
             let [key, value] = [query + hidden, query + 2 * hidden];
+            let keys = Factor::transposed(kernel, &qkv[key..], stride, extents, packed_keys);
+            let values = Factor::transposed(kernel, &qkv[value..], stride, extents, packed_values);
+            let plain_keys = Factor::plain(kernel, &qkv[key..], stride, extents, packed_plain_keys);
             // From the last block of queries, which sees every key: it overwrites the gradients of keys and values, and the
             // others add to them.
             for first in (0..sequence).step_by(block).rev() {
-                let count = block.min(sequence - first);
-                let visible = sizes.visible(first + count);
+                let block = sizes.block_at(first);
+                let Block { count, visible, .. } = block;
                 let mode = Destination::accumulating(first + count < sequence);
                 let output = (image * sequence + first) * hidden + head * head_dimension;
-                let diagonal = if sizes.causal { first + 1 } else { sequence };
-                let queries = View::rows(qkv[query + first * stride..].as_ptr(), stride);
-                let keys = View::rows(qkv[key..].as_ptr(), stride);
-                let values = View::rows(qkv[value..].as_ptr(), stride);
-                let outputs = View::rows(dout[output..].as_ptr(), hidden);
-                // SAFETY: the views are of this head's rows, the scratch holds the block, and the destination is apart.
+                let queries = &qkv[query + first * stride..];
+                let outputs = &dout[output..];
+                // SAFETY: all rows are this head's, and the scratch is apart.
                 unsafe {
-                    let destination = ViewMut::rows(probabilities.as_mut_ptr(), visible);
-                    multiply([count, visible, head_dimension], destination, queries, keys.transposed(), Destination::Overwrite);
-                    let destination = ViewMut::rows(slopes.as_mut_ptr(), visible);
-                    multiply([count, visible, head_dimension], destination, outputs, values.transposed(), Destination::Overwrite);
+                    scores(kernel, &block, probabilities, View::rows(queries.as_ptr(), stride), keys);
+                    scores(kernel, &block, slopes, View::rows(outputs.as_ptr(), hidden), values);
                 }
-                dot_rows(dots, &dout[output..], &out[output..], count, head_dimension, hidden);
+                dot_rows(dots, outputs, &out[output..], count, head_dimension, hidden);
                 let log_sums = &log_sums[(image * heads + head) * sequence + first..][..count];
+                let diagonal = if sizes.causal { first + 1 } else { sequence };
                 softmax_gradient_rows(
                     &mut probabilities[..count * visible],
                     &mut slopes[..count * visible],
@@ -151,15 +155,17 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: Sizes, scratch: &mut
                     usize::from(sizes.causal),
                     sizes.scale(),
                 );
+                let block_packed = plain_elements(kernel, count, head_dimension);
+                let extents = [count, head_dimension];
+                let queries = Factor::plain(kernel, queries, stride, extents, &mut packed_queries[..block_packed]);
+                let outputs = Factor::plain(kernel, outputs, hidden, extents, &mut packed_outputs[..block_packed]);
                 let [dqueries, dkeys, dvalues] =
                     [query + first * stride, key, value].map(|offset| ViewMut::rows(dqkv[offset..].as_mut_ptr(), stride));
-                // SAFETY: as above; the three destinations are three different columns of dqkv.
+                // SAFETY: as above; the three targets are three different columns of dqkv.
                 unsafe {
-                    let probabilities = View::rows(probabilities.as_ptr(), visible);
-                    let slopes = View::rows(slopes.as_ptr(), visible);
-                    multiply([visible, head_dimension, count], dvalues, probabilities.transposed(), outputs, mode);
-                    multiply([visible, head_dimension, count], dkeys, slopes.transposed(), queries, mode);
-                    multiply([count, head_dimension, visible], dqueries, slopes, keys, Destination::Overwrite);
+                    spread(kernel, &block, dvalues, probabilities, outputs, mode);
+                    spread(kernel, &block, dkeys, slopes, queries, mode);
+                    mixture(kernel, &block, dqueries, slopes, plain_keys, sequence);
                 }
             }
         }
@@ -173,13 +179,24 @@ multiversion! {
     ) {
         let columns = scores.len() / log_sums.len();
         for (row, ((scores, log_sum), reciprocal)) in scores.chunks_exact_mut(columns).zip(log_sums).zip(reciprocals).enumerate() {
-            let (seen, hidden) = scores.split_at_mut((diagonal + row * step).min(columns));
-            hidden.fill(0.0);
-            let largest = maximum(seen) * scale;
-            let mut lanes = [0.0; LANES];
-            let mut chunks = seen.chunks_exact_mut(LANES);
+            let seen = (diagonal + row * step).min(columns);
+            let whole = seen.next_multiple_of(VECTOR).min(columns);
+            scores[seen..whole].fill(UNSEEN);
+            let mut largest = [f32::NEG_INFINITY; VECTOR];
+            let chunks = scores[..whole].chunks_exact(VECTOR);
+            for (largest, &score) in largest.iter_mut().zip(chunks.remainder()) {
+                *largest = score;
+            }
+            for chunk in chunks {
+                for lane in 0..VECTOR {
+                    largest[lane] = larger(largest[lane], chunk[lane]);
+                }
+            }
+            let largest = fold_lanes(largest, larger) * scale;
+            let mut lanes = [0.0; VECTOR];
+            let mut chunks = scores[..whole].chunks_exact_mut(VECTOR);
             for chunk in &mut chunks {
-                for lane in 0..LANES {
+                for lane in 0..VECTOR {
                     chunk[lane] = exponential::<FUSED>(chunk[lane] * scale - largest);
                     lanes[lane] += chunk[lane];
                 }
@@ -188,6 +205,7 @@ multiversion! {
                 *score = exponential::<FUSED>(*score * scale - largest);
                 *lane += *score;
             }
+            scores[seen..].fill(0.0);
             let sum = sum_lanes(lanes);
             *reciprocal = 1.0 / sum;
             *log_sum = largest + sum.ln();
@@ -202,15 +220,16 @@ multiversion! {
         for (row, (scores, slopes)) in scores.chunks_exact_mut(columns).zip(slopes.chunks_exact_mut(columns)).enumerate() {
             let (log_sum, dot) = (log_sums[row], dots[row]);
             let seen = (diagonal + row * step).min(columns);
-            let (scores, hidden_scores) = scores.split_at_mut(seen);
-            let (slopes, hidden_slopes) = slopes.split_at_mut(seen);
-            hidden_scores.fill(0.0);
-            hidden_slopes.fill(0.0);
-            for (score, slope) in scores.iter_mut().zip(slopes) {
+            let whole = seen.next_multiple_of(VECTOR).min(columns);
+            scores[seen..whole].fill(UNSEEN);
+            slopes[seen..whole].fill(0.0);
+            for (score, slope) in scores[..whole].iter_mut().zip(&mut slopes[..whole]) {
                 let probability = exponential::<FUSED>(*score * scale - log_sum);
                 *score = probability;
                 *slope = probability * (*slope - dot) * scale;
             }
+            scores[seen..].fill(0.0);
+            slopes[seen..].fill(0.0);
         }
     }
 

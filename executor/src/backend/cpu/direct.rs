@@ -2,7 +2,7 @@
 //! there is one), instead of being gathered into patches nine times the image's size. Products with a weight matrix are the case of
 //! one-pixel images.
 
-use foretell_models::{WeightLayout, Window};
+use foretell_models::Window;
 
 use super::memory::Scratch;
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
@@ -12,8 +12,11 @@ use super::transpose::transpose;
 /// positions of a band.
 const CHUNK: usize = 256;
 
-/// Elements of the images of a band, 640 KiB: they stay in the second-level cache while the panels go over them.
+/// Elements of a band's input and output, 640 KiB: they stay in the second-level cache while the panels go over them.
 const BAND_ELEMENTS: usize = 160 << 10;
+
+/// Output positions of a band at least, whatever their size: else the panels would be read for too little.
+const LEAST_BAND: usize = 112;
 
 /// Elements of weights packed for `window`.
 fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
@@ -28,12 +31,11 @@ pub(super) fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, ke
     run(x, packed, y, window, &band, padded, kernel, |_| {});
 }
 
-/// `y[rows, columns] = x[rows, contracted] · w`: the convolution of one-pixel images. `finish` is called for every part of y when it is complete
+/// `y[rows, columns] = x[rows, contracted] · wᵀ`, with w `[columns, contracted]`: the convolution of one-pixel images. `finish` is called for every part of y when it is complete
 /// and still in the cache.
-pub(super) fn multiply(
+pub(super) fn multiply_transposed(
     x: &[f32],
     w: &[f32],
-    layout: WeightLayout,
     y: &mut [f32],
     [rows, columns, contracted]: [usize; 3],
     kernel: &MicroKernel,
@@ -43,10 +45,7 @@ pub(super) fn multiply(
     let [in_channels, out_channels] = [contracted, columns];
     let window = Window { batch: rows, height: 1, width: 1, in_channels, out_channels, size: 1, stride: 1, padding: 0 };
     let [packed] = scratch.pieces([packed_elements(&window, kernel)]);
-    match layout {
-        WeightLayout::OutIn => pack_transposed(packed, w, columns, kernel.panel_width),
-        WeightLayout::InOut => pack(packed, w, columns, kernel.panel_width),
-    }
+    pack_transposed(packed, w, columns, kernel.panel_width);
     run(x, packed, y, &window, &Band::of(&window), &mut [], kernel, finish);
 }
 
@@ -151,15 +150,16 @@ struct Band {
 
 impl Band {
     fn of(window: &Window) -> Self {
+        let (out_height, out_width) = (window.out_height(), window.out_width());
         let line = (window.width + 2 * window.padding) * window.in_channels;
-        let lines = (window.out_height() - 1) * window.stride + window.size;
-        if lines * line <= BAND_ELEMENTS {
-            let most = BAND_ELEMENTS / (lines * line).max(1);
-            let images = window.batch.div_ceil(window.batch.div_ceil(most).max(1));
-            return Band { images, out_rows: window.out_height() };
+        let out_line = out_width * window.out_channels;
+        let image = Band::lines(out_height, window) * line + out_height * out_line;
+        if image <= BAND_ELEMENTS {
+            let most = (BAND_ELEMENTS / image.max(1)).max(LEAST_BAND / (out_height * out_width));
+            return Band { images: evenly(window.batch, most), out_rows: out_height };
         }
-        let most = ((BAND_ELEMENTS / line).saturating_sub(window.size) / window.stride + 1).min(window.out_height());
-        Band { images: 1, out_rows: window.out_height().div_ceil(window.out_height().div_ceil(most)) }
+        let most = BAND_ELEMENTS.saturating_sub(window.size * line) / (window.stride * line + out_line);
+        Band { images: 1, out_rows: evenly(out_height, most.max(LEAST_BAND.div_ceil(out_width))) }
     }
 
     /// Rows of the image, with its border, that so many output rows read.
@@ -174,6 +174,11 @@ impl Band {
         }
         self.images * Band::lines(self.out_rows, window) * (window.width + 2 * window.padding) * window.in_channels
     }
+}
+
+/// The size of equal parts of `total` that are no larger than `most`.
+fn evenly(total: usize, most: usize) -> usize {
+    total.div_ceil(total.div_ceil(most.max(1)).max(1)).max(1)
 }
 
 /// Images that the micro-kernel reads: their first element, and the elements from a row, and an image, to the next.
@@ -337,22 +342,6 @@ fn pad(padded: &mut [f32], image: &[f32], first_line: usize, window: &Window) {
                 padded[border..border + length].copy_from_slice(&image[row * length..][..length]);
                 padded[border + length..].fill(0.0);
             }
-        }
-    }
-}
-
-/// Packs weights `[contracted, out]` into panels `[contracted, width]` of outputs, zeros beyond the last.
-fn pack(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
-    let contracted = w.len() / out.max(1);
-    if contracted == 0 {
-        return;
-    }
-    for (index, panel) in packed.chunks_exact_mut(contracted * width).enumerate() {
-        let first = index * width;
-        let count = width.min(out - first);
-        for (target, w) in panel.chunks_exact_mut(width).zip(w.chunks_exact(out)) {
-            target[..count].copy_from_slice(&w[first..][..count]);
-            target[count..].fill(0.0);
         }
     }
 }

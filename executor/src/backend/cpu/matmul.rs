@@ -52,9 +52,12 @@ pub(super) unsafe fn forward(
     if rows == 0 || columns == 0 {
         return;
     }
-    if let Some(kernel) = kernel {
+    // Packing weights that lie transposed is what the general product is slow at; it is faster otherwise.
+    if let Some(kernel) = kernel
+        && sizes.weight == WeightLayout::OutIn
+    {
         let finish = |y: &mut [f32]| epilogue(y, bias, relu);
-        direct::multiply(x, w, sizes.weight, y, [rows, columns, contracted], kernel, scratch, finish);
+        direct::multiply_transposed(x, w, y, [rows, columns, contracted], kernel, scratch, finish);
         return;
     }
     let block = if bias.is_some() || relu { (EPILOGUE_BLOCK / columns).max(64) } else { rows };

@@ -56,11 +56,11 @@ impl MicroKernel {
         #[cfg(target_arch = "x86_64")]
         {
             use super::vector::{InstructionSet, instruction_set};
-            return match instruction_set() {
+            match instruction_set() {
                 InstructionSet::Avx512 => Some(x86::AVX512),
                 InstructionSet::Avx2 => Some(x86::AVX2),
                 InstructionSet::Baseline => None,
-            };
+            }
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
@@ -72,11 +72,11 @@ impl MicroKernel {
         #[cfg(target_arch = "x86_64")]
         {
             use super::vector::{InstructionSet, instruction_set};
-            return match instruction_set() {
+            match instruction_set() {
                 InstructionSet::Avx512 => vec![x86::AVX512, x86::AVX2],
                 InstructionSet::Avx2 => vec![x86::AVX2],
                 InstructionSet::Baseline => Vec::new(),
-            };
+            }
         }
         #[cfg(not(target_arch = "x86_64"))]
         Vec::new()

@@ -7,6 +7,7 @@ mod convolution;
 mod cross_entropy;
 mod direct;
 mod elementwise;
+mod head_products;
 mod layer_norm;
 mod matmul;
 mod memory;
@@ -111,10 +112,12 @@ impl Backend for CpuBackend {
                     movement::embedding_gradient(call, vocabulary, hidden)?;
                 }
                 Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                    attention::forward(call, attention::Sizes { batch, sequence, heads, head_dimension, causal }, scratch);
+                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
+                    attention::forward(call, sizes, micro_kernel, scratch);
                 }
                 Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-                    attention::gradient(call, attention::Sizes { batch, sequence, heads, head_dimension, causal }, scratch);
+                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
+                    attention::gradient(call, sizes, micro_kernel, scratch);
                 }
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
                 Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,

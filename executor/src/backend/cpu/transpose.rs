@@ -83,11 +83,12 @@ unsafe fn avx512<const ADD: bool>(target: *mut f32, target_stride: usize, source
         ]
     });
     for column in 0..4 {
+        let [first, second, third, fourth] = quads.map(|group| group[column]);
         // Even lanes (0x88) and odd lanes (0xdd) of two groups of rows, then of the four.
-        let even = _mm512_shuffle_f32x4::<0x88>(quads[0][column], quads[1][column]);
-        let odd = _mm512_shuffle_f32x4::<0xdd>(quads[0][column], quads[1][column]);
-        let next_even = _mm512_shuffle_f32x4::<0x88>(quads[2][column], quads[3][column]);
-        let next_odd = _mm512_shuffle_f32x4::<0xdd>(quads[2][column], quads[3][column]);
+        let even = _mm512_shuffle_f32x4::<0x88>(first, second);
+        let odd = _mm512_shuffle_f32x4::<0xdd>(first, second);
+        let next_even = _mm512_shuffle_f32x4::<0x88>(third, fourth);
+        let next_odd = _mm512_shuffle_f32x4::<0xdd>(third, fourth);
         let columns = [
             _mm512_shuffle_f32x4::<0x88>(even, next_even),
             _mm512_shuffle_f32x4::<0x88>(odd, next_odd),

@@ -106,17 +106,29 @@ pub(super) fn exponential<const FUSED: bool>(x: f32) -> f32 {
     mantissa * power
 }
 
-/// Adds up lanes pairwise.
+/// Combines lanes pairwise; their number is a power of two.
 #[inline(always)]
-pub(super) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
+pub(super) fn fold_lanes<const COUNT: usize>(mut lanes: [f32; COUNT], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = COUNT / 2;
     while width > 0 {
         for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
+            lanes[lane] = combine(lanes[lane], lanes[lane + width]);
         }
         width /= 2;
     }
     lanes[0]
+}
+
+/// Adds up lanes pairwise.
+#[inline(always)]
+pub(super) fn sum_lanes<const COUNT: usize>(lanes: [f32; COUNT]) -> f32 {
+    fold_lanes(lanes, |a, b| a + b)
+}
+
+/// The larger of two, as one instruction.
+#[inline(always)]
+pub(super) fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// `Σ term(x)`, in a fixed order.
@@ -156,7 +168,6 @@ pub(super) fn reduce_pairs(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32)
 /// The largest element; negative infinity when there is none.
 #[inline(always)]
 pub(super) fn maximum(x: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = x.chunks_exact(LANES);
     let rest = chunks.remainder();
@@ -168,5 +179,23 @@ pub(super) fn maximum(x: &[f32]) -> f32 {
     for (lane, &value) in lanes.iter_mut().zip(rest) {
         *lane = larger(*lane, value);
     }
-    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+    fold_lanes(lanes, larger)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exponential;
+
+    #[test]
+    fn the_exponential_is_good_to_single_precision() {
+        for step in -87_000..88_000 {
+            let x = step as f32 / 1000.0;
+            let exact = f64::from(x).exp();
+            for computed in [exponential::<false>(x), exponential::<true>(x)] {
+                assert!((f64::from(computed) - exact).abs() <= 2e-7 * exact, "e^{x}: {computed} for {exact}");
+            }
+        }
+        assert!(exponential::<true>(f32::NEG_INFINITY) < 1e-37 && exponential::<true>(1e30).is_finite());
+        assert_eq!(exponential::<true>(0.0), 1.0);
+    }
 }

@@ -1,5 +1,7 @@
 //! Every kernel against a naive reference, every gradient against differences of its forward kernel, and every refusal.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
 mod gradients;
 mod reference;
 mod speeds;

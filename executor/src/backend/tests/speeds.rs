@@ -11,10 +11,7 @@ use crate::backend::Backend as _;
 
 /// The least seconds of a call, over at least a fifth of a second.
 fn least_seconds(kernel: &Kernel) -> f64 {
-    least_seconds_on(&mut CpuBackend::new(), kernel, 0.2)
-}
-
-fn least_seconds_on(backend: &mut CpuBackend, kernel: &Kernel, at_least: f64) -> f64 {
+    let mut backend = CpuBackend::new();
     let sizes = operand_bytes(kernel);
     let mut memory: Vec<Vec<u32>> = Vec::new();
     for (index, bytes) in sizes.reads.iter().chain(&sizes.writes).enumerate() {
@@ -31,7 +28,7 @@ fn least_seconds_on(backend: &mut CpuBackend, kernel: &Kernel, at_least: f64) ->
     let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
     let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters: &hyperparameters, group_index: 0 };
     let (started, mut least, mut calls) = (Instant::now(), f64::INFINITY, 0);
-    while calls < 5 || started.elapsed().as_secs_f64() < at_least {
+    while calls < 5 || started.elapsed().as_secs_f64() < 0.2 {
         let start = Instant::now();
         // SAFETY: the operands are vectors that live until the end and do not overlap.
         unsafe { backend.run(&call) }.unwrap();
@@ -137,28 +134,4 @@ fn print_kernel_speeds_of_convolutions() {
     let pooling = window([8, 112, 112, 64, 64, 3, 2, 1]);
     print_speed(Kernel::MaxPool(pooling));
     print_speed(Kernel::MaxPoolGradient(pooling));
-}
-
-#[test]
-#[ignore = "temp"]
-fn ab() {
-    let mut backends = CpuBackend::variants();
-    let m = |rows, contracted, columns, weight| Kernel::Matmul { rows, columns, contracted, weight, bias: true, relu: false };
-    for kernel in [
-        m(128, 512, 512, WeightLayout::OutIn), m(1024, 256, 768, WeightLayout::OutIn), m(1024, 256, 768, WeightLayout::InOut), m(512, 768, 3072, WeightLayout::OutIn), m(512, 3072, 768, WeightLayout::OutIn),m(1024, 256, 8192, WeightLayout::OutIn),
-        Kernel::Convolution(window([16, 32, 32, 64, 64, 3, 1, 1])), Kernel::Convolution(window([16, 16, 16, 128, 128, 3, 1, 1])), Kernel::Convolution(window([16, 4, 4, 512, 512, 3, 1, 1])),
-        Kernel::Convolution(window([8, 56, 56, 64, 256, 1, 1, 0])), Kernel::ConvolutionWeightGradient(window([16, 32, 32, 64, 64, 3, 1, 1])), Kernel::ConvolutionWeightGradient(window([16, 8, 8, 256, 256, 3, 1, 1])),
-    ] {
-        let mut least = [f64::INFINITY; 3];
-        for _ in 0..8 {
-            for i in [0, 2] {
-                least[i] = least[i].min(least_seconds_on(&mut backends[i], &kernel, 0.1));
-            }
-        }
-        println!(
-            "{:.1} direct {:.1} gemm {kernel:?}",
-            kernel.flops().value() / least[0] / 1e9,
-            kernel.flops().value() / least[2] / 1e9
-        );
-    }
 }

@@ -1,0 +1,141 @@
+//! The space of layouts: every way to share out the devices, the batch and the memory that the compiler can lay out.
+
+use foretell_program::{Layout, Recompute, Schedule};
+use thiserror::Error;
+
+/// The most micro-batches of a step that are considered where the user fixes no micro-batch: more than eight times the deepest
+/// pipelines of one node only cost start-up time.
+const MOST_MICRO_BATCHES: usize = 32;
+
+/// Choices that are the user's: `--fix tensor=8,pipeline=4`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// Ranks that share out samples.
+    pub data: Option<usize>,
+    /// Ranks that share out operators' weights.
+    pub tensor: Option<usize>,
+    /// Stages.
+    pub pipeline: Option<usize>,
+    /// Samples of a micro-batch.
+    pub micro_batch: Option<usize>,
+    /// The order of micro-batches.
+    pub schedule: Option<Schedule>,
+    /// What is computed again.
+    pub recompute: Option<Recompute>,
+}
+
+/// Why a `--fix` cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "`{part}` cannot be fixed: {reason}; hint: write for example `tensor=2,pipeline=2,micro_batch=4,schedule=1f1b,recompute=full`"
+)]
+pub struct FixedError {
+    /// The part of the text.
+    part: String,
+    /// What is wrong with it.
+    reason: String,
+}
+
+impl std::str::FromStr for Fixed {
+    type Err = FixedError;
+
+    fn from_str(text: &str) -> Result<Self, FixedError> {
+        let mut fixed = Fixed::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let wrong = |reason: &str| FixedError { part: part.into(), reason: reason.into() };
+            let (name, value) = part.split_once('=').ok_or_else(|| wrong("it has no `=`"))?;
+            let number = || match value.trim().parse::<usize>() {
+                Ok(number) if number > 0 => Ok(Some(number)),
+                _ => Err(wrong("its value is not a positive whole number")),
+            };
+            match name.trim() {
+                "data" => fixed.data = number()?,
+                "tensor" => fixed.tensor = number()?,
+                "pipeline" => fixed.pipeline = number()?,
+                "micro_batch" => fixed.micro_batch = number()?,
+                "schedule" => {
+                    let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());
+                    fixed.schedule = Some(known.ok_or_else(|| wrong("there is no such schedule (gpipe, 1f1b)"))?);
+                }
+                "recompute" => {
+                    fixed.recompute = Some(match value.trim() {
+                        "none" => Recompute::None,
+                        "full" => Recompute::Full,
+                        _ => return Err(wrong("recompute is none or full")),
+                    });
+                }
+                _ => return Err(wrong("there is no such choice")),
+            }
+        }
+        Ok(fixed)
+    }
+}
+
+/// Every layout of `global_batch` samples over at most `devices` devices, and over just as many as `fixed` says if it fixes all sizes.
+/// A mesh always has a divisor of the devices: what is left idle then is whole nodes' worth.
+pub fn layouts(base: &Layout, devices: usize, blocks: usize, global_batch: usize, fixed: &Fixed) -> Vec<Layout> {
+    let mut layouts = Vec::new();
+    for world in divisors(devices) {
+        for tensor in divisors(world).filter(|&size| fixed.tensor.is_none_or(|fixed| fixed == size)) {
+            for pipeline in divisors(world / tensor).filter(|&size| fixed.pipeline.is_none_or(|fixed| fixed == size)) {
+                let data = world / tensor / pipeline;
+                let possible = fixed.data.is_none_or(|fixed| fixed == data) && pipeline <= blocks;
+                if possible && global_batch.is_multiple_of(data) {
+                    let mesh = Layout { data, tensor, pipeline, ..base.clone() };
+                    layouts.extend(with_micro_batches(&mesh, global_batch / data, fixed));
+                }
+            }
+        }
+    }
+    layouts
+}
+
+fn with_micro_batches(mesh: &Layout, samples: usize, fixed: &Fixed) -> Vec<Layout> {
+    let mut layouts = Vec::new();
+    for micro_batch in divisors(samples) {
+        let considered = match fixed.micro_batch {
+            Some(fixed) => fixed == micro_batch,
+            None => samples / micro_batch <= MOST_MICRO_BATCHES,
+        };
+        if !considered {
+            continue;
+        }
+        for schedule in Schedule::ALL {
+            // Without a pipeline the order that holds least is as fast as any.
+            let sensible = mesh.pipeline > 1 || schedule == Schedule::OneForwardOneBackward;
+            if fixed.schedule.map_or(sensible, |fixed| fixed == schedule) {
+                for recompute in [Recompute::None, Recompute::Full] {
+                    if fixed.recompute.is_none_or(|fixed| fixed == recompute) {
+                        layouts.push(Layout { micro_batch, schedule, recompute, ..mesh.clone() });
+                    }
+                }
+            }
+        }
+    }
+    layouts
+}
+
+fn divisors(number: usize) -> impl Iterator<Item = usize> {
+    (1..=number).filter(move |divisor| number.is_multiple_of(*divisor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_fixed_stays_and_the_rest_is_enumerated() {
+        let fixed: Fixed = "tensor=2, schedule=gpipe,recompute=none".parse().expect("it is well formed");
+        let layouts = layouts(&Layout::default(), 8, 10, 16, &fixed);
+        assert!(layouts.iter().all(|layout| layout.tensor == 2 && layout.schedule == Schedule::Gpipe));
+        let meshes: std::collections::BTreeSet<_> = layouts.iter().map(|layout| (layout.data, layout.pipeline)).collect();
+        assert_eq!(meshes.into_iter().collect::<Vec<_>>(), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]);
+    }
+
+    #[test]
+    fn a_mistake_is_named() {
+        let error = "tensor=x".parse::<Fixed>().expect_err("not a number").to_string();
+        assert!(error.starts_with("`tensor=x` cannot be fixed: its value is not a positive whole number"), "{error}");
+        assert!("speed=9".parse::<Fixed>().is_err());
+    }
+}

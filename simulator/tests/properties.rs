@@ -1,0 +1,133 @@
+//! What must hold of every simulation, on Programs drawn at random.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Program, Rank};
+use foretell_simulator::{CostModel, Simulation, critical_path};
+use foretell_units::{Bytes, Picoseconds};
+use proptest::prelude::*;
+
+/// A thing that the next micro-batch does, in both stages.
+#[derive(Clone, Copy, Debug)]
+enum Draw {
+    Compute(usize),
+    Reduce(Axis, u64),
+    Gather(Axis, u64),
+    Forward(u64),
+    Backward(u64),
+    Load(u64),
+}
+
+fn draws() -> impl Strategy<Value = Vec<Draw>> {
+    let axis = prop_oneof![Just(Axis::Data), Just(Axis::Tensor)];
+    let bytes = 1u64..1_000_000;
+    proptest::collection::vec(
+        prop_oneof![
+            4 => (1usize..1_000_000).prop_map(Draw::Compute),
+            1 => (axis.clone(), bytes.clone()).prop_map(|(axis, bytes)| Draw::Reduce(axis, bytes)),
+            1 => (axis, bytes.clone()).prop_map(|(axis, bytes)| Draw::Gather(axis, bytes)),
+            1 => bytes.clone().prop_map(Draw::Forward),
+            1 => bytes.clone().prop_map(Draw::Backward),
+            1 => bytes.prop_map(Draw::Load),
+        ],
+        1..40,
+    )
+}
+
+/// The draws in order as the instructions of two stages. Both take a message from the other only before what comes later, so
+/// nothing can wait in a circle.
+fn drawn(data: usize, tensor: usize, draws: &[Draw]) -> Program {
+    let mut stages = [StageBuilder::new(0), StageBuilder::new(1)];
+    let mut last: [Vec<InstructionId>; 2] = [Vec::new(), Vec::new()];
+    for (index, &draw) in draws.iter().enumerate() {
+        let own = index % 2;
+        let (stage, after) = (&mut stages[own], &mut last[own]);
+        match draw {
+            Draw::Compute(elements) => *after = vec![stage.compute(elements, after)],
+            Draw::Reduce(axis, bytes) => {
+                let id = stage.collective(Collective::AllReduce, Group::along(axis), bytes, after);
+                // Some are waited for, the rest goes on beside.
+                if index % 3 == 0 {
+                    after.push(id);
+                }
+            }
+            Draw::Gather(axis, bytes) => after.push(stage.collective(Collective::AllGather, Group::along(axis), bytes, after)),
+            Draw::Load(bytes) => after.push(stage.load(bytes)),
+            Draw::Forward(bytes) | Draw::Backward(bytes) => {
+                let from = usize::from(matches!(draw, Draw::Backward(_)));
+                let to = 1 - from;
+                stages[from].send(to, bytes, &last[from]);
+                let received = stages[to].receive(from, bytes, &[]);
+                last[to].push(received);
+            }
+        }
+    }
+    program(data, tensor, stages.map(StageBuilder::done).into())
+}
+
+fn check(program: &Program, costs: &CostModel, simulation: &Simulation, share: f64) -> Result<(), TestCaseError> {
+    for rank in 0..program.mesh.world_size() {
+        let stage = program.stage_of(Rank(rank));
+        let timeline = &simulation.timeline.ranks[rank];
+        let (mut work, mut busy) = (0, 0);
+        let mut last_of_stream = vec![Picoseconds::ZERO; stage.streams.len()];
+        for (instruction, span) in stage.instructions.iter().zip(&timeline.spans) {
+            prop_assert!(span.start <= span.end && span.end <= timeline.end);
+            let last = &mut last_of_stream[instruction.stream.0 as usize];
+            prop_assert!(*last <= span.start, "a stream does one thing at a time, in order");
+            *last = span.end;
+            for after in &instruction.after {
+                prop_assert!(timeline.spans[after.0 as usize].end <= span.start);
+            }
+            if let Operation::Compute { kernel, .. } = instruction.operation {
+                let alone: Picoseconds = costs.kernel_time(&kernel, false, program.precision, 0).median.into();
+                prop_assert!(span.duration().0 + 1 >= alone.0, "no kernel is faster than alone");
+                work += alone.0;
+                busy += span.duration().0;
+            }
+        }
+        prop_assert!(share > 0.0 || busy == work, "with a processor to itself the busy time is the work");
+    }
+    let total: Picoseconds = simulation.breakdown.total().into();
+    prop_assert!(about(total, simulation.step), "the parts sum to the step");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_simulation_keeps_order_and_conserves_work(
+        draws in draws(),
+        (data, tensor) in (1usize..4, 1usize..3),
+        share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
+        buffered in prop_oneof![Just(0u64), Just(500_000u64)],
+    ) {
+        let topology = cluster(3, 4, "nvswitch-1GB/s");
+        let mut costs = ideal(&topology);
+        costs.parameters_mut(0).communication_share = share;
+        costs.buffered = Bytes::new(buffered);
+        let program = drawn(data, tensor, &draws);
+        let simulation = run(&program, &topology, &costs);
+        check(&program, &costs, &simulation, share)?;
+        prop_assert_eq!(&simulation, &run(&program, &topology, &costs), "the same input gives the same output");
+        if buffered == 0 {
+            let path = critical_path(&simulation.timeline, &program).unwrap();
+            prop_assert!(path.segments.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", path.segments);
+        }
+    }
+
+    #[test]
+    fn a_faster_network_never_makes_two_lone_ranks_slower(draws in draws()) {
+        // Not so of schedules in general (Graham 1969), but here each stream has one order and nothing shares a processor.
+        let program = drawn(1, 1, &draws);
+        let step = |link: &str| {
+            let topology = cluster(1, 2, link);
+            run(&program, &topology, &ideal(&topology)).step
+        };
+        let rounding = Picoseconds(1_000_000);
+        prop_assert!(step("nvswitch-2GB/s") <= step("nvswitch-1GB/s") + rounding);
+    }
+}

@@ -1,0 +1,102 @@
+//! `foretell doctor`: what this machine has, and what is missing.
+
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use foretell_executor::machine;
+use serde_json::json;
+use std::path::Path;
+
+/// Say what this machine has (cores, vector units, shared memory, GPUs, MPI, rights), and what is missing
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  foretell doctor")]
+pub struct Arguments {}
+
+/// One thing that was looked for.
+struct Finding {
+    what: &'static str,
+    found: bool,
+    detail: String,
+}
+
+/// Runs the command.
+pub fn run(_arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let findings = findings();
+    if json {
+        let documents: Vec<_> = findings
+            .iter()
+            .map(|finding| json!({"what": finding.what, "found": finding.found, "detail": finding.detail}))
+            .collect();
+        return output::json(&documents);
+    }
+    for finding in findings {
+        let mark = if finding.found { "ok  " } else { "none" };
+        output::line(&format!("{mark}  {:<16} {}", finding.what, finding.detail))?;
+    }
+    Ok(())
+}
+
+fn findings() -> Vec<Finding> {
+    let cores = machine::allowed_cores();
+    let machine = machine::describe();
+    let identity = machine::identity(cores.len());
+    let memory =
+        machine.memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or("unknown").trim().to_string();
+    let flags = machine.processors.lines().find(|line| line.starts_with("flags")).unwrap_or_default().to_string();
+    let vector = ["avx512f", "avx512_bf16", "amx_bf16", "avx2", "fma"]
+        .into_iter()
+        .filter(|flag| flags.split_whitespace().any(|one| one == *flag))
+        .collect::<Vec<_>>();
+    let gpu = Path::new("/dev/nvidia0").exists();
+    let cuda = library("libcuda.so");
+    let nccl = library("libnccl.so");
+    let mpi = command("mpirun");
+    let root = rustix::process::geteuid().is_root();
+    let lab = root && command("ip") && command("tc");
+    let finding = |what, found, detail: String| Finding { what, found, detail };
+    vec![
+        finding(
+            "processor",
+            !cores.is_empty(),
+            format!("{} with {} usable cores, {}", identity.device, cores.len(), identity.system),
+        ),
+        finding("memory", true, format!("{memory} available")),
+        finding(
+            "vector units",
+            !vector.is_empty(),
+            if vector.is_empty() { "plain loops are used".into() } else { vector.join(", ") },
+        ),
+        finding(
+            "NVIDIA GPU",
+            gpu,
+            said(gpu, "/dev/nvidia0 is there, but this version executes on processors only", "no /dev/nvidia0"),
+        ),
+        finding("CUDA driver", cuda, said(cuda, "libcuda.so", "libcuda.so was not found; only needed for GPUs")),
+        finding("NCCL", nccl, said(nccl, "libnccl.so", "libnccl.so was not found; only needed for GPUs")),
+        finding("MPI", mpi, said(mpi, "mpirun, but this version starts its ranks itself", "no mpirun; not needed")),
+        finding(
+            "rights for a lab",
+            lab,
+            said(lab, "root, ip and tc are there", "needs root, ip and tc: described hosts cannot be made here"),
+        ),
+    ]
+}
+
+fn said(found: bool, yes: &str, no: &str) -> String {
+    if found { yes.into() } else { no.into() }
+}
+
+/// Whether a shared library lies in one of the loader's usual folders.
+fn library(name: &str) -> bool {
+    let listed = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64"];
+    listed.split(':').chain(usual).filter(|folder| !folder.is_empty()).any(|folder| {
+        std::fs::read_dir(folder)
+            .is_ok_and(|entries| entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(name)))
+    })
+}
+
+/// Whether a program is on the path.
+fn command(name: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
+}

@@ -1,0 +1,176 @@
+//! `foretell execute`: really trains as a plan says, after foretelling it.
+
+use crate::calibrate::launch_options;
+use crate::failure::Failure;
+use crate::inputs;
+use crate::output;
+use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::predict::{self, Foretold};
+use crate::run_folder::{Predicted, RunFolder};
+use clap::Args;
+use foretell_executor::data::DataSource;
+use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, sample_shape};
+use foretell_topologies::Architecture;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Train as a plan says, with a process for each rank on this machine
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  foretell execute --plan plan.yaml --profile profile.yaml --epochs 3 --data digits --run runs/first"
+)]
+pub struct Arguments {
+    /// The plan
+    #[arg(long, value_name = "FILE")]
+    plan: PathBuf,
+    /// Measured costs, for the prediction that is made before the run
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    #[command(flatten)]
+    pub training: TrainingArguments,
+    /// The run's folder
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+    /// Let several ranks share a core: to check layouts, not to time them
+    #[arg(long)]
+    oversubscribe: bool,
+}
+
+/// What `execute` and `run` let a user choose of the training itself.
+#[derive(Debug, Clone, Args)]
+pub struct TrainingArguments {
+    /// Train so many steps [default: 50, if no epochs are given]
+    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    pub steps: Option<usize>,
+    /// Train so many times through the data
+    #[arg(long, value_name = "E")]
+    pub epochs: Option<usize>,
+    /// digits, text, synthetic, or the path of IDX, CIFAR, .txt or token files [default: what fits the model]
+    #[arg(long, value_name = "D")]
+    pub data: Option<DataSource>,
+    /// The seed of everything random
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Do not evaluate after each epoch
+    #[arg(long)]
+    pub no_evaluation: bool,
+    /// Connect ranks by TCP over the loopback interface instead of shared memory
+    #[arg(long)]
+    pub tcp: bool,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let loaded = PlanFile::load(&arguments.plan)?;
+    let profile = inputs::profile(arguments.profile.as_deref())?;
+    let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
+    let folder = arguments.run.as_deref().map(RunFolder::at);
+    let outcome = train(&loaded, &foretold, &arguments.training, folder.as_ref())?;
+    if json {
+        return output::json(&document(&outcome, folder.as_ref()));
+    }
+    output::line(&summary(&outcome))
+}
+
+/// Trains, keeping plan and prediction in the folder beforehand and the measurements afterwards.
+pub fn train(
+    loaded: &LoadedPlan,
+    foretold: &Foretold,
+    arguments: &TrainingArguments,
+    folder: Option<&RunFolder>,
+) -> Result<Outcome, Failure> {
+    if loaded.topology.device_kinds().iter().any(|kind| kind.architecture != Architecture::Cpu) {
+        let hint = "this version executes on this machine's processors; use `topology: local`";
+        return Err(Failure::Input(format!("the devices of `{}` are not here; hint: {hint}", loaded.topology.name())));
+    }
+    if loaded.topology.node_count() > 1 {
+        let hint = "this version executes on one machine; use `topology: local`";
+        return Err(Failure::Input(format!(
+            "`{}` has {} nodes; hint: {hint}",
+            loaded.topology.name(),
+            loaded.topology.node_count()
+        )));
+    }
+    if let Some(folder) = folder {
+        folder.keep_plan(loaded)?;
+        let predicted = Predicted { prediction: foretold.prediction.clone(), timeline: foretold.simulation.timeline.clone() };
+        folder.keep_prediction(&predicted)?;
+    }
+    let shape = sample_shape(loaded.model.model.sample());
+    let job = TrainingJob {
+        model: loaded.model.model.clone(),
+        name: loaded.model.name.clone(),
+        plan: loaded.plan.clone(),
+        data: arguments.data.clone().unwrap_or_else(|| DataSource::default_for(&shape)),
+        seed: arguments.seed,
+        length: match (arguments.steps, arguments.epochs) {
+            (_, Some(epochs)) => Length::Epochs(epochs),
+            (steps, None) => Length::Steps(steps.unwrap_or(50)),
+        },
+        evaluate: !arguments.no_evaluation,
+        timeline: None,
+    };
+    let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
+    let options = launch_options(transport, folder.map(|folder| folder.file("ranks")))?;
+    let bar = output::progress(1, "train");
+    let mut show = |progress: Progress| match progress {
+        Progress::Started { steps } => bar.set_length(steps as u64),
+        Progress::Step(step) => {
+            bar.set_position(step.step as u64 + 1);
+            bar.set_message(format!("loss {:.4}", step.loss));
+        }
+        Progress::Evaluation(evaluation) => {
+            let text = format!("epoch {}: loss {:.4}, top-1 {:.2} %", evaluation.epoch, evaluation.loss, evaluation.top1 * 100.0);
+            if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
+        }
+    };
+    let outcome = execute(&job, folder.map(RunFolder::path), &options, &mut show)?;
+    bar.finish_and_clear();
+    if let Some(folder) = folder {
+        folder.keep_measured(&outcome)?;
+    }
+    Ok(outcome)
+}
+
+/// The contract's document of `execute`.
+pub fn document(outcome: &Outcome, folder: Option<&RunFolder>) -> Value {
+    json!({
+        "run": folder.map(|folder| folder.path().display().to_string()),
+        "steps": outcome.steps.len(),
+        "step_seconds": outcome.steps.iter().map(|step| step.seconds).collect::<Vec<_>>(),
+        "step_seconds_median": outcome.median_step().value(),
+        "loss": outcome.steps.iter().map(|step| step.loss).collect::<Vec<_>>(),
+        "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
+        "evaluation": outcome.evaluations.last(),
+        "world_size": outcome.world_size,
+        "backend": "cpu",
+    })
+}
+
+/// What a person sees of a run.
+pub fn summary(outcome: &Outcome) -> String {
+    let first = outcome.steps.first().map_or(0.0, |step| step.loss);
+    let last = outcome.steps.last().map_or(0.0, |step| step.loss);
+    let mut text = format!(
+        "{} steps of {} ranks, median {}; loss {first:.4} at first, {last:.4} at last",
+        outcome.steps.len(),
+        outcome.world_size,
+        outcome.median_step()
+    );
+    if let Some(evaluation) = outcome.evaluations.last() {
+        text.push_str(&format!(
+            "\nevaluation on {} samples: loss {:.4}, top-1 {:.2} %",
+            evaluation.samples,
+            evaluation.loss,
+            evaluation.top1 * 100.0
+        ));
+    }
+    text
+}
+
+/// The folder of a run that was given no name: the next number under `runs`.
+pub fn next_folder() -> RunFolder {
+    let free = (1..).map(|number| Path::new("runs").join(number.to_string())).find(|path| !path.exists());
+    RunFolder::at(&free.unwrap_or_else(|| PathBuf::from("runs")))
+}

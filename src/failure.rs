@@ -1,0 +1,83 @@
+//! What ends a command: one sentence for the person, and the exit status that says whose fault it is.
+
+use foretell_executor::ExecutorError;
+use foretell_planner::PlannerError;
+use foretell_program::PlanError;
+use foretell_simulator::SimulationError;
+use std::fmt;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// The input is wrong: the message says where and how to mend it.
+    Input(String),
+    /// The input is right, but it could not be done.
+    Undone(String),
+}
+
+impl Failure {
+    /// The exit status of wrong input.
+    pub const INPUT: u8 = 2;
+    const UNDONE: u8 = 1;
+
+    /// The exit status.
+    pub fn status(&self) -> u8 {
+        match self {
+            Failure::Input(_) => Self::INPUT,
+            Failure::Undone(_) => Self::UNDONE,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Input(message) | Failure::Undone(message) => formatter.write_str(message),
+        }
+    }
+}
+
+/// Errors that are always the input's.
+macro_rules! input {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Failure::Input(error.to_string())
+            }
+        })*
+    };
+}
+input!(PlanError, foretell_models::ModelError, foretell_topologies::TopologyError, foretell_planner::FixedError);
+
+/// Errors that are never the input's.
+macro_rules! undone {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Failure::Undone(error.to_string())
+            }
+        })*
+    };
+}
+undone!(SimulationError, foretell_reports::ReportError);
+
+impl From<PlannerError> for Failure {
+    fn from(error: PlannerError) -> Self {
+        match error {
+            PlannerError::Model(_) | PlannerError::NoLayout { .. } => Failure::Input(error.to_string()),
+            // The design's 1: no layout fits.
+            PlannerError::OutOfMemory { .. } | PlannerError::Simulation(_) => Failure::Undone(error.to_string()),
+        }
+    }
+}
+
+impl From<ExecutorError> for Failure {
+    fn from(error: ExecutorError) -> Self {
+        match error {
+            ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => {
+                Failure::Input(error.to_string())
+            }
+            _ => Failure::Undone(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What users name: models and topologies by name or path, profiles, and this machine. All reading of files by the command line is here.
+
+use crate::failure::Failure;
+use foretell_executor::machine;
+use foretell_models::Model;
+use foretell_program::Profile;
+use foretell_topologies::{Topology, discover};
+use serde::de::DeserializeOwned;
+use std::path::Path;
+
+/// A model and what it is called.
+#[derive(Clone, Debug)]
+pub struct NamedModel {
+    /// The zoo's name, or the file's without its extension.
+    pub name: String,
+    /// The model.
+    pub model: Model,
+}
+
+/// The name of the topology that is discovered.
+pub const LOCAL: &str = "local";
+
+/// Reads a text file.
+pub fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let hint = "check the path, and that the file is text that you may read";
+        Failure::Input(format!("`{}` cannot be read: {error}; hint: {hint}", path.display()))
+    })
+}
+
+/// Reads YAML (or JSON, which is YAML too), with the place of a mistake.
+pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let place = error.location().map_or(String::new(), |place| format!(":{}:{}", place.line(), place.column()));
+        // The library says the place itself, in its own words, at the end of the first line.
+        let message = error.to_string();
+        let message = message.lines().next().unwrap_or("it is not valid YAML");
+        let message = message.split(" at line ").next().unwrap_or(message).trim_start_matches("error: ");
+        let hint = "the files' forms are shown by `foretell models show`, `foretell topologies show` and `foretell plan -o`";
+        Failure::Input(format!("{}{place}: {message}; hint: {hint}", path.display()))
+    })
+}
+
+/// A model by its zoo name, or the file at a path.
+pub fn model(text: &str) -> Result<NamedModel, Failure> {
+    model_in(text, Path::new("."))
+}
+
+/// As [`model`], with paths from `folder`.
+pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
+    if Model::names().contains(&text) || !looks_like_path(text, folder) {
+        return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
+    }
+    let path = folder.join(text);
+    let model = parse_yaml(&read(&path)?, &path)?;
+    let name = path.file_stem().map_or_else(|| text.into(), |stem| stem.to_string_lossy().into_owned());
+    Ok(NamedModel { name, model })
+}
+
+/// A topology by its library name, the file at a path, or this machine.
+pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
+    let topology = topology_in(text, Path::new("."))?;
+    let topology = match nodes {
+        Some(nodes) => topology.with_nodes(nodes)?,
+        None => topology,
+    };
+    topology.validate()?;
+    Ok(topology)
+}
+
+/// As [`topology`], with paths from `folder`, and not yet checked.
+pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
+    if text == LOCAL {
+        let machine = machine::describe();
+        return Ok(discover(&machine.processors, &machine.memory, &machine.cores));
+    }
+    if Topology::library_names().any(|name| name == text) || !looks_like_path(text, folder) {
+        return Ok(Topology::library(text)?);
+    }
+    let path = folder.join(text);
+    Ok(Topology::from_yaml(&read(&path)?, &path.display().to_string())?)
+}
+
+/// A profile that `calibrate` wrote.
+pub fn profile(path: Option<&Path>) -> Result<Option<Profile>, Failure> {
+    path.map(|path| parse_yaml(&read(path)?, path)).transpose()
+}
+
+fn looks_like_path(text: &str, folder: &Path) -> bool {
+    text.contains('/') || [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending)) || folder.join(text).is_file()
+}

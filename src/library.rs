@@ -1,0 +1,114 @@
+//! `foretell models` and `foretell topologies`: what the library holds.
+
+use crate::failure::Failure;
+use crate::inputs;
+use crate::output;
+use clap::{Args, Subcommand};
+use foretell_models::{GraphOptions, Model};
+use foretell_reports::{Column, table};
+use foretell_topologies::Topology;
+use serde_json::json;
+
+/// List the models that can be named, or show one
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  foretell models show resnet50")]
+pub struct Models {
+    #[command(subcommand)]
+    action: Option<Show>,
+}
+
+/// List the topologies that can be named, or show one
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  foretell topologies show dgx-a100-80g")]
+pub struct Topologies {
+    #[command(subcommand)]
+    action: Option<Show>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Show {
+    /// Show one in full, as a file could have it
+    Show {
+        /// Its name, or a file
+        name: String,
+    },
+}
+
+/// Parameters and multiply-adds of a model's forward pass over one sample.
+fn figures(name: &str, model: &Model) -> Result<(usize, f64), Failure> {
+    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+    let graph = model.graph(name, &options)?;
+    Ok((graph.parameter_count(), graph.model_flops().value() / 2.0))
+}
+
+/// Runs `foretell models`.
+pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
+    if let Some(Show::Show { name }) = &arguments.action {
+        let named = inputs::model(name)?;
+        let (parameters, multiply_adds) = figures(&named.name, &named.model)?;
+        if json {
+            return output::json(&json!({
+                "name": named.name, "model": named.model, "parameters": parameters, "forward_multiply_adds": multiply_adds,
+            }));
+        }
+        let text = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
+        output::line(&format!("# {parameters} parameters, {:.2} G multiply-adds a sample forward", multiply_adds / 1e9))?;
+        return output::line(text.trim_end());
+    }
+    let mut rows = Vec::new();
+    let mut documents = Vec::new();
+    for name in Model::names() {
+        let (parameters, multiply_adds) = figures(name, &Model::named(name)?)?;
+        rows.push(vec![(*name).into(), parameters.to_string(), format!("{:.2}", multiply_adds / 1e9)]);
+        documents.push(json!({"name": name, "parameters": parameters, "forward_multiply_adds": multiply_adds}));
+    }
+    if json {
+        return output::json(&documents);
+    }
+    let columns = [Column::words("model"), Column::numbers("parameters"), Column::numbers("G multiply-adds a sample")];
+    output::line(&table(&columns, &rows))?;
+    output::line("a model file gives any size of the families mlp, resnet, gpt: see `foretell models show gpt2`")
+}
+
+/// Runs `foretell topologies`.
+pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
+    if let Some(Show::Show { name }) = &arguments.action {
+        let topology = inputs::topology(name, None)?;
+        for remark in topology.notes() {
+            output::note(&remark);
+        }
+        if json {
+            return output::json(&topology);
+        }
+        let text = serde_saphyr::to_string(&topology).map_err(|error| Failure::Undone(error.to_string()))?;
+        return output::line(text.trim_end());
+    }
+    let mut rows = Vec::new();
+    let mut documents = Vec::new();
+    for name in Topology::library_names().chain([inputs::LOCAL]) {
+        let topology = inputs::topology(name, None)?;
+        let kinds: Vec<&str> = topology.device_kinds().iter().map(|kind| kind.name.as_str()).collect();
+        rows.push(vec![
+            name.into(),
+            topology.node_count().to_string(),
+            topology.device_count().to_string(),
+            kinds.join(", "),
+            topology.device_kinds().first().map_or(String::new(), |kind| kind.memory.to_string()),
+        ]);
+        documents.push(json!({
+            "name": name, "nodes": topology.node_count(), "devices": topology.device_count(), "device_kinds": kinds,
+        }));
+    }
+    if json {
+        return output::json(&documents);
+    }
+    let columns = [
+        Column::words("topology"),
+        Column::numbers("nodes"),
+        Column::numbers("devices"),
+        Column::words("device"),
+        Column::numbers("memory"),
+    ];
+    output::line(&table(&columns, &rows))?;
+    output::line("`--nodes N` sets how many nodes there are; a file describes any other cluster")
+}

@@ -1,0 +1,258 @@
+//! `foretell plan`: the fastest layouts of a model on a topology.
+
+use crate::failure::Failure;
+use crate::inputs::{self, NamedModel};
+use crate::output;
+use crate::plan_file::{ModelReference, PlanFile};
+use crate::predict;
+use clap::Args;
+use foretell_models::{Model, Sample};
+use foretell_planner::{Fixed, Planned, Request, plan};
+use foretell_program::{Layout, Optimizer, Plan, Profile};
+use foretell_reports::layouts_table;
+use foretell_simulator::CostModel;
+use foretell_topologies::{Architecture, Topology, TopologyReference};
+use foretell_units::{Bytes, DataType};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Find the fastest layouts of a model on a topology
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  foretell plan --model resnet50 --topology dgx-a100-80g --global-batch 256 --precision bf16 --top 3"
+)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub choices: Choices,
+    /// Measured costs, from `foretell calibrate`
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// How many layouts to show
+    #[arg(long, default_value_t = 5, value_name = "K")]
+    top: usize,
+    /// Say what the search did and why the best is best
+    #[arg(long)]
+    explain: bool,
+    /// Write the best plan to a file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// What `plan` and `run` let a user choose.
+#[derive(Debug, Clone, Args)]
+pub struct Choices {
+    /// A zoo name (see `foretell models`) or a model file
+    #[arg(long)]
+    pub model: String,
+    /// A library name (see `foretell topologies`), a topology file, or `local`
+    #[arg(long)]
+    pub topology: String,
+    /// How many of the topology's node template there are
+    #[arg(long, value_name = "N")]
+    pub nodes: Option<usize>,
+    /// Samples of one step over all ranks [default: 32 a device, sequences 8]
+    #[arg(long, value_name = "SAMPLES")]
+    pub global_batch: Option<usize>,
+    /// Number format of activations and products [default: bf16 (V100: fp16) on GPUs, fp32 on processors]
+    #[arg(long, value_name = "FORMAT")]
+    pub precision: Option<Precision>,
+    /// Who updates the parameters [default: sgd for mlp and resnet, adamw for gpt]
+    #[arg(long, value_name = "NAME")]
+    pub optimizer: Option<OptimizerName>,
+    /// Memory that a rank may use, such as 72GB
+    #[arg(long, value_name = "SIZE")]
+    pub memory_limit: Option<Bytes>,
+    /// Choices that are yours: data, tensor, pipeline, micro_batch, schedule, recompute
+    #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
+    pub fix: Fixed,
+    /// Samples that share batch-norm statistics [default: a rank's micro-batch]
+    #[arg(long, value_name = "SAMPLES")]
+    pub batch_norm_group: Option<usize>,
+    /// The step size [default: 0.05 for sgd, 0.001 for adam and adamw]
+    #[arg(long, value_name = "RATE")]
+    pub learning_rate: Option<f32>,
+    /// Let several ranks share a device: to check layouts, not to time them
+    #[arg(long, value_name = "RANKS")]
+    pub oversubscribe: Option<usize>,
+}
+
+/// Number formats on the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum Precision {
+    Fp32,
+    Tf32,
+    Bf16,
+    Fp16,
+}
+
+/// Optimizers on the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum OptimizerName {
+    Sgd,
+    Adam,
+    Adamw,
+}
+
+/// What a plan is sought for, with everything found and every default taken.
+pub struct Setting {
+    /// The model.
+    pub model: NamedModel,
+    /// The devices.
+    pub topology: Topology,
+    /// The plan but for its layout.
+    pub base: Plan,
+    /// What was taken by default.
+    pub taken: Vec<String>,
+}
+
+impl Choices {
+    /// Finds what was named and takes defaults for what was not.
+    pub fn setting(&self) -> Result<Setting, Failure> {
+        let model = inputs::model(&self.model)?;
+        let topology = inputs::topology(&self.topology, self.nodes)?;
+        let mut taken = Vec::new();
+        let sequences = matches!(model.model.sample(), Sample::Tokens { .. });
+        let global_batch = self.global_batch.unwrap_or_else(|| {
+            let batch = topology.device_count() * if sequences { 8 } else { 32 };
+            taken.push(format!("--global-batch {batch}"));
+            batch
+        });
+        let precision = self.precision.map(DataType::from).unwrap_or_else(|| {
+            let precision = usual_precision(&topology);
+            taken.push(format!("--precision {precision}"));
+            precision
+        });
+        let optimizer = self.optimizer.map(Optimizer::from).unwrap_or_else(|| {
+            let (optimizer, name) = usual_optimizer(&model.model);
+            taken.push(format!("--optimizer {name}"));
+            optimizer
+        });
+        let mut base =
+            Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
+        base.training.learning_rate = self.learning_rate;
+        Ok(Setting { model, topology, base, taken })
+    }
+
+    /// Searches.
+    pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+        let started = Instant::now();
+        let costs = CostModel::new(profile, &setting.topology);
+        let request = Request {
+            fixed: self.fix.clone(),
+            devices: self.oversubscribe.unwrap_or(setting.topology.device_count()),
+            oversubscription: predict::oversubscription(self.oversubscribe.is_some()),
+            memory_limit: self.memory_limit,
+            top,
+            ..Request::new(&setting.model.model, &setting.model.name, &setting.topology, &costs, &setting.base)
+        };
+        let mut planned = plan(&request)?;
+        planned.search.wall_seconds = started.elapsed().as_secs_f64();
+        Ok(planned)
+    }
+
+    /// The file of a plan that was found.
+    pub fn plan_file(&self, plan: &Plan) -> PlanFile {
+        let topology = TopologyReference::Named(self.topology.clone());
+        PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan)
+    }
+}
+
+impl From<Precision> for DataType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::Fp32 => DataType::Fp32,
+            Precision::Tf32 => DataType::Tf32,
+            Precision::Bf16 => DataType::Bf16,
+            Precision::Fp16 => DataType::Fp16,
+        }
+    }
+}
+
+impl From<OptimizerName> for Optimizer {
+    fn from(name: OptimizerName) -> Self {
+        match name {
+            OptimizerName::Sgd => Optimizer::Sgd,
+            OptimizerName::Adam => Optimizer::Adam,
+            OptimizerName::Adamw => Optimizer::AdamW,
+        }
+    }
+}
+
+fn usual_precision(topology: &Topology) -> DataType {
+    let kinds = topology.device_kinds();
+    if kinds.iter().any(|kind| kind.architecture == Architecture::Cpu) {
+        return DataType::Fp32;
+    }
+    if kinds.iter().all(|kind| kind.peak.contains_key(&DataType::Bf16)) { DataType::Bf16 } else { DataType::Fp16 }
+}
+
+fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
+    match model {
+        Model::Mlp { .. } | Model::Resnet { .. } => (Optimizer::Sgd, "sgd"),
+        Model::Gpt { .. } => (Optimizer::AdamW, "adamw"),
+    }
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let setting = arguments.choices.setting()?;
+    let profile = inputs::profile(arguments.profile.as_deref())?;
+    let planned = arguments.choices.search(&setting, profile.as_ref(), arguments.top)?;
+    let Some(best) = planned.candidates.first() else {
+        return Err(Failure::Undone("the search returned nothing".into()));
+    };
+    let file = arguments.choices.plan_file(&best.plan);
+    if let Some(path) = &arguments.output {
+        output::write(path, file.to_yaml()?.as_bytes())?;
+    }
+    predict::remarks(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
+    if json {
+        return output::json(&document(&arguments.choices, &planned));
+    }
+    let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
+    let title = format!("{} on {} ({} devices)", setting.model.name, setting.topology.name(), setting.topology.device_count());
+    output::line(&format!("{title}\n{}", layouts_table(&rows)))?;
+    if !setting.taken.is_empty() {
+        output::line(&format!("taken by default: {}", setting.taken.join(", ")))?;
+    }
+    if arguments.explain {
+        output::line(&explanation(&planned, &setting.topology))?;
+    }
+    match &arguments.output {
+        Some(path) => output::line(&format!("the first is in {}", path.display())),
+        None => Ok(()),
+    }
+}
+
+/// The contract's document of `plan`.
+pub fn document(choices: &Choices, planned: &Planned) -> serde_json::Value {
+    let candidate = |candidate: &foretell_planner::Candidate| json!({"plan": choices.plan_file(&candidate.plan), "predicted": candidate.prediction});
+    let best = planned.candidates.first();
+    json!({
+        "plan": best.map(|best| choices.plan_file(&best.plan)),
+        "predicted": best.map(|best| &best.prediction),
+        "alternatives": planned.candidates.iter().skip(1).map(candidate).collect::<Vec<_>>(),
+        "search": planned.search,
+    })
+}
+
+fn explanation(planned: &Planned, topology: &Topology) -> String {
+    let search = &planned.search;
+    let mut text = format!(
+        "searched {} layouts in {:.2} s: {} do not divide the model, {} do not fit, {} cannot be among the best by their bounds, {} simulated; \
+         none left can be faster than {:.3} ms (gap {:.1} %)",
+        search.layouts,
+        search.wall_seconds,
+        search.indivisible,
+        search.out_of_memory,
+        search.bounded_out,
+        search.simulated,
+        search.lower_bound_seconds * 1e3,
+        search.gap * 100.0
+    );
+    for (index, candidate) in planned.candidates.iter().enumerate().take(3) {
+        text.push_str(&format!("\n\nlayout {}\n{}", index + 1, predict::table(&candidate.prediction, topology)));
+    }
+    text
+}

@@ -1,0 +1,183 @@
+//! Plan files: the contract's "A plan file", read and written. What a Program is made of is in [`foretell_program::Plan`]; here the model and the
+//! topology stand beside it, by name, by path, or in place.
+
+use crate::failure::Failure;
+use crate::inputs::{self, NamedModel};
+use foretell_models::Model;
+use foretell_program::{Layout, Mode, Optimizer, Plan, Stack, Training};
+use foretell_topologies::{Topology, TopologyReference};
+use foretell_units::DataType;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::path::Path;
+
+/// A plan as it stands in a file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanFile {
+    /// The model.
+    pub model: ModelReference,
+    /// The devices.
+    pub topology: TopologyReference,
+    /// How many of the topology's node template there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<usize>,
+    #[serde(default)]
+    layout: Layout,
+    global_batch: usize,
+    #[serde(default = "default_precision")]
+    precision: DataType,
+    #[serde(default)]
+    optimizer: Optimizer,
+    #[serde(default)]
+    training: Training,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    batch_norm_group: Option<usize>,
+    #[serde(default)]
+    stack: Stack,
+    #[serde(default)]
+    mode: Mode,
+}
+
+fn default_precision() -> DataType {
+    DataType::Fp32
+}
+
+/// A model by name or path, or in place.
+#[derive(Clone, Debug)]
+pub enum ModelReference {
+    /// A zoo name or a path.
+    Named(String),
+    /// Written in place.
+    InPlace(Model),
+}
+
+impl Serialize for ModelReference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            ModelReference::Named(name) => serializer.serialize_str(name),
+            ModelReference::InPlace(model) => model.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelReference {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = ModelReference;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a model's name, the path of a model file, or a mapping with `family`")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<ModelReference, E> {
+                Ok(ModelReference::Named(name.into()))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<ModelReference, A::Error> {
+                Model::deserialize(de::value::MapAccessDeserializer::new(map)).map(ModelReference::InPlace)
+            }
+        }
+
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// A plan file with everything that it names found.
+#[derive(Clone, Debug)]
+pub struct LoadedPlan {
+    /// The model and its name.
+    pub model: NamedModel,
+    /// The devices.
+    pub topology: Topology,
+    /// Everything else.
+    pub plan: Plan,
+    /// The file as it was written, with the model and a topology that is only here in place: so that it can be kept with a run.
+    pub file: PlanFile,
+}
+
+impl PlanFile {
+    /// The file of a plan.
+    pub fn new(model: ModelReference, topology: TopologyReference, nodes: Option<usize>, plan: &Plan) -> Self {
+        let plan = plan.clone();
+        Self {
+            model,
+            topology,
+            nodes,
+            layout: plan.layout,
+            global_batch: plan.global_batch,
+            precision: plan.precision,
+            optimizer: plan.optimizer,
+            training: plan.training,
+            batch_norm_group: plan.batch_norm_group,
+            stack: plan.stack,
+            mode: plan.mode,
+        }
+    }
+
+    /// The plan without the model and the topology.
+    pub fn plan(&self) -> Plan {
+        let file = self.clone();
+        Plan {
+            layout: file.layout,
+            global_batch: file.global_batch,
+            precision: file.precision,
+            optimizer: file.optimizer,
+            training: file.training,
+            batch_norm_group: file.batch_norm_group,
+            stack: file.stack,
+            mode: file.mode,
+        }
+    }
+
+    /// Makes paths absolute, so that the file can lie elsewhere.
+    pub fn absolute_paths(&mut self) -> Result<(), Failure> {
+        let absolute = |name: &mut String| {
+            if Path::new(name.as_str()).is_file() {
+                let path = std::path::absolute(name.as_str())
+                    .map_err(|error| Failure::Undone(format!("the path `{name}` cannot be made absolute: {error}")))?;
+                *name = path.display().to_string();
+            }
+            Ok::<(), Failure>(())
+        };
+        if let ModelReference::Named(name) = &mut self.model {
+            absolute(name)?;
+        }
+        if let TopologyReference::Named(name) = &mut self.topology {
+            absolute(name)?;
+        }
+        Ok(())
+    }
+
+    /// As YAML.
+    pub fn to_yaml(&self) -> Result<String, Failure> {
+        serde_saphyr::to_string(self).map_err(|error| Failure::Undone(format!("the plan cannot be written: {error}")))
+    }
+
+    /// Reads a plan file and what it names.
+    pub fn load(path: &Path) -> Result<LoadedPlan, Failure> {
+        let text = inputs::read(path)?;
+        let file: PlanFile = inputs::parse_yaml(&text, path)?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let model = match &file.model {
+            ModelReference::Named(name) => inputs::model_in(name, folder)?,
+            ModelReference::InPlace(model) => NamedModel { name: "model".into(), model: model.clone() },
+        };
+        let topology = match &file.topology {
+            TopologyReference::Named(name) => inputs::topology_in(name, folder)?,
+            TopologyReference::InPlace(spec) => {
+                spec.as_ref().clone().build().map_err(|error| error.in_file(&path.display().to_string()))?
+            }
+        };
+        let topology = match file.nodes {
+            Some(nodes) => topology.with_nodes(nodes)?,
+            None => topology,
+        };
+        topology.validate()?;
+        let plan = file.plan();
+        plan.validate()?;
+        Ok(LoadedPlan { model, topology, plan, file })
+    }
+}

@@ -1,0 +1,103 @@
+//! `foretell run`: all of it in one go: calibrate, plan, simulate, execute, check, report.
+
+use crate::calibrate::{measure, to_yaml, wanted};
+use crate::check::check;
+use crate::execute::{self, TrainingArguments, next_folder, train};
+use crate::failure::Failure;
+use crate::inputs;
+use crate::output;
+use crate::plan::{Choices, document};
+use crate::plan_file::PlanFile;
+use crate::predict;
+use crate::run_folder::RunFolder;
+use clap::Args;
+use foretell_executor::TransportKind;
+use foretell_reports::{check_table, layouts_table};
+use foretell_units::Seconds;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Calibrate, plan, simulate, train and check, in one go
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  foretell run --model mlp --topology local --epochs 10")]
+pub struct Arguments {
+    #[command(flatten)]
+    choices: Choices,
+    #[command(flatten)]
+    training: TrainingArguments,
+    /// Measured costs, instead of a new calibration
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// How long each kernel is timed at most
+    #[arg(long, value_name = "TIME", default_value = "25ms")]
+    patience: Seconds,
+    /// The run's folder [default: the next free number under runs/]
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let choices = &arguments.choices;
+    let setting = choices.setting()?;
+    let folder = arguments.run.as_deref().map_or_else(next_folder, RunFolder::at);
+    let say = |text: &str| if json { Ok(()) } else { output::line(text) };
+
+    let profile_path = folder.file("profile.yaml");
+    let profile = match inputs::profile(arguments.profile.as_deref())? {
+        Some(profile) => profile,
+        None => {
+            let transport = if arguments.training.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
+            let devices = choices.oversubscribe.unwrap_or(setting.topology.device_count());
+            let (kernels, footprint) = wanted(&setting.model.model, &setting.model.name, &setting.base, devices, &choices.fix);
+            let model = Some(setting.model.model.clone());
+            measure(kernels, footprint, model, &setting.topology, arguments.patience, transport)?
+        }
+    };
+    output::write(&profile_path, to_yaml(&profile)?.as_bytes())?;
+    say(&format!(
+        "calibrated: {} kernels, {} exchanges ({})",
+        profile.kernels.len(),
+        profile.exchanges.len(),
+        profile_path.display()
+    ))?;
+
+    let planned = choices.search(&setting, Some(&profile), 5)?;
+    let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
+    say(&format!(
+        "\nplanned: {} layouts, {} simulated\n{}",
+        planned.search.layouts,
+        planned.search.simulated,
+        layouts_table(&rows)
+    ))?;
+    let Some(best) = planned.candidates.first() else {
+        return Err(Failure::Undone("the search returned nothing".into()));
+    };
+    let chosen = folder.file("chosen.yaml");
+    let mut file = choices.plan_file(&best.plan);
+    file.absolute_paths()?;
+    output::write(&chosen, file.to_yaml()?.as_bytes())?;
+
+    let loaded = PlanFile::load(&chosen)?;
+    let foretold = predict::foretell(&loaded, Some(&profile), choices.oversubscribe.is_some())?;
+    predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
+    say(&format!("\nforetold:\n{}", predict::table(&foretold.prediction, &loaded.topology)))?;
+
+    let outcome = train(&loaded, &foretold, &arguments.training, Some(&folder))?;
+    say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
+
+    let checked = check(&folder)?;
+    checked.write_reports()?;
+    if json {
+        let planned = document(choices, &planned);
+        return output::json(&json!({
+            "plan": planned,
+            "predicted": foretold.prediction,
+            "execute": execute::document(&outcome, Some(&folder)),
+            "check": checked.document,
+            "report": folder.path().display().to_string(),
+        }));
+    }
+    output::line(&format!("\nchecked:\n{}", check_table(&checked.document)))?;
+    output::line(&format!("the report is {}", folder.file("report.html").display()))
+}
