@@ -176,7 +176,7 @@ fn fill(operand: &Operand, below: Option<usize>) {
     let spread = |index: usize| (index as u32).wrapping_mul(2_654_435_769);
     for index in 0..operand.bytes / 4 {
         let bits = match below {
-            Some(below) => (u64::from(spread(index)) * below as u64 >> 32) as u32,
+            Some(below) => ((u64::from(spread(index)) * below as u64) >> 32) as u32,
             None => (spread(index) as f32 / u32::MAX as f32).to_bits(),
         };
         // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.

@@ -106,7 +106,7 @@ pub fn execute(
     let timeline = folder.map(|folder| folder.join("timeline"));
     let job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
     let mut files = folder.map(RunFiles::create).transpose()?;
-    let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(job.clone()), options)?;
+    let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// What all ranks are to do: sent once, before anything else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Job {
-    Train(TrainingJob),
+    Train(Box<TrainingJob>),
     Calibrate(CalibrationJob),
 }
 
@@ -107,4 +107,6 @@ pub(crate) struct Overheads {
 pub(crate) enum Order {
     /// Stop waiting for the others: one is lost.
     Abort { lost: Option<usize> },
+    /// All have finished, or the cause of a failure is known: end.
+    Leave,
 }

@@ -136,6 +136,7 @@ impl Ranks {
 
     /// Waits for all ranks to end by themselves.
     pub(crate) fn finish(mut self) -> Result<(), ExecutorError> {
+        self.server.broadcast(&Order::Leave)?;
         let started = Instant::now();
         while self.ended.iter().any(Option::is_none) {
             self.glance();

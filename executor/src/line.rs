@@ -85,10 +85,11 @@ unsafe fn collective(group: &mut Group, kind: Collective, read: &Operand, write:
     let floats = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast::<f32>(), operand.bytes / 4) };
     // SAFETY: the caller's promise.
     let bytes = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer, operand.bytes) };
-    Ok(match kind {
-        Collective::AllReduce => group.all_reduce_f32(floats(write))?,
-        Collective::ReduceScatter => group.reduce_scatter_f32(floats(read), floats(write))?,
-        Collective::AllGather => group.all_gather(bytes(read), bytes(write))?,
-        Collective::AllToAll => group.all_to_all(bytes(read), bytes(write))?,
-    })
+    match kind {
+        Collective::AllReduce => group.all_reduce_f32(floats(write)),
+        Collective::ReduceScatter => group.reduce_scatter_f32(floats(read), floats(write)),
+        Collective::AllGather => group.all_gather(bytes(read), bytes(write)),
+        Collective::AllToAll => group.all_to_all(bytes(read), bytes(write)),
+    }?;
+    Ok(())
 }

@@ -12,7 +12,7 @@ use crate::transport::{
 use foretell_program::Rank;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// The environment variables by which a launcher tells a process which rank it is.
@@ -22,6 +22,9 @@ pub(crate) const LAUNCHER_VARIABLE: &str = "FORETELL_LAUNCHER";
 pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
 pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
 
+/// How long a rank that is done waits to be let go.
+const LEAVE_TIME: Duration = Duration::from_secs(10);
+
 /// How long ranks wait for each other at the start.
 pub(crate) const START_TIME: Duration = Duration::from_secs(30);
 
@@ -29,13 +32,18 @@ pub(crate) const START_TIME: Duration = Duration::from_secs(30);
 pub fn run_rank() -> ExitCode {
     machine::die_with_parent();
     match join() {
-        Ok(member) => match member.work() {
-            Ok(()) => ExitCode::SUCCESS,
+        Ok(member) => match member.receive_job().and_then(|job| Ok((job, member.listen_for_orders()?))) {
+            Ok((job, leave)) => {
+                let result = member.work(&job);
+                if let Err(error) = &result {
+                    member.report(error);
+                }
+                // One that left at once could look like the cause of what it only noticed. The launcher that is gone lets go, too.
+                let _ = leave.recv_timeout(LEAVE_TIME);
+                if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
             Err(error) => {
-                eprintln!("error: {error}");
-                // The launcher may be the one that is gone.
-                let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
-                let _ = member.control.send(&report);
+                member.report(&error);
                 ExitCode::FAILURE
             }
         },
@@ -55,26 +63,45 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    fn work(&self) -> Result<(), ExecutorError> {
-        let job: Job = self.control.receive(Some(START_TIME))?;
-        self.listen_for_orders()?;
+    fn receive_job(&self) -> Result<Job, ExecutorError> {
+        Ok(self.control.receive(Some(START_TIME))?)
+    }
+
+    fn work(&self, job: &Job) -> Result<(), ExecutorError> {
         match job {
-            Job::Train(job) => training::train(self, &job),
-            Job::Calibrate(job) => calibration::measure(self, &job),
+            Job::Train(job) => training::train(self, job),
+            Job::Calibrate(job) => calibration::measure(self, job),
         }
     }
 
-    /// A thread that wakes this rank's streams when the launcher says that another rank is lost, or is lost itself.
-    fn listen_for_orders(&self) -> Result<(), ExecutorError> {
+    /// Says what went wrong, here and to the launcher, which may be the one that is gone.
+    fn report(&self, error: &ExecutorError) {
+        eprintln!("error: {error}");
+        let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
+        let _ = self.control.send(&report);
+    }
+
+    /// A thread that wakes this rank's streams when the launcher says that another rank is lost, or is lost itself; what it returns hears
+    /// when the rank may leave.
+    fn listen_for_orders(&self) -> Result<mpsc::Receiver<()>, ExecutorError> {
         let (control, transport) = (Arc::clone(&self.control), Arc::clone(&self.transport));
-        std::thread::Builder::new()
-            .name("orders".into())
-            .spawn(move || match control.receive(None) {
-                Ok(Order::Abort { lost }) => transport.abort(lost),
-                Err(_) => transport.abort(None),
-            })
-            .map(|_| ())
-            .map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
+        let (sender, receiver) = mpsc::channel();
+        let listen = move || {
+            loop {
+                match control.receive(None) {
+                    Ok(Order::Abort { lost }) => transport.abort(lost),
+                    Ok(Order::Leave) => break,
+                    Err(_) => {
+                        transport.abort(None);
+                        break;
+                    }
+                }
+            }
+            // Nobody listens where the rank has left already.
+            let _ = sender.send(());
+        };
+        let thread = std::thread::Builder::new().name("orders".into()).spawn(listen);
+        thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
     }
 }
 

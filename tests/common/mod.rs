@@ -1,0 +1,77 @@
+//! What the whole-system tests share: a folder that goes away, and the program as a user starts it.
+
+#![allow(dead_code)] // Not every test file uses all of it.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder of a test's own.
+pub struct Scratch {
+    folder: tempfile::TempDir,
+}
+
+/// How a run went.
+pub struct Trained {
+    pub losses: Vec<f64>,
+    pub arenas: Vec<u64>,
+    pub document: Value,
+}
+
+impl Scratch {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder for the test") }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file and returns its path.
+    pub fn file(&self, name: &str, contents: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, contents).expect("the folder can be written to");
+        path
+    }
+
+    /// The program, in this folder.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
+        command.args(arguments).current_dir(self.folder.path());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the program starts")
+    }
+
+    /// Runs a command that must do what it is asked, and reads its one document.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("standard output is one JSON document")
+    }
+
+    pub fn train(&self, plan: &str, steps: usize, seed: u64, more: &[&str]) -> Trained {
+        let plan = self.file("plan.yaml", plan);
+        let (steps, seed) = (steps.to_string(), seed.to_string());
+        let basic = ["execute", "--plan", text(&plan), "--steps", &steps, "--seed", &seed, "--oversubscribe", "--no-evaluation"];
+        let document = self.json(&[&basic[..], more].concat());
+        let numbers = |key: &str| document[key].as_array().expect("a list").clone();
+        Trained {
+            losses: numbers("loss").iter().filter_map(Value::as_f64).collect(),
+            arenas: numbers("peak_memory_bytes").iter().filter_map(Value::as_u64).collect(),
+            document: document.clone(),
+        }
+    }
+
+    pub fn foretold_memory(&self, plan: &str) -> Vec<u64> {
+        let plan = self.file("plan.yaml", plan);
+        let document = self.json(&["simulate", "--plan", text(&plan), "--oversubscribe"]);
+        document["peak_memory_bytes"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+    }
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("test paths are UTF-8")
+}

@@ -1,0 +1,125 @@
+//! The law of the executor: every layout trains to the same loss curve as one rank does, the same run twice gives the same bits, and the
+//! arena is as large as was foretold. Real processes, started as a user starts them.
+
+mod common;
+
+use common::Scratch;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+/// How far two layouts' losses may be apart: sums are made in another order, and a few steps let that grow.
+const TOLERANCE: f64 = 2e-4;
+
+#[derive(Clone, Debug)]
+struct Case {
+    model: &'static str,
+    data: usize,
+    tensor: usize,
+    pipeline: usize,
+    micro_batch: usize,
+    micro_batches: usize,
+    schedule: &'static str,
+    recompute: &'static str,
+    optimizer: &'static str,
+    bucket: &'static str,
+    seed: u64,
+}
+
+impl Case {
+    fn global_batch(&self) -> usize {
+        self.data * self.micro_batch * self.micro_batches
+    }
+
+    fn plan(&self) -> String {
+        let Case { model, data, tensor, pipeline, micro_batch, schedule, recompute, optimizer, bucket, .. } = self;
+        let batch = self.global_batch();
+        format!(
+            "model: {model}\ntopology: local\nglobal_batch: {batch}\noptimizer: {optimizer}\nbatch_norm_group: 2\n\
+             training: {{learning_rate: 0.01}}\n\
+             layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, micro_batch: {micro_batch}, \
+             schedule: {schedule}, recompute: {recompute}, bucket: {bucket}}}\n"
+        )
+    }
+
+    /// The same samples on one rank, all at once.
+    fn on_one_rank(&self) -> Case {
+        let micro_batch = self.global_batch();
+        Case { data: 1, tensor: 1, pipeline: 1, micro_batch, micro_batches: 1, recompute: "none", ..self.clone() }
+    }
+}
+
+const MODELS: [&str; 4] = [
+    "{family: mlp, widths: [64, 32, 48, 16, 10]}",
+    "{family: resnet, depth: 18, stem: small, image: 8, channels: 1, classes: 10, width: 4}",
+    "{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}",
+    "{family: gpt, layers: 3, hidden: 24, heads: 2, vocab: 130, sequence: 8, tied_embeddings: false}",
+];
+
+prop_compose! {
+    fn cases()(
+        model in proptest::sample::select(MODELS.to_vec()),
+        (data, tensor, pipeline) in proptest::sample::select(vec![
+            (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (3, 1, 1), (1, 1, 3), (1, 1, 1), (2, 2, 2),
+        ]),
+        micro_batch in proptest::sample::select(vec![2usize, 4]),
+        micro_batches in 1usize..5,
+        schedule in proptest::sample::select(vec!["gpipe", "1f1b"]),
+        recompute in proptest::sample::select(vec!["none", "full"]),
+        optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
+        bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
+        seed in 0u64..100,
+    ) -> Case {
+        Case { model, data, tensor, pipeline, micro_batch, micro_batches, schedule, recompute, optimizer, bucket, seed }
+    }
+}
+
+fn check(case: &Case) {
+    let scratch = Scratch::new();
+    let one = scratch.train(&case.on_one_rank().plan(), 5, case.seed, &[]);
+    let many = scratch.train(&case.plan(), 5, case.seed, &[]);
+    let again = scratch.train(&case.plan(), 5, case.seed, &[]);
+    assert_eq!(many.losses.len(), 5);
+    for (step, (one, many)) in one.losses.iter().zip(&many.losses).enumerate() {
+        assert!((one - many).abs() <= TOLERANCE * one.abs().max(1.0), "step {step}: {one} on one rank, {many} on several\n{case:?}");
+    }
+    let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&many.losses), bits(&again.losses), "the same run twice differs\n{case:?}");
+    assert!(one.losses[4] < one.losses[0] * 1.05, "training goes the wrong way: {:?}", one.losses);
+    let foretold = scratch.foretold_memory(&case.plan());
+    assert_eq!(many.arenas, foretold, "the arena is not what was foretold\n{case:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: std::env::var("FORETELL_LAW_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(24),
+        max_shrink_iters: 40,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/law.proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_layout_trains_to_the_loss_curve_of_one_rank_and_twice_to_the_same_bits(case in cases()) {
+        check(&case);
+    }
+}
+
+#[test]
+fn tcp_and_shared_memory_train_to_the_same_bits() {
+    let case = Case {
+        model: MODELS[2],
+        data: 2,
+        tensor: 2,
+        pipeline: 1,
+        micro_batch: 2,
+        micro_batches: 2,
+        schedule: "1f1b",
+        recompute: "none",
+        optimizer: "adamw",
+        bucket: "25MiB",
+        seed: 1,
+    };
+    let scratch = Scratch::new();
+    let near = scratch.train(&case.plan(), 4, 1, &[]);
+    let far = scratch.train(&case.plan(), 4, 1, &["--tcp"]);
+    assert_eq!(near.losses, far.losses);
+}
