@@ -141,6 +141,7 @@ pub fn document(outcome: &Outcome, folder: Option<&RunFolder>) -> Value {
         "step_seconds": outcome.steps.iter().map(|step| step.seconds).collect::<Vec<_>>(),
         "step_seconds_median": outcome.median_step().value(),
         "loss": outcome.steps.iter().map(|step| step.loss).collect::<Vec<_>>(),
+        "gradient_norm": outcome.steps.iter().map(|step| step.gradient_norm).collect::<Vec<_>>(),
         "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
         "evaluation": outcome.evaluations.last(),
         "world_size": outcome.world_size,

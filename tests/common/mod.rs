@@ -14,6 +14,7 @@ pub struct Scratch {
 /// How a run went.
 pub struct Trained {
     pub losses: Vec<f64>,
+    pub gradient_norms: Vec<f64>,
     pub arenas: Vec<u64>,
     pub document: Value,
 }
@@ -60,6 +61,7 @@ impl Scratch {
         let numbers = |key: &str| document[key].as_array().expect("a list").clone();
         Trained {
             losses: numbers("loss").iter().filter_map(Value::as_f64).collect(),
+            gradient_norms: numbers("gradient_norm").iter().filter_map(Value::as_f64).collect(),
             arenas: numbers("peak_memory_bytes").iter().filter_map(Value::as_u64).collect(),
             document: document.clone(),
         }
