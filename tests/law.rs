@@ -91,7 +91,10 @@ fn check(case: &Case) {
     let [one_norm, many_norm] = [one.gradient_norms[0], many.gradient_norms[0]];
     assert!((one_norm - many_norm).abs() <= gradient_tolerance * one_norm, "gradient {one_norm} and {many_norm}\n{case:?}");
     for (step, (one, many)) in one.losses.iter().zip(&many.losses).enumerate() {
-        assert!((one - many).abs() <= loss_tolerance * one.abs().max(1.0), "step {step}: {one} on one rank, {many} on several\n{case:?}");
+        assert!(
+            (one - many).abs() <= loss_tolerance * one.abs().max(1.0),
+            "step {step}: {one} on one rank, {many} on several\n{case:?}"
+        );
     }
     let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&many.losses), bits(&again.losses), "the same run twice differs\n{case:?}");

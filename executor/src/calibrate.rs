@@ -4,10 +4,14 @@ use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Job, Overheads, Report};
 use crate::launcher::{LaunchOptions, Ranks, TransportKind};
 use crate::machine;
+use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, Profile, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Quantiles of the devices' paces that a profile keeps.
+const PACES: usize = 16;
 
 /// Times the kernels of `job` on `devices` cores of this machine at once, and their transport; `device` is the kind that the topology calls them.
 /// `progress` is told how many kernels are done.
@@ -25,13 +29,15 @@ pub fn calibrate(
     let mut kernels: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
     let mut exchanges: BTreeMap<(Exchange, u64), Vec<(Sample, Seconds)>> = BTreeMap::new();
     let mut overheads: Vec<Overheads> = Vec::new();
+    let mut paces: Vec<f64> = Vec::new();
     let mut running = devices;
     while running > 0 {
         let (rank, report) = ranks.next()?;
         match report {
-            Report::Kernel { index, sample } => {
+            Report::Progress { done } => progress(done),
+            Report::Kernel { index, sample, paces: found } => {
                 kernels.entry(index).or_default().push(sample);
-                progress(kernels.len());
+                paces.extend(found);
             }
             // Of send and receive only the first two ranks' times mean anything.
             Report::Exchange { exchange: Exchange::SendReceive, .. } if rank > 1 => {}
@@ -67,9 +73,19 @@ pub fn calibrate(
         step_overhead: each(|overheads| overheads.step),
         load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
         communication_share: mean(|overheads| overheads.communication_share),
+        buffered_bytes: if options.transport == TransportKind::Tcp { 0 } else { SegmentShape::DEFAULT_RING_BYTES as u64 },
+        paces: quantiles(paces),
         kernels: kernels.collect(),
         exchanges: exchanges.collect(),
     })
+}
+
+/// The quantiles of paces at equal steps of probability.
+fn quantiles(mut paces: Vec<f64>) -> Vec<f64> {
+    paces.retain(|pace| pace.is_finite());
+    paces.sort_by(f64::total_cmp);
+    let at = |step: usize| paces.get((2 * step + 1) * paces.len() / (2 * PACES)).copied();
+    (0..PACES).filter_map(at).collect()
 }
 
 /// What several ranks measured of the same thing: the mean of their medians, and the whole of their spread.

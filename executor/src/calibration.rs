@@ -21,20 +21,31 @@ use statrs::statistics::{Data, OrderStatistics};
 use std::sync::Arc;
 
 /// Durations of one thing are taken at least and at most so often.
-const FEWEST: usize = 9;
+const FEWEST: usize = 5;
 const MOST: usize = 400;
+/// How often the calibration goes through all kernels.
+const PASSES: usize = 6;
 /// The most sets of operands that a kernel takes turns on.
 const MOST_SETS: u64 = 64;
+/// How many sets further the next turn is: a prime beyond the most sets, so that all have their turn.
+const STRIDE: usize = 67;
 
 /// Does a calibration as one of its ranks.
 pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), ExecutorError> {
     let everyone: Vec<usize> = (0..member.world_size).collect();
     let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
     let mut bench = KernelBench::new(job)?;
-    for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
-        group.barrier()?;
-        let sample = bench.time(kernel, *accumulate, job.patience)?;
-        member.control.send(&Report::Kernel { index, sample })?;
+    let mut passes: Vec<Vec<Vec<f64>>> = vec![Vec::new(); job.kernels.len()];
+    for pass in 0..PASSES {
+        for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
+            group.barrier()?;
+            passes[index].push(bench.time(kernel, *accumulate, job.patience / PASSES as f64)?);
+        }
+        member.control.send(&Report::Progress { done: (pass + 1) * job.kernels.len() / PASSES })?;
+    }
+    for (index, passes) in passes.into_iter().enumerate() {
+        let (sample, paces) = usual_best(&passes);
+        member.control.send(&Report::Kernel { index, sample, paces })?;
     }
     drop(bench);
     let mut share = 0.0;
@@ -58,6 +69,26 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     member.control.send(&Report::Overheads(measured))?;
     member.control.send(&Report::Finished { arena: Bytes::ZERO })?;
     Ok(())
+}
+
+/// A kernel's sample from passes that lie some time apart, and how much slower each pass was. On a machine that others use too a device changes
+/// its pace for a second at a time; so the sample is of its usual best, and the paces are kept apart. The sample's spread is that within a pass.
+fn usual_best(passes: &[Vec<f64>]) -> (Sample, Vec<f64>) {
+    let samples: Vec<Sample> = passes.iter().map(|pass| summarise(pass.clone())).collect();
+    let mut medians: Vec<f64> = samples.iter().map(|sample| sample.median.value()).collect();
+    let best = Data::new(medians.clone()).quantile(0.2).max(f64::MIN_POSITIVE);
+    let spread = |part: fn(&Sample) -> Seconds| {
+        let relative = samples.iter().map(|sample| part(sample) / sample.median).filter(|ratio| ratio.is_finite());
+        Seconds::new(best * Data::new(relative.collect::<Vec<_>>()).median())
+    };
+    let sample = Sample {
+        median: Seconds::new(best),
+        p10: spread(|sample| sample.p10).min(Seconds::new(best)),
+        p90: spread(|sample| sample.p90).max(Seconds::new(best)),
+        count: samples.iter().map(|sample| sample.count).sum(),
+    };
+    medians.iter_mut().for_each(|median| *median /= best);
+    (sample, medians)
 }
 
 /// What is left of durations once those beyond three scaled median absolute deviations are gone (Leys et al. 2013).
@@ -96,14 +127,16 @@ impl KernelBench {
         Ok(Self { backend: CpuBackend::new(), arena, footprint: job.footprint.count() })
     }
 
-    fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Sample, ExecutorError> {
+    fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Vec<f64>, ExecutorError> {
         let sets = self.operand_sets(kernel);
         let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
         let mut seconds = Vec::new();
         let mut spent = 0.0;
-        let mut round = 0;
+        let mut round = 0usize;
         while seconds.len() < FEWEST || (spent < patience.value() && seconds.len() < MOST) {
-            let Some((reads, writes)) = sets.sets.get(round % sets.sets.len().max(1)) else { break };
+            // Not in the order in which they lie: that would be fetched ahead.
+            let turn = round.wrapping_mul(STRIDE) % sets.sets.len().max(1);
+            let Some((reads, writes)) = sets.sets.get(turn) else { break };
             let call = KernelCall { kernel, reads, writes, accumulate, hyperparameters: &hyperparameters, group_index: 0 };
             let start = clock::now();
             // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
@@ -120,7 +153,7 @@ impl KernelBench {
             spent += duration;
             round += 1;
         }
-        Ok(summarise(seconds))
+        Ok(seconds)
     }
 
     /// Lays out as many sets as fill the footprint, and fills them with numbers that are usual.
@@ -227,7 +260,13 @@ fn time_exchange(
         go_on[0] = f32::from_le_bytes(decision);
     }
     let count = seconds.len() as f64;
-    Ok((summarise(seconds), Seconds::new(processor / count)))
+    // As for kernels: a quarter of the rounds is enough to show the usual best.
+    let sample = summarise(seconds.clone());
+    let best = Data::new(seconds).lower_quartile();
+    Ok((
+        Sample { median: Seconds::new(best), p10: sample.p10.min(Seconds::new(best)), ..sample },
+        Seconds::new(processor / count),
+    ))
 }
 
 fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {

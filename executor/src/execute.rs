@@ -121,8 +121,8 @@ pub fn execute(
     while running > 0 {
         let (rank, report) = ranks.next()?;
         match report {
-            Report::Step(report) => {
-                if let Some(metrics) = collector.step(report) {
+            Report::Steps(reports) => {
+                for metrics in reports.into_iter().filter_map(|report| collector.step(report)).collect::<Vec<_>>() {
                     if !metrics.loss.is_finite() {
                         return Err(ExecutorError::Diverged { step: metrics.step, loss: metrics.loss });
                     }

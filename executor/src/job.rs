@@ -63,13 +63,33 @@ pub struct CalibrationJob {
 /// What a rank tells the launcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    Step(StepReport),
+    /// Steps since the last report: ranks do not bother the launcher at every one, because it shares their cores.
+    Steps(Vec<StepReport>),
     Evaluation(EvaluationReport),
-    Finished { arena: Bytes },
-    Kernel { index: usize, sample: Sample },
-    Exchange { exchange: Exchange, bytes: Bytes, sample: Sample, processor: Seconds },
+    Finished {
+        arena: Bytes,
+    },
+    /// A kernel's sample, and how its passes compare with it.
+    Kernel {
+        index: usize,
+        sample: Sample,
+        paces: Vec<f64>,
+    },
+    /// How many kernels have been timed, a kernel in all passes counting one.
+    Progress {
+        done: usize,
+    },
+    Exchange {
+        exchange: Exchange,
+        bytes: Bytes,
+        sample: Sample,
+        processor: Seconds,
+    },
     Overheads(Overheads),
-    Failed { message: String, consequence: bool },
+    Failed {
+        message: String,
+        consequence: bool,
+    },
 }
 
 /// One rank's part of a step.

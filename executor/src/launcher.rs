@@ -38,8 +38,8 @@ pub struct LaunchOptions {
 
 /// How long a run waits for the cause of a failure, and for ranks to end after it.
 const GRACE: Duration = Duration::from_millis(700);
-/// How often children are looked after when nothing happens.
-const GLANCE: Duration = Duration::from_millis(20);
+/// How often children are looked after when nothing happens; seldom, because the launcher shares their cores.
+const GLANCE: Duration = Duration::from_millis(100);
 
 /// The ranks of a run. Dropping it ends them.
 pub(crate) struct Ranks {

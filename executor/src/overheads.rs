@@ -7,7 +7,7 @@ use crate::clock;
 use crate::data::{DataSource, Dataset, SampleShape, Split};
 use crate::error::ExecutorError;
 use crate::interpreter::{Interpreter, Step};
-use crate::job::{Overheads, Report, StepReport};
+use crate::job::Overheads;
 use crate::rank::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
@@ -99,7 +99,7 @@ fn program(member: &Member, count: usize, handing: bool) -> Result<Program, Exec
     })
 }
 
-/// Times whole steps of a Program, with the report that a training step makes.
+/// Times whole steps of a Program.
 fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
     let arena = Arena::new(Bytes::new(64))?;
     let shape = SampleShape::Features { width: 1, classes: 2 };
@@ -108,13 +108,10 @@ fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
     let mut interpreter =
         Interpreter::start(&[program], member.rank, &arena, Arc::clone(&member.transport), Arc::clone(&samples))?;
     let mut seconds = Vec::new();
-    for step in 0..RUNS {
+    for _ in 0..RUNS {
         let start = clock::now();
         let hyperparameters = Hyperparameters::default();
         interpreter.run(Step { program: 0, samples: Arc::clone(&samples), hyperparameters })?;
-        let metrics = interpreter.metrics(0, &program.mesh, member.rank);
-        let end = clock::now();
-        member.control.send(&Report::Step(StepReport { step, start, end, learning_rate: 0.0, metrics }))?;
         seconds.push((clock::now() - start) as f64 * 1e-9);
     }
     seconds.drain(..RUNS / 4);

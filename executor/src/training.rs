@@ -14,6 +14,10 @@ use crate::{clock, supported};
 use foretell_models::GraphOptions;
 use foretell_program::{Axis, Compiled, Plan, compile};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a rank reports its steps: often enough to follow a run.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 const TRAINING: usize = 0;
 const EVALUATION: usize = 1;
@@ -47,7 +51,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arena, Arc::clone(&member.transport), Arc::new(samples))?;
-    let mut run = Run { member, job, compiled: &compiled, dataset, interpreter };
+    let mut run = Run { member, job, compiled: &compiled, dataset, interpreter, unsent: Vec::new(), sent: Instant::now() };
     run.steps()?;
     member.control.send(&Report::Finished { arena: arena.size() })?;
     Ok(())
@@ -59,6 +63,9 @@ struct Run<'a> {
     compiled: &'a Compiled,
     dataset: Arc<Dataset>,
     interpreter: Interpreter,
+    /// Steps that the launcher has not heard of yet.
+    unsent: Vec<StepReport>,
+    sent: Instant,
 }
 
 impl Run<'_> {
@@ -80,6 +87,7 @@ impl Run<'_> {
                 self.evaluate(step, epoch)?;
             }
         }
+        self.send_steps()?;
         match &self.job.timeline {
             Some(folder) => recording.write(&folder.join(format!("{}.json", self.member.rank.0)), self.member.rank),
             None => Ok(()),
@@ -96,11 +104,18 @@ impl Run<'_> {
         let end = clock::now();
         recording.add(start, end, spans);
         let learning_rate = hyperparameters.learning_rate;
-        Ok(self.member.control.send(&Report::Step(StepReport { step, start, end, learning_rate, metrics }))?)
+        self.unsent.push(StepReport { step, start, end, learning_rate, metrics });
+        if self.sent.elapsed() > REPORT_INTERVAL { self.send_steps() } else { Ok(()) }
+    }
+
+    fn send_steps(&mut self) -> Result<(), ExecutorError> {
+        self.sent = Instant::now();
+        Ok(self.member.control.send(&Report::Steps(std::mem::take(&mut self.unsent)))?)
     }
 
     /// The loss and the right predictions over all evaluation samples.
     fn evaluate(&mut self, step: usize, epoch: usize) -> Result<(), ExecutorError> {
+        self.send_steps()?;
         let global_batch = self.job.plan.global_batch;
         let mut metrics: Vec<(foretell_program::MetricKind, f64)> = Vec::new();
         for batch in 0..self.dataset.evaluation_batches(global_batch) {

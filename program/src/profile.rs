@@ -31,7 +31,8 @@ pub struct KernelSample {
     pub accumulate: bool,
     /// The number format.
     pub precision: DataType,
-    /// How long it took, with as many ranks at work on the machine as it has devices.
+    /// How long it took when the device was at its usual best (the fifth of its durations that were shortest), with as many ranks at work on
+    /// the machine as it has devices. How often and how much it is slower is in [`Profile::paces`].
     pub time: Sample,
 }
 
@@ -102,6 +103,11 @@ pub struct Profile {
     /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
     /// is another's work.
     pub communication_share: f64,
+    /// Bytes that a sender may be ahead of its receiver: what the transport keeps.
+    pub buffered_bytes: u64,
+    /// How much slower than its kernels' samples say a device is over time, because others use the machine too: quantiles at equal steps of
+    /// probability, from ratios taken over the whole calibration. `[1]` on a machine of one's own.
+    pub paces: Vec<f64>,
     /// Kernels.
     pub kernels: Vec<KernelSample>,
     /// Communication.

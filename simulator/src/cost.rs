@@ -125,6 +125,8 @@ pub struct CostModel {
     pub links: LinkEfficiency,
     /// Bytes that a sender may be ahead of its receiver; messages of more than that wait for it.
     pub buffered: Bytes,
+    /// How much slower than its costs say a device is over time: quantiles at equal steps of probability (see [`Profile::paces`]).
+    pub paces: Vec<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -140,7 +142,9 @@ impl CostModel {
     /// library device that it names; the data sheet for all others.
     pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
         let kinds = topology.device_kinds().iter().map(|kind| KindCosts::new(kind, profile)).collect();
-        Self { kinds, links: LinkEfficiency::default(), buffered: Bytes::ZERO }
+        let buffered = profile.map_or(Bytes::ZERO, |profile| Bytes::new(profile.buffered_bytes));
+        let paces = profile.map(|profile| profile.paces.iter().copied().filter(|pace| pace.is_finite() && *pace > 0.0).collect());
+        Self { kinds, links: LinkEfficiency::default(), buffered, paces: paces.unwrap_or_default() }
     }
 
     /// How long a kernel takes alone on a device of a kind (an index into [`Topology::device_kinds`]).

@@ -12,7 +12,7 @@ use crate::engine::EventQueue;
 use crate::error::SimulationError;
 use crate::fairness::{ActivityId, FairShare};
 use crate::lowering::{Lowered, Step};
-use crate::simulation::Quantile;
+use crate::simulation::{Quantile, Scenario};
 use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
 use foretell_units::Picoseconds;
 use std::collections::BTreeSet;
@@ -31,8 +31,8 @@ pub(crate) struct Run {
 }
 
 /// Runs a Program once.
-pub(crate) fn interpret(lowered: &Lowered<'_>, quantile: Quantile) -> Result<Run, SimulationError> {
-    let mut interpreter = Interpreter::new(lowered, quantile);
+pub(crate) fn interpret(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Run, SimulationError> {
+    let mut interpreter = Interpreter::new(lowered, scenario);
     interpreter.start_all();
     while interpreter.advance() {}
     interpreter.into_run()
@@ -119,6 +119,8 @@ struct Buffered {
 struct Interpreter<'a> {
     lowered: &'a Lowered<'a>,
     quantile: Quantile,
+    /// How much slower than its costs each rank's device is in this step; empty where none is.
+    paces: &'a [f64],
     work: Vec<&'a [[Picoseconds; 3]]>,
     handoff: Vec<Picoseconds>,
     queue: EventQueue<Event>,
@@ -139,7 +141,8 @@ struct Interpreter<'a> {
 }
 
 impl<'a> Interpreter<'a> {
-    fn new(lowered: &'a Lowered<'a>, quantile: Quantile) -> Self {
+    fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario) -> Self {
+        let quantile = scenario.quantile;
         let ranks: Vec<RankTimeline> = lowered
             .ranks
             .iter()
@@ -165,6 +168,7 @@ impl<'a> Interpreter<'a> {
         Self {
             lowered,
             quantile,
+            paces: &scenario.paces,
             work: (0..lowered.ranks.len()).map(|rank| lowered.work(rank)).collect(),
             handoff: lowered.ranks.iter().map(|rank| handoff(rank.kind)).collect(),
             queue: EventQueue::new(),
@@ -251,6 +255,14 @@ impl<'a> Interpreter<'a> {
         })
     }
 
+    /// A duration at the pace of a rank's device.
+    fn paced(&self, rank: usize, duration: Picoseconds) -> Picoseconds {
+        match self.paces.get(rank) {
+            Some(pace) => Picoseconds((duration.0 as f64 * pace).round() as u64),
+            None => duration,
+        }
+    }
+
     fn start_ready(&mut self) {
         while let Some(task) = self.ready.pop() {
             self.start(task);
@@ -264,8 +276,8 @@ impl<'a> Interpreter<'a> {
         let simulated = &self.lowered.ranks[rank];
         let stage = &self.lowered.stages[simulated.stage];
         match stage.steps[instruction] {
-            Step::Compute => self.compute(task, self.work[rank][instruction][self.quantile as usize]),
-            Step::Load => self.load(task, self.work[rank][instruction][self.quantile as usize]),
+            Step::Compute => self.compute(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
+            Step::Load => self.load(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
             Step::Collective { group, nth } => {
                 let group = simulated.groups[group as usize];
                 let set = &self.lowered.groups[group as usize];

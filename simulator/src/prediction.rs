@@ -4,7 +4,7 @@ use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::lowering::Lowered;
 use crate::si;
-use crate::simulation::{Breakdown, Oversubscription, Quantile, Simulation, run};
+use crate::simulation::{Breakdown, Oversubscription, Quantile, Scenario, Simulation, run};
 use foretell_program::{Axis, Program};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, FlopsPerSecond, Seconds};
@@ -53,8 +53,12 @@ pub struct Prediction {
     pub wall_seconds: Seconds,
 }
 
-/// Foretells a step and how far it may be off: three simulations, with every duration at its 10th percentile, its median and
-/// its 90th percentile. Returns the median simulation beside the summary.
+/// Steps that are simulated where devices change their pace: enough for quartiles to be steady.
+const DRAWS: usize = 16;
+
+/// Foretells a step and how far it may be off: with every duration at its 10th percentile, its median and its 90th percentile; and where the
+/// calibration found that devices change their pace, over steps in which each rank's device has a pace of its own, drawn from what was
+/// found. Returns the median simulation beside the summary.
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -65,9 +69,23 @@ pub fn predict(
     oversubscription: Oversubscription,
 ) -> Result<(Prediction, Simulation), SimulationError> {
     let lowered = Lowered::new(program, topology, costs, oversubscription)?;
-    let fast: Seconds = run(&lowered, Quantile::P10)?.step.into();
-    let slow: Seconds = run(&lowered, Quantile::P90)?.step.into();
-    let median = run(&lowered, Quantile::Median)?;
+    let at = |quantile| run(&lowered, &Scenario { quantile, paces: Vec::new() });
+    let usual = at(Quantile::Median)?;
+    let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
+    let (fastest, slowest) = (over_usual(at(Quantile::P10)?), over_usual(at(Quantile::P90)?));
+    let mut steps = match costs.paces.len() {
+        0 | 1 => vec![usual],
+        _ => (0..DRAWS)
+            .map(|draw| {
+                run(&lowered, &Scenario { quantile: Quantile::Median, paces: paces(&costs.paces, lowered.ranks.len(), draw) })
+            })
+            .collect::<Result<_, _>>()?,
+    };
+    steps.sort_by_key(|simulation| simulation.step);
+    let quantile = |share: f64| ((steps.len() - 1) as f64 * share).round() as usize;
+    let fast = Seconds::from(steps[quantile(0.1)].step) * fastest;
+    let slow = Seconds::from(steps[quantile(0.9)].step) * slowest;
+    let median = steps.swap_remove(quantile(0.5));
     let step: Seconds = median.step.into();
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
@@ -100,4 +118,16 @@ pub fn predict(
         wall_seconds: Seconds::ZERO,
     };
     Ok((prediction, median))
+}
+
+/// Each rank's pace in one of [`DRAWS`] steps. Every rank goes once through all quantiles, each in an order of its own, so that ranks are
+/// independent and the draws cover the distribution evenly (a Latin hypercube; McKay et al. 1979).
+fn paces(quantiles: &[f64], ranks: usize, draw: usize) -> Vec<f64> {
+    (0..ranks)
+        .map(|rank| {
+            // Odd factors permute the residues modulo a power of two.
+            let position = (draw * (2 * (rank * 5 % (DRAWS / 2)) + 1) + rank * 7) % DRAWS;
+            quantiles[position * quantiles.len() / DRAWS]
+        })
+        .collect()
 }

@@ -98,12 +98,20 @@ pub fn simulate(
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
     let lowered = Lowered::new(program, topology, costs, options.oversubscription)?;
-    run(&lowered, options.quantile)
+    run(&lowered, &Scenario { quantile: options.quantile, paces: Vec::new() })
+}
+
+/// What a run assumes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scenario {
+    pub(crate) quantile: Quantile,
+    /// How much slower than its costs each rank's device is; empty where none is.
+    pub(crate) paces: Vec<f64>,
 }
 
 /// One run of a Program that has been made ready.
-pub(crate) fn run(lowered: &Lowered<'_>, quantile: Quantile) -> Result<Simulation, SimulationError> {
-    let run = interpreter::interpret(lowered, quantile)?;
+pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulation, SimulationError> {
+    let run = interpreter::interpret(lowered, scenario)?;
     let uncalibrated = lowered.uncalibrated(&run);
     Ok(Simulation {
         step: run.timeline.step(),

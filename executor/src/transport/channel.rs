@@ -31,9 +31,9 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        // A blocked process takes some 10-50 us to wake on a virtual machine: spinning about as long costs at most twice the
-        // best choice. Five minutes outlast slow checkpoints and evaluations on another rank.
-        Patience { spin: Duration::from_micros(50), timeout: Duration::from_secs(300) }
+        // A blocked process takes some 10-100 us to wake on a virtual machine, and its core longer if it fell asleep. Spinning yields the
+        // core to whoever wants it, so it costs little. Five minutes outlast slow checkpoints and evaluations on another rank.
+        Patience { spin: Duration::from_millis(1), timeout: Duration::from_secs(300) }
     }
 }
 
