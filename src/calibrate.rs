@@ -3,11 +3,12 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::output;
+use crate::plan_file::PlanFile;
 use clap::Args;
 use foretell_executor::{CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes};
 use foretell_models::{Kernel, Model};
 use foretell_planner::{Fixed, space};
-use foretell_program::{Operation, Plan, Profile, compile};
+use foretell_program::{Compiled, Operation, Plan, Profile, compile};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeSet;
@@ -26,9 +27,11 @@ pub struct Arguments {
     /// Samples of one step, from which the kernels' sizes follow
     #[arg(long, value_name = "SAMPLES")]
     global_batch: Option<usize>,
-    /// How long each kernel is timed at most, such as 20ms
-    #[arg(long, value_name = "TIME", default_value = "25ms")]
-    patience: Seconds,
+    /// Measure the kernels of this plan only
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "global_batch"])]
+    plan: Option<PathBuf>,
+    #[command(flatten)]
+    patience: Patience,
     /// Measure TCP over the loopback interface instead of shared memory
     #[arg(long)]
     tcp: bool,
@@ -37,22 +40,39 @@ pub struct Arguments {
     output: PathBuf,
 }
 
+/// How thorough a calibration is.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Patience {
+    /// How long each kernel is timed, over all passes; a slow one at least a few times
+    #[arg(long, value_name = "TIME", default_value = "25ms")]
+    patience: Seconds,
+    /// How long the passes over all kernels go on at least: to see how the devices change their pace
+    #[arg(long, value_name = "TIME", default_value = "6s")]
+    calibration_time: Seconds,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&arguments.topology, None)?;
-    let models = match &arguments.model {
-        Some(name) => vec![inputs::model(name)?],
-        None => small_models(),
-    };
     let mut kernels = BTreeSet::new();
     let mut footprint = Bytes::ZERO;
-    for model in &models {
+    let models = match (&arguments.plan, &arguments.model) {
+        (Some(path), _) => {
+            let loaded = PlanFile::load(path)?;
+            let compiled = compile(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
+            footprint = collect(&compiled, &mut kernels);
+            vec![loaded.model]
+        }
+        (None, Some(name)) => vec![inputs::model(name)?],
+        (None, None) => small_models(),
+    };
+    for model in models.iter().filter(|_| arguments.plan.is_none()) {
         let sequences = matches!(model.model, Model::Gpt { .. });
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
             let base = Plan { optimizer, ..base.clone() };
-            let (wanted, bytes) = wanted(&model.model, &model.name, &base, topology.device_count(), &Fixed::default());
+            let (wanted, bytes) = wanted(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
             kernels.extend(wanted);
             footprint = footprint.max(bytes);
         }
@@ -90,15 +110,18 @@ pub fn measure(
     footprint: Bytes,
     model: Option<Model>,
     topology: &Topology,
-    patience: Seconds,
+    patience: Patience,
     transport: TransportKind,
 ) -> Result<Profile, Failure> {
     let cores = foretell_executor::machine::allowed_cores().len();
     let devices = topology.device_count().min(cores).max(1);
     let kind = topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default();
-    let job = CalibrationJob { kernels: kernels.into_iter().collect(), footprint, messages: message_sizes(), patience, model };
-    let bar = output::progress(job.kernels.len(), "calibrate");
-    let profile = calibrate(&job, devices, &kind, &launch_options(transport, None)?, &mut |done| bar.set_position(done as u64))?;
+    let Patience { patience, calibration_time } = patience;
+    let kernels = kernels.into_iter().collect();
+    let job = CalibrationJob { kernels, footprint, messages: message_sizes(), patience, duration: calibration_time, model };
+    let bar = output::progress(100, "calibrate");
+    let mut show = |share: f64| bar.set_position((share * 100.0) as u64);
+    let profile = calibrate(&job, devices, &kind, &launch_options(transport, None)?, &mut show)?;
     bar.finish_and_clear();
     Ok(profile)
 }
@@ -111,20 +134,36 @@ pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result
 }
 
 /// The kernels of every layout in a plan's space, and about how many bytes a step of theirs touches.
-pub fn wanted(model: &Model, name: &str, base: &Plan, devices: usize, fixed: &Fixed) -> (BTreeSet<(Kernel, bool)>, Bytes) {
+/// Layouts that do not fit the devices are left out.
+pub fn wanted(
+    model: &Model,
+    name: &str,
+    base: &Plan,
+    topology: &Topology,
+    devices: usize,
+    fixed: &Fixed,
+) -> (BTreeSet<(Kernel, bool)>, Bytes) {
+    let memory = topology.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO);
     let mut kernels = BTreeSet::new();
     let mut footprint = Bytes::ZERO;
     for layout in space::layouts(&base.layout, devices, usize::MAX, base.global_batch, fixed) {
         // What cannot be laid out has no kernels.
         let Ok(compiled) = compile(model, name, &Plan { layout, ..base.clone() }) else { continue };
-        footprint = compiled.arenas().into_iter().fold(footprint, Bytes::max);
-        for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
-            if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
-                kernels.insert((*kernel, *accumulate));
-            }
+        if compiled.arenas().into_iter().all(|arena| arena <= memory) {
+            footprint = footprint.max(collect(&compiled, &mut kernels));
         }
     }
     (kernels, footprint)
+}
+
+/// Adds a training step's kernels; returns the largest arena.
+fn collect(compiled: &Compiled, kernels: &mut BTreeSet<(Kernel, bool)>) -> Bytes {
+    for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
+        if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
+            kernels.insert((*kernel, *accumulate));
+        }
+    }
+    compiled.arenas().into_iter().fold(Bytes::ZERO, Bytes::max)
 }
 
 /// A small model of each family.

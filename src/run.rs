@@ -1,6 +1,6 @@
 //! `foretell run`: all of it in one go: calibrate, plan, simulate, execute, check, report.
 
-use crate::calibrate::{measure, to_yaml, wanted};
+use crate::calibrate::{Patience, measure, to_yaml, wanted};
 use crate::check::check;
 use crate::execute::{self, TrainingArguments, next_folder, train};
 use crate::failure::Failure;
@@ -13,7 +13,6 @@ use crate::run_folder::RunFolder;
 use clap::Args;
 use foretell_executor::TransportKind;
 use foretell_reports::{check_table, layouts_table};
-use foretell_units::Seconds;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -28,9 +27,8 @@ pub struct Arguments {
     /// Measured costs, instead of a new calibration
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// How long each kernel is timed at most
-    #[arg(long, value_name = "TIME", default_value = "25ms")]
-    patience: Seconds,
+    #[command(flatten)]
+    patience: Patience,
     /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
@@ -49,7 +47,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         None => {
             let transport = if arguments.training.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
             let devices = choices.oversubscribe.unwrap_or(setting.topology.device_count());
-            let (kernels, footprint) = wanted(&setting.model.model, &setting.model.name, &setting.base, devices, &choices.fix);
+            let (kernels, footprint) = wanted(&setting.model.model, &setting.model.name, &setting.base, &setting.topology, devices, &choices.fix);
             let model = Some(setting.model.model.clone());
             measure(kernels, footprint, model, &setting.topology, arguments.patience, transport)?
         }

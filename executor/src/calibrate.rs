@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const PACES: usize = 16;
 
 /// Times the kernels of `job` on `devices` cores of this machine at once, and their transport; `device` is the kind that the topology calls them.
-/// `progress` is told how many kernels are done.
+/// `progress` is told the share that is done, from 0 to 1.
 ///
 /// # Errors
 /// [`ExecutorError`]: a rank died, or a kernel refused its sizes.
@@ -23,7 +23,7 @@ pub fn calibrate(
     devices: usize,
     device: &str,
     options: &LaunchOptions,
-    progress: &mut dyn FnMut(usize),
+    progress: &mut dyn FnMut(f64),
 ) -> Result<Profile, ExecutorError> {
     let mut ranks = Ranks::start(devices, &Job::Calibrate(job.clone()), options)?;
     let mut kernels: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
@@ -34,11 +34,9 @@ pub fn calibrate(
     while running > 0 {
         let (rank, report) = ranks.next()?;
         match report {
-            Report::Progress { done } => progress(done),
-            Report::Kernel { index, sample, paces: found } => {
-                kernels.entry(index).or_default().push(sample);
-                paces.extend(found);
-            }
+            Report::Progress(share) => progress(share),
+            Report::Kernel { index, sample } => kernels.entry(index).or_default().push(sample),
+            Report::Paces(found) => paces.extend(found),
             // Of send and receive only the first two ranks' times mean anything.
             Report::Exchange { exchange: Exchange::SendReceive, .. } if rank > 1 => {}
             Report::Exchange { exchange, bytes, sample, processor } => {

@@ -23,10 +23,15 @@ use std::sync::Arc;
 /// Durations of one thing are taken at least and at most so often.
 const FEWEST: usize = 5;
 const MOST: usize = 400;
-/// How often the calibration goes through all kernels.
+/// How often the calibration goes through all kernels at least, and at most.
 const PASSES: usize = 6;
+const MOST_PASSES: usize = 500;
+/// Kernel time over which a device's pace is taken: shorter than its changes, longer than most steps' noise.
+const WINDOW: f64 = 0.05;
 /// The most sets of operands that a kernel takes turns on.
 const MOST_SETS: u64 = 64;
+/// The most bytes that a kernel's operands are spread over: beyond any second-level cache.
+const MOST_FOOTPRINT: u64 = 32 << 20;
 /// How many sets further the next turn is: a prime beyond the most sets, so that all have their turn.
 const STRIDE: usize = 67;
 
@@ -35,18 +40,23 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     let everyone: Vec<usize> = (0..member.world_size).collect();
     let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
     let mut bench = KernelBench::new(job)?;
-    let mut passes: Vec<Vec<Vec<f64>>> = vec![Vec::new(); job.kernels.len()];
-    for pass in 0..PASSES {
+    let mut watch = Watch::new(job.kernels.len());
+    let started = clock::now();
+    let mut go_on = true;
+    while go_on {
         for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
             group.barrier()?;
-            passes[index].push(bench.time(kernel, *accumulate, job.patience / PASSES as f64)?);
+            watch.add(index, bench.time(kernel, *accumulate, job.patience / PASSES as f64)?);
         }
-        member.control.send(&Report::Progress { done: (pass + 1) * job.kernels.len() / PASSES })?;
+        let share = watch.passes() as f64 / PASSES as f64;
+        let elapsed = (clock::now() - started) as f64 * 1e-9 / job.duration.value().max(1e-3);
+        member.control.send(&Report::Progress(share.min(elapsed).min(1.0)))?;
+        go_on = agree(&mut group, !job.kernels.is_empty() && watch.passes() < MOST_PASSES && (share < 1.0 || elapsed < 1.0))?;
     }
-    for (index, passes) in passes.into_iter().enumerate() {
-        let (sample, paces) = usual_best(&passes);
-        member.control.send(&Report::Kernel { index, sample, paces })?;
+    for (index, sample) in watch.samples().into_iter().enumerate() {
+        member.control.send(&Report::Kernel { index, sample })?;
     }
+    member.control.send(&Report::Paces(watch.paces()))?;
     drop(bench);
     let mut share = 0.0;
     if member.world_size > 1 {
@@ -54,7 +64,9 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
             for exchange in [Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather, Exchange::SendReceive] {
                 let (sample, processor) = time_exchange(&mut group, exchange, bytes, job.patience)?;
                 // Of the longest messages: there the processor copies and adds, and hardly waits.
-                share = (processor / sample.median).clamp(0.0, 1.0);
+                if exchange == Exchange::AllReduce {
+                    share = (processor / sample.median).clamp(0.0, 1.0);
+                }
                 member.control.send(&Report::Exchange { exchange, bytes, sample, processor })?;
             }
         }
@@ -71,24 +83,82 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     Ok(())
 }
 
-/// A kernel's sample from passes that lie some time apart, and how much slower each pass was. On a machine that others use too a device changes
-/// its pace for a second at a time; so the sample is of its usual best, and the paces are kept apart. The sample's spread is that within a pass.
-fn usual_best(passes: &[Vec<f64>]) -> (Sample, Vec<f64>) {
-    let samples: Vec<Sample> = passes.iter().map(|pass| summarise(pass.clone())).collect();
-    let mut medians: Vec<f64> = samples.iter().map(|sample| sample.median.value()).collect();
-    let best = Data::new(medians.clone()).quantile(0.2).max(f64::MIN_POSITIVE);
-    let spread = |part: fn(&Sample) -> Seconds| {
-        let relative = samples.iter().map(|sample| part(sample) / sample.median).filter(|ratio| ratio.is_finite());
-        Seconds::new(best * Data::new(relative.collect::<Vec<_>>()).median())
-    };
-    let sample = Sample {
-        median: Seconds::new(best),
-        p10: spread(|sample| sample.p10).min(Seconds::new(best)),
-        p90: spread(|sample| sample.p90).max(Seconds::new(best)),
-        count: samples.iter().map(|sample| sample.count).sum(),
-    };
-    medians.iter_mut().for_each(|median| *median /= best);
-    (sample, medians)
+/// What was timed so far, in the order in which it was.
+///
+/// On a machine that others use too a device changes its pace for a second at a time. So a kernel's sample is of its usual best over passes
+/// that lie some time apart, and how much slower the device was from window to window is kept beside it.
+struct Watch {
+    /// By kernel: one sample a pass.
+    samples: Vec<Vec<Sample>>,
+    /// Which kernel was timed, with what median, for how long: one entry a kernel and pass.
+    visits: Vec<(usize, f64, f64)>,
+}
+
+impl Watch {
+    fn new(kernels: usize) -> Self {
+        Self { samples: vec![Vec::new(); kernels], visits: Vec::new() }
+    }
+
+    fn add(&mut self, kernel: usize, seconds: Vec<f64>) {
+        let spent = seconds.iter().sum();
+        let sample = summarise(seconds);
+        self.visits.push((kernel, sample.median.value(), spent));
+        self.samples[kernel].push(sample);
+    }
+
+    /// How often all kernels have been timed.
+    fn passes(&self) -> usize {
+        self.samples.last().map_or(0, Vec::len)
+    }
+
+    /// The duration of a kernel that a fifth of its passes were below.
+    fn best(&self, kernel: usize) -> f64 {
+        let medians: Vec<f64> = self.samples[kernel].iter().map(|sample| sample.median.value()).collect();
+        Data::new(medians).quantile(0.2).max(f64::MIN_POSITIVE)
+    }
+
+    /// Each kernel's sample at its usual best; its spread is that within a pass.
+    fn samples(&self) -> Vec<Sample> {
+        let all = self.samples.iter().enumerate();
+        all.map(|(kernel, passes)| {
+            let best = self.best(kernel);
+            let spread = |part: fn(&Sample) -> Seconds| {
+                let ratios = passes.iter().map(|sample| part(sample) / sample.median).filter(|ratio| ratio.is_finite());
+                Seconds::new(best * Data::new(ratios.collect::<Vec<_>>()).median())
+            };
+            let median = Seconds::new(best);
+            Sample {
+                median,
+                p10: spread(|sample| sample.p10).min(median),
+                p90: spread(|sample| sample.p90).max(median),
+                count: passes.iter().map(|sample| sample.count).sum(),
+            }
+        })
+        .collect()
+    }
+
+    /// Durations over those of the usual best, in windows of [`WINDOW`] of kernel time.
+    fn paces(&self) -> Vec<f64> {
+        let best: Vec<f64> = (0..self.samples.len()).map(|kernel| self.best(kernel)).collect();
+        let mut paces = Vec::new();
+        let (mut spent, mut usual) = (0.0, 0.0);
+        for &(kernel, median, duration) in &self.visits {
+            spent += duration;
+            usual += duration * best[kernel] / median.max(f64::MIN_POSITIVE);
+            if spent >= WINDOW {
+                paces.push(spent / usual);
+                (spent, usual) = (0.0, 0.0);
+            }
+        }
+        paces
+    }
+}
+
+/// Everyone goes on, or everyone stops: the first rank decides.
+fn agree(group: &mut Group, mine: bool) -> Result<bool, ExecutorError> {
+    let mut decision = [u8::from(mine)];
+    group.broadcast(0, &mut decision)?;
+    Ok(decision[0] != 0)
 }
 
 /// What is left of durations once those beyond three scaled median absolute deviations are gone (Leys et al. 2013).
@@ -123,8 +193,8 @@ struct OperandSets {
 impl KernelBench {
     fn new(job: &CalibrationJob) -> Result<Self, ExecutorError> {
         let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel)).max().unwrap_or(0);
-        let arena = Arena::new(Bytes::new(largest.max(job.footprint.count()) + largest))?;
-        Ok(Self { backend: CpuBackend::new(), arena, footprint: job.footprint.count() })
+        let arena = Arena::new(Bytes::new(largest.max(job.footprint.count().min(MOST_FOOTPRINT)) + largest))?;
+        Ok(Self { backend: CpuBackend::new(), arena, footprint: job.footprint.count().min(MOST_FOOTPRINT) })
     }
 
     fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Vec<f64>, ExecutorError> {
@@ -232,9 +302,8 @@ fn time_exchange(
     let mut processor = 0.0;
     let mut spent = 0.0;
     let mut round = 0;
-    // Everyone must stop at the same round: the first rank decides.
-    let mut go_on = [1.0f32];
-    while go_on[0] > 0.0 {
+    let mut go_on = true;
+    while go_on {
         group.barrier()?;
         let (start, busy) = (clock::now(), clock::thread_processor_time());
         match exchange {
@@ -254,19 +323,14 @@ fn time_exchange(
         spent += duration;
         round += 1;
         let enough = seconds.len() >= FEWEST && (spent > patience.value() || seconds.len() >= MOST);
-        go_on[0] = if enough { 0.0 } else { 1.0 };
-        let mut decision = go_on[0].to_le_bytes();
-        group.broadcast(0, &mut decision)?;
-        go_on[0] = f32::from_le_bytes(decision);
+        go_on = agree(group, !enough)?;
     }
-    let count = seconds.len() as f64;
-    // As for kernels: a quarter of the rounds is enough to show the usual best.
-    let sample = summarise(seconds.clone());
-    let best = Data::new(seconds).lower_quartile();
-    Ok((
-        Sample { median: Seconds::new(best), p10: sample.p10.min(Seconds::new(best)), ..sample },
-        Seconds::new(processor / count),
-    ))
+    // As for kernels: the usual best. The processor's share is the same at any pace.
+    let share = processor / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let best = Seconds::new(Data::new(seconds.clone()).lower_quartile());
+    let sample = summarise(seconds);
+    let sample = Sample { median: best, p10: sample.p10.min(best), p90: sample.p90.max(best), ..sample };
+    Ok((sample, best * share))
 }
 
 fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {

@@ -54,8 +54,10 @@ pub struct CalibrationJob {
     pub footprint: Bytes,
     /// Sizes of messages.
     pub messages: Vec<Bytes>,
-    /// How long each kernel may be timed.
+    /// How long each kernel is timed, over all passes; a slow one at least a few times a pass.
     pub patience: Seconds,
+    /// How long the passes go on at least: long enough to see how the devices change their pace.
+    pub duration: Seconds,
     /// The model whose data are loaded, if loading is to be timed.
     pub model: Option<Model>,
 }
@@ -69,16 +71,14 @@ pub(crate) enum Report {
     Finished {
         arena: Bytes,
     },
-    /// A kernel's sample, and how its passes compare with it.
     Kernel {
         index: usize,
         sample: Sample,
-        paces: Vec<f64>,
     },
-    /// How many kernels have been timed, a kernel in all passes counting one.
-    Progress {
-        done: usize,
-    },
+    /// How much slower than the samples the device was, window after window.
+    Paces(Vec<f64>),
+    /// The share of the calibration's kernels that is done, from 0 to 1.
+    Progress(f64),
     Exchange {
         exchange: Exchange,
         bytes: Bytes,
