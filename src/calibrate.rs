@@ -1,5 +1,6 @@
 //! `foretell calibrate`: times this machine's kernels and transport, and writes a profile.
 
+use crate::execute::executable_here;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::output;
@@ -54,12 +55,13 @@ pub struct Patience {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&arguments.topology, None)?;
+    executable_here(&topology)?;
     let mut kernels = BTreeSet::new();
     let mut footprint = Bytes::ZERO;
     let models = match (&arguments.plan, &arguments.model) {
         (Some(path), _) => {
             let loaded = PlanFile::load(path)?;
-            let compiled = compile(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
+            let compiled = loaded.compile()?;
             footprint = collect(&compiled, &mut kernels);
             vec![loaded.model]
         }
@@ -113,7 +115,7 @@ pub fn measure(
     patience: Patience,
     transport: TransportKind,
 ) -> Result<Profile, Failure> {
-    let cores = foretell_executor::machine::allowed_cores().len();
+    let cores = foretell_executor::machine::core_count();
     let devices = topology.device_count().min(cores).max(1);
     let kind = topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default();
     let Patience { patience, calibration_time } = patience;

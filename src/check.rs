@@ -6,7 +6,7 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::run_folder::{Measured, Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::read_timeline;
-use foretell_program::{Compiled, Timeline, compile};
+use foretell_program::{Compiled, Timeline};
 use foretell_reports::{CheckDocument, LossPoint, Plot, Section, check_table, compare, page, write_trace};
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
@@ -45,10 +45,12 @@ pub struct Checked {
 
 /// Checks the run in a folder.
 pub fn check(folder: &RunFolder) -> Result<Checked, Failure> {
-    let loaded = PlanFile::load(&folder.file("plan.yaml"))?;
+    folder.finished()?;
+    let mut loaded = PlanFile::load(&folder.file("plan.yaml"))?;
     let predicted: Predicted = folder.read("predicted.json")?;
+    loaded.model.name = predicted.name;
     let totals: Measured = folder.read("measured.json")?;
-    let compiled = compile(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
+    let compiled = loaded.compile()?;
     let world_size = compiled.training.mesh.world_size();
     let measured = read_timeline(&folder.file("timeline"), world_size)?;
     let comparison = compare(&compiled.training, &predicted.timeline, &measured);

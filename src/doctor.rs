@@ -39,7 +39,7 @@ pub fn run(_arguments: &Arguments, json: bool) -> Result<(), Failure> {
 fn findings() -> Vec<Finding> {
     let cores = machine::allowed_cores();
     let machine = machine::describe();
-    let identity = machine::identity(cores.len());
+    let identity = machine::identity(machine::core_count());
     let memory =
         machine.memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or("unknown").trim().to_string();
     let flags = machine.processors.lines().find(|line| line.starts_with("flags")).unwrap_or_default().to_string();

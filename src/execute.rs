@@ -8,11 +8,13 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, Foretold};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
-use foretell_executor::data::DataSource;
-use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, sample_shape};
-use foretell_topologies::Architecture;
+use foretell_executor::data::{DataSource, Dataset};
+use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, sample_shape, supported};
+use foretell_models::Model;
+use foretell_program::Plan;
+use foretell_topologies::{Architecture, Topology};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Train as a plan says, with a process for each rank on this machine
 #[derive(Debug, Args)]
@@ -28,7 +30,7 @@ pub struct Arguments {
     profile: Option<PathBuf>,
     #[command(flatten)]
     pub training: TrainingArguments,
-    /// The run's folder
+    /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
     /// Let several ranks share a core: to check layouts, not to time them
@@ -62,15 +64,65 @@ pub struct TrainingArguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
+    executable_here(&loaded.topology)?;
+    arguments.training.possible(&loaded.model.model, &loaded.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
-    predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
-    let folder = arguments.run.as_deref().map(RunFolder::at);
-    let outcome = train(&loaded, &foretold, &arguments.training, folder.as_ref())?;
+    let ranks = foretold.compiled.training.mesh.world_size();
+    enough_cores(ranks, arguments.oversubscribe)?;
+    predict::fitting(&foretold, &loaded)?;
+    predict::remarks(&loaded.topology, &foretold.prediction, ranks);
+    let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
+    let outcome = train(&loaded, &foretold, &arguments.training, &folder)?;
     if json {
-        return output::json(&document(&outcome, folder.as_ref()));
+        return output::json(&document(&outcome, &folder));
     }
-    output::line(&summary(&outcome))
+    output::line(&summary(&outcome))?;
+    output::line(&format!("the run is in {0}; `foretell check {0}` lays the prediction beside it", folder.path().display()))
+}
+
+/// Refuses a topology whose devices are not this machine's processors, before anything is measured or trained on them.
+pub fn executable_here(topology: &Topology) -> Result<(), Failure> {
+    if topology.device_kinds().iter().any(|kind| kind.architecture != Architecture::Cpu) {
+        let hint = "this version executes on this machine's processors; use `local`";
+        return Err(Failure::Input(format!("the devices of `{}` are not here; hint: {hint}", topology.name())));
+    }
+    if topology.node_count() > 1 {
+        let hint = "this version executes on one machine; use `local`";
+        let (name, nodes) = (topology.name(), topology.node_count());
+        return Err(Failure::Input(format!("`{name}` has {nodes} nodes, and this machine is one; hint: {hint}")));
+    }
+    Ok(())
+}
+
+/// Refuses more ranks than this machine has cores, whatever its topology file says, unless that is wanted.
+pub fn enough_cores(ranks: usize, oversubscribe: bool) -> Result<(), Failure> {
+    let cores = machine::core_count();
+    if ranks > cores && !oversubscribe {
+        let hint = "use a smaller layout, or `--oversubscribe` to check it without timing it";
+        return Err(Failure::Input(format!("{ranks} ranks cannot have a core each: this machine has {cores}; hint: {hint}")));
+    }
+    Ok(())
+}
+
+impl TrainingArguments {
+    /// Refuses what cannot be trained, before anything is measured: no steps, a precision that is not executed, data that are not there,
+    /// or fewer of them than a batch.
+    pub fn possible(&self, model: &Model, plan: &Plan) -> Result<(), Failure> {
+        if self.steps == Some(0) || self.epochs == Some(0) {
+            return Err(Failure::Input("a run of no steps trains nothing; hint: ask for 1 at least".into()));
+        }
+        supported(plan)?;
+        let shape = sample_shape(model.sample());
+        Dataset::open(&self.data_for(model), &shape, self.seed)
+            .and_then(|data| data.steps_per_epoch(plan.global_batch))
+            .map_err(foretell_executor::ExecutorError::from)?;
+        Ok(())
+    }
+
+    fn data_for(&self, model: &Model) -> DataSource {
+        self.data.clone().unwrap_or_else(|| DataSource::default_for(&sample_shape(model.sample())))
+    }
 }
 
 /// Trains, keeping plan and prediction in the folder beforehand and the measurements afterwards.
@@ -78,31 +130,20 @@ pub fn train(
     loaded: &LoadedPlan,
     foretold: &Foretold,
     arguments: &TrainingArguments,
-    folder: Option<&RunFolder>,
+    folder: &RunFolder,
 ) -> Result<Outcome, Failure> {
-    if loaded.topology.device_kinds().iter().any(|kind| kind.architecture != Architecture::Cpu) {
-        let hint = "this version executes on this machine's processors; use `topology: local`";
-        return Err(Failure::Input(format!("the devices of `{}` are not here; hint: {hint}", loaded.topology.name())));
-    }
-    if loaded.topology.node_count() > 1 {
-        let hint = "this version executes on one machine; use `topology: local`";
-        return Err(Failure::Input(format!(
-            "`{}` has {} nodes; hint: {hint}",
-            loaded.topology.name(),
-            loaded.topology.node_count()
-        )));
-    }
-    if let Some(folder) = folder {
-        folder.keep_plan(loaded)?;
-        let predicted = Predicted { prediction: foretold.prediction.clone(), timeline: foretold.simulation.timeline.clone() };
-        folder.keep_prediction(&predicted)?;
-    }
-    let shape = sample_shape(loaded.model.model.sample());
+    folder.clear()?;
+    folder.keep_plan(loaded)?;
+    folder.keep_prediction(&Predicted {
+        name: loaded.model.name.clone(),
+        prediction: foretold.prediction.clone(),
+        timeline: foretold.simulation.timeline.clone(),
+    })?;
     let job = TrainingJob {
         model: loaded.model.model.clone(),
         name: loaded.model.name.clone(),
         plan: loaded.plan.clone(),
-        data: arguments.data.clone().unwrap_or_else(|| DataSource::default_for(&shape)),
+        data: arguments.data_for(&loaded.model.model),
         seed: arguments.seed,
         length: match (arguments.steps, arguments.epochs) {
             (_, Some(epochs)) => Length::Epochs(epochs),
@@ -112,7 +153,7 @@ pub fn train(
         timeline: None,
     };
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let options = launch_options(transport, folder.map(|folder| folder.file("ranks")))?;
+    let options = launch_options(transport, Some(folder.file("ranks")))?;
     let bar = output::progress(1, "train");
     let mut show = |progress: Progress| match progress {
         Progress::Started { steps } => bar.set_length(steps as u64),
@@ -125,18 +166,16 @@ pub fn train(
             if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
         }
     };
-    let outcome = execute(&job, folder.map(RunFolder::path), &options, &mut show)?;
+    let outcome = execute(&job, Some(folder.path()), &options, &mut show)?;
     bar.finish_and_clear();
-    if let Some(folder) = folder {
-        folder.keep_measured(&outcome)?;
-    }
+    folder.keep_measured(&outcome)?;
     Ok(outcome)
 }
 
 /// The contract's document of `execute`.
-pub fn document(outcome: &Outcome, folder: Option<&RunFolder>) -> Value {
+pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
     json!({
-        "run": folder.map(|folder| folder.path().display().to_string()),
+        "run": folder.path().display().to_string(),
         "steps": outcome.steps.len(),
         "step_seconds": outcome.steps.iter().map(|step| step.seconds).collect::<Vec<_>>(),
         "step_seconds_median": outcome.median_step().value(),
@@ -168,10 +207,4 @@ pub fn summary(outcome: &Outcome) -> String {
         ));
     }
     text
-}
-
-/// The folder of a run that was given no name: the next number under `runs`.
-pub fn next_folder() -> RunFolder {
-    let free = (1..).map(|number| Path::new("runs").join(number.to_string())).find(|path| !path.exists());
-    RunFolder::at(&free.unwrap_or_else(|| PathBuf::from("runs")))
 }

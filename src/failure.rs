@@ -5,6 +5,7 @@ use foretell_planner::PlannerError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
 use std::fmt;
+use std::path::Path;
 
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
@@ -19,6 +20,11 @@ impl Failure {
     /// The exit status of wrong input.
     pub const INPUT: u8 = 2;
     const UNDONE: u8 = 1;
+
+    /// What is wrong with the content of a file, which is named.
+    pub fn in_file(path: &Path, error: &dyn fmt::Display) -> Self {
+        Failure::Input(format!("{}: {error}", path.display()))
+    }
 
     /// The exit status.
     pub fn status(&self) -> u8 {

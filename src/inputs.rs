@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use foretell_executor::machine;
-use foretell_models::Model;
+use foretell_models::{GraphOptions, Model};
 use foretell_program::Profile;
 use foretell_topologies::{Topology, discover};
 use serde::de::DeserializeOwned;
@@ -49,13 +49,30 @@ pub fn model(text: &str) -> Result<NamedModel, Failure> {
 
 /// As [`model`], with paths from `folder`.
 pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
-    if Model::names().contains(&text) || !looks_like_path(text, folder) {
+    if is_zoo_name(text) || !looks_like_path(text, folder) {
         return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
     }
     let path = folder.join(text);
     let model = parse_yaml(&read(&path)?, &path)?;
     let name = path.file_stem().map_or_else(|| text.into(), |stem| stem.to_string_lossy().into_owned());
-    Ok(NamedModel { name, model })
+    sound(NamedModel { name, model }, &path)
+}
+
+/// Refuses a model whose sizes contradict each other, naming the file that it stands in.
+pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
+    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+    named.model.graph(&named.name, &options).map_err(|error| Failure::in_file(path, &error))?;
+    Ok(named)
+}
+
+/// Whether a model's name is the zoo's, and so no path.
+pub fn is_zoo_name(text: &str) -> bool {
+    Model::names().contains(&text)
+}
+
+/// Whether a topology's name is the library's or this machine's, and so no path.
+pub fn is_library_name(text: &str) -> bool {
+    text == LOCAL || Topology::library_names().any(|name| name == text)
 }
 
 /// A topology by its library name, the file at a path, or this machine.
@@ -65,7 +82,7 @@ pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
         Some(nodes) => topology.with_nodes(nodes)?,
         None => topology,
     };
-    topology.validate()?;
+    topology.validate().map_err(|error| error.in_file(text))?;
     Ok(topology)
 }
 
@@ -75,7 +92,7 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
         let machine = machine::describe();
         return Ok(discover(&machine.processors, &machine.memory, &machine.cores));
     }
-    if Topology::library_names().any(|name| name == text) || !looks_like_path(text, folder) {
+    if is_library_name(text) || !looks_like_path(text, folder) {
         return Ok(Topology::library(text)?);
     }
     let path = folder.join(text);

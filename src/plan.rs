@@ -72,9 +72,21 @@ pub struct Choices {
     /// The step size [default: 0.05 for sgd, 0.001 for adam and adamw]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f32>,
-    /// Let several ranks share a device: to check layouts, not to time them
-    #[arg(long, value_name = "RANKS")]
-    pub oversubscribe: Option<usize>,
+    /// Let several ranks share a device, to check layouts, not to time them: as many ranks as `--fix` says with data, tensor and pipeline
+    #[arg(long)]
+    pub oversubscribe: bool,
+    /// What to make best; this version knows time only
+    #[arg(long, value_enum, default_value_t = Objective::Time)]
+    pub objective: Objective,
+}
+
+/// What a plan can be best in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Objective {
+    Time,
+    Cost,
+    Energy,
+    Goodput,
 }
 
 /// Number formats on the command line.
@@ -109,6 +121,10 @@ pub struct Setting {
 impl Choices {
     /// Finds what was named and takes defaults for what was not.
     pub fn setting(&self) -> Result<Setting, Failure> {
+        if self.objective != Objective::Time {
+            let hint = "leave out `--objective`, or use `--objective time`";
+            return Err(Failure::Input(format!("this version plans for time only; hint: {hint}")));
+        }
         let model = inputs::model(&self.model)?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let mut taken = Vec::new();
@@ -134,14 +150,22 @@ impl Choices {
         Ok(Setting { model, topology, base, taken })
     }
 
+    /// The ranks that may be used: a device each; with `--oversubscribe`, as with `mpirun`, those of the layout that is fixed.
+    pub fn devices(&self, topology: &Topology) -> usize {
+        match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
+            (true, Some(data), Some(tensor), Some(pipeline)) => data.saturating_mul(tensor).saturating_mul(pipeline),
+            _ => topology.device_count(),
+        }
+    }
+
     /// Searches.
     pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
         let costs = CostModel::new(profile, &setting.topology);
         let request = Request {
             fixed: self.fix.clone(),
-            devices: self.oversubscribe.unwrap_or(setting.topology.device_count()),
-            oversubscription: predict::oversubscription(self.oversubscribe.is_some()),
+            devices: self.devices(&setting.topology),
+            oversubscription: predict::oversubscription(self.oversubscribe),
             memory_limit: self.memory_limit,
             top,
             ..Request::new(&setting.model.model, &setting.model.name, &setting.topology, &costs, &setting.base)
@@ -202,8 +226,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let Some(best) = planned.candidates.first() else {
         return Err(Failure::Undone("the search returned nothing".into()));
     };
-    let file = arguments.choices.plan_file(&best.plan);
     if let Some(path) = &arguments.output {
+        let mut file = arguments.choices.plan_file(&best.plan);
+        file.absolute_paths()?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
     predict::remarks(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());

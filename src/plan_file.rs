@@ -4,12 +4,12 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
-use foretell_program::{Layout, Mode, Optimizer, Plan, Stack, Training};
+use foretell_program::{Compiled, Layout, Mode, Optimizer, Plan, Stack, Training, compile};
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::DataType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A plan as it stands in a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -94,8 +94,17 @@ pub struct LoadedPlan {
     pub topology: Topology,
     /// Everything else.
     pub plan: Plan,
-    /// The file as it was written, with the model and a topology that is only here in place: so that it can be kept with a run.
+    /// The file as it stands, model and topology as they are named there.
     pub file: PlanFile,
+    /// Where it lies.
+    pub path: PathBuf,
+}
+
+impl LoadedPlan {
+    /// Its Programs. A plan that cannot be laid out is named by its file.
+    pub fn compile(&self) -> Result<Compiled, Failure> {
+        compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::in_file(&self.path, &error))
+    }
 }
 
 impl PlanFile {
@@ -132,10 +141,10 @@ impl PlanFile {
         }
     }
 
-    /// Makes paths absolute, so that the file can lie elsewhere.
+    /// Makes paths that were typed absolute, so that the file can lie elsewhere. Names of the zoo and the library stay.
     pub fn absolute_paths(&mut self) -> Result<(), Failure> {
-        let absolute = |name: &mut String| {
-            if Path::new(name.as_str()).is_file() {
+        let absolute = |name: &mut String, is_known: bool| {
+            if !is_known && Path::new(name.as_str()).is_file() {
                 let path = std::path::absolute(name.as_str())
                     .map_err(|error| Failure::Undone(format!("the path `{name}` cannot be made absolute: {error}")))?;
                 *name = path.display().to_string();
@@ -143,10 +152,12 @@ impl PlanFile {
             Ok::<(), Failure>(())
         };
         if let ModelReference::Named(name) = &mut self.model {
-            absolute(name)?;
+            let is_known = inputs::is_zoo_name(name);
+            absolute(name, is_known)?;
         }
         if let TopologyReference::Named(name) = &mut self.topology {
-            absolute(name)?;
+            let is_known = inputs::is_library_name(name);
+            absolute(name, is_known)?;
         }
         Ok(())
     }
@@ -163,7 +174,9 @@ impl PlanFile {
         let folder = path.parent().unwrap_or(Path::new("."));
         let model = match &file.model {
             ModelReference::Named(name) => inputs::model_in(name, folder)?,
-            ModelReference::InPlace(model) => NamedModel { name: "model".into(), model: model.clone() },
+            ModelReference::InPlace(model) => {
+                inputs::sound(NamedModel { name: family(model).into(), model: model.clone() }, path)?
+            }
         };
         let topology = match &file.topology {
             TopologyReference::Named(name) => inputs::topology_in(name, folder)?,
@@ -172,12 +185,21 @@ impl PlanFile {
             }
         };
         let topology = match file.nodes {
-            Some(nodes) => topology.with_nodes(nodes)?,
+            Some(nodes) => topology.with_nodes(nodes).map_err(|error| error.in_file(&path.display().to_string()))?,
             None => topology,
         };
-        topology.validate()?;
+        topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
         let plan = file.plan();
-        plan.validate()?;
-        Ok(LoadedPlan { model, topology, plan, file })
+        plan.validate().map_err(|error| Failure::in_file(path, &error))?;
+        Ok(LoadedPlan { model, topology, plan, file, path: path.into() })
+    }
+}
+
+/// What a model is called that stands in place, without a name.
+fn family(model: &Model) -> &'static str {
+    match model {
+        Model::Mlp { .. } => "mlp",
+        Model::Resnet { .. } => "resnet",
+        Model::Gpt { .. } => "gpt",
     }
 }

@@ -3,10 +3,11 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Plan, Profile, Recompute, compile};
+use foretell_program::{Axis, Compiled, Plan, Profile, Rank, Recompute};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{CostModel, Oversubscription, Prediction, Simulation};
 use foretell_topologies::Topology;
+use foretell_units::Bytes;
 use std::time::Instant;
 
 /// A plan's Programs and what is foretold of them.
@@ -27,22 +28,66 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
 /// Compiles and simulates.
 pub fn foretell(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<Foretold, Failure> {
     let started = Instant::now();
-    let compiled = compile(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
+    let compiled = loaded.compile()?;
     let ranks = compiled.training.mesh.world_size();
     let devices = loaded.topology.device_count();
     if ranks > devices && !oversubscribe {
         let hint = "use a smaller layout, more `nodes`, or `--oversubscribe` to check it without timing it";
         return Err(Failure::Input(format!(
-            "the layout has {ranks} ranks, but `{}` has {devices} devices; hint: {hint}",
+            "{}: the layout has {ranks} ranks, but `{}` has {devices} devices; hint: {hint}",
+            loaded.path.display(),
             loaded.topology.name()
         )));
     }
     let costs = CostModel::new(profile, &loaded.topology);
     let (mut prediction, simulation) =
         foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe))?;
+    // The arena is also evaluation's, of which the simulator knows nothing.
     prediction.peak_memory_bytes = compiled.arenas();
+    prediction.fits = misfit(&compiled, &loaded.topology).is_none();
     prediction.wall_seconds = foretell_units::Seconds::new(started.elapsed().as_secs_f64());
     Ok(Foretold { compiled, prediction, simulation })
+}
+
+/// Refuses a plan that does not fit its devices.
+pub fn fitting(foretold: &Foretold, loaded: &LoadedPlan) -> Result<(), Failure> {
+    let Some(Misfit { stage, ranks, need, kind, limit }) = misfit(&foretold.compiled, &loaded.topology) else {
+        return Ok(());
+    };
+    let who = if ranks > 1 { format!("stage {stage} and what shares its device need") } else { format!("stage {stage} needs") };
+    let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
+    let plan = loaded.path.display();
+    Err(Failure::Undone(format!(
+        "{plan}: the plan does not fit: {who} {need}, but a device of `{kind}` has {limit}; hint: {hint}"
+    )))
+}
+
+/// A device that has less memory than its ranks' arenas take.
+struct Misfit {
+    /// The stage whose arena is the largest of them.
+    stage: usize,
+    /// The ranks on the device.
+    ranks: usize,
+    need: Bytes,
+    /// The kind of the device, and its memory.
+    kind: String,
+    limit: Bytes,
+}
+
+/// The first device that is too small. Ranks go round the devices, as in the simulator, so that several may share one.
+fn misfit(compiled: &Compiled, topology: &Topology) -> Option<Misfit> {
+    let mesh = &compiled.training.mesh;
+    let arenas = compiled.arenas();
+    let stage_of = |rank: usize| mesh.coordinates(Rank(rank)).along(Axis::Pipeline);
+    let (ranks, devices) = (mesh.world_size(), topology.device_count());
+    topology.devices().take(ranks).enumerate().find_map(|(index, device)| {
+        let stages: Vec<usize> = (index..ranks).step_by(devices).map(stage_of).collect();
+        let need = stages.iter().map(|&stage| arenas[stage]).fold(Bytes::ZERO, |sum, arena| sum + arena);
+        let kind = topology.device_kind(device);
+        let largest = stages.iter().copied().max_by_key(|&stage| (arenas[stage], std::cmp::Reverse(stage)))?;
+        let misfit = Misfit { stage: largest, ranks: stages.len(), need, kind: kind.name.clone(), limit: kind.memory };
+        (need > kind.memory).then_some(misfit)
+    })
 }
 
 /// What a person sees of a prediction.

@@ -2,7 +2,7 @@
 
 use crate::calibrate::{Patience, measure, to_yaml, wanted};
 use crate::check::check;
-use crate::execute::{self, TrainingArguments, next_folder, train};
+use crate::execute::{self, TrainingArguments, enough_cores, executable_here, train};
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
@@ -38,16 +38,23 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
     let setting = choices.setting()?;
-    let folder = arguments.run.as_deref().map_or_else(next_folder, RunFolder::at);
+    // What cannot be trained here is said before minutes are spent on measuring.
+    executable_here(&setting.topology)?;
+    let devices = choices.devices(&setting.topology);
+    enough_cores(devices, choices.oversubscribe)?;
+    arguments.training.possible(&setting.model.model, &setting.base)?;
+    let profile = inputs::profile(arguments.profile.as_deref())?;
+    let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
+    folder.clear()?;
     let say = |text: &str| if json { Ok(()) } else { output::line(text) };
 
     let profile_path = folder.file("profile.yaml");
-    let profile = match inputs::profile(arguments.profile.as_deref())? {
+    let profile = match profile {
         Some(profile) => profile,
         None => {
             let transport = if arguments.training.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-            let devices = choices.oversubscribe.unwrap_or(setting.topology.device_count());
-            let (kernels, footprint) = wanted(&setting.model.model, &setting.model.name, &setting.base, &setting.topology, devices, &choices.fix);
+            let (kernels, footprint) =
+                wanted(&setting.model.model, &setting.model.name, &setting.base, &setting.topology, devices, &choices.fix);
             let model = Some(setting.model.model.clone());
             measure(kernels, footprint, model, &setting.topology, arguments.patience, transport)?
         }
@@ -77,11 +84,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     output::write(&chosen, file.to_yaml()?.as_bytes())?;
 
     let loaded = PlanFile::load(&chosen)?;
-    let foretold = predict::foretell(&loaded, Some(&profile), choices.oversubscribe.is_some())?;
+    let foretold = predict::foretell(&loaded, Some(&profile), choices.oversubscribe)?;
+    predict::fitting(&foretold, &loaded)?;
     predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
     say(&format!("\nforetold:\n{}", predict::table(&foretold.prediction, &loaded.topology)))?;
 
-    let outcome = train(&loaded, &foretold, &arguments.training, Some(&folder))?;
+    let outcome = train(&loaded, &foretold, &arguments.training, &folder)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 
     let checked = check(&folder)?;
@@ -91,7 +99,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return output::json(&json!({
             "plan": planned,
             "predicted": foretold.prediction,
-            "execute": execute::document(&outcome, Some(&folder)),
+            "execute": execute::document(&outcome, &folder),
             "check": checked.document,
             "report": folder.path().display().to_string(),
         }));

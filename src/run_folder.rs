@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 /// What was foretold before the run: the summary, and the spans.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Predicted {
+    /// The model's name, which a model that stands in place does not have.
+    pub name: String,
     /// The contract's document.
     #[serde(flatten)]
     pub prediction: Prediction,
@@ -31,6 +33,9 @@ pub struct Measured {
     /// The arena of each stage, as it was allocated.
     pub peak_memory_bytes: Vec<u64>,
 }
+
+/// What a run leaves in its folder and does not overwrite at its start.
+const LEFT_BEHIND: [&str; 6] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots"];
 
 /// A run's folder.
 #[derive(Clone, Debug)]
@@ -52,10 +57,66 @@ impl RunFolder {
         self.0.join(name)
     }
 
-    /// Keeps the plan, with the model and the topology in place, so that the folder needs nothing else.
+    /// A folder for a run that was given none: the next number under `runs`, made here so that two runs never share it.
+    pub fn next() -> Result<Self, Failure> {
+        let runs = Path::new("runs");
+        let refused = |path: &Path, error: std::io::Error| {
+            let hint = "give a folder that you may write to with `--run`";
+            Failure::Undone(format!("the folder `{}` cannot be made: {error}; hint: {hint}", path.display()))
+        };
+        std::fs::create_dir_all(runs).map_err(|error| refused(runs, error))?;
+        let mut number = 1;
+        loop {
+            let path = runs.join(number.to_string());
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(refused(&path, error)),
+            }
+        }
+    }
+
+    /// Removes what an earlier run left here, so that two runs are never mixed. A folder without a prediction is not a run's, and is left alone.
+    pub fn clear(&self) -> Result<(), Failure> {
+        if !self.file("predicted.json").is_file() {
+            return Ok(());
+        }
+        for name in LEFT_BEHIND {
+            let path = self.file(name);
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    let hint = "give another folder with `--run`";
+                    let path = path.display();
+                    return Err(Failure::Undone(format!("`{path}` of an earlier run cannot be removed: {error}; hint: {hint}")));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a folder that no run has finished in.
+    pub fn finished(&self) -> Result<(), Failure> {
+        let folder = self.0.display();
+        if !self.file("predicted.json").is_file() {
+            let hint = "give the folder that `foretell run` or `foretell execute` made";
+            return Err(Failure::Input(format!("`{folder}` is not a run's folder: it has no predicted.json; hint: {hint}")));
+        }
+        if !self.file("measured.json").is_file() {
+            let hint = format!("train again with `foretell execute --plan {folder}/plan.yaml`");
+            return Err(Failure::Input(format!("the run in `{folder}` did not finish: it has no measured.json; hint: {hint}")));
+        }
+        Ok(())
+    }
+
+    /// Keeps the plan, with the topology and a model that is not the zoo's in place, so that the folder needs nothing else.
     pub fn keep_plan(&self, loaded: &LoadedPlan) -> Result<(), Failure> {
         let topology = TopologyReference::InPlace(Box::new(specification(&loaded.topology)?));
-        let model = ModelReference::InPlace(loaded.model.model.clone());
+        let model = match &loaded.file.model {
+            ModelReference::Named(name) if inputs::is_zoo_name(name) => ModelReference::Named(name.clone()),
+            _ => ModelReference::InPlace(loaded.model.model.clone()),
+        };
         let file = PlanFile::new(model, topology, None, &loaded.plan);
         output::write(&self.file("plan.yaml"), file.to_yaml()?.as_bytes())
     }

@@ -6,7 +6,11 @@ use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict::{self, Foretold};
 use clap::Args;
-use foretell_reports::{Plot, Section, page, write_trace};
+use foretell_program::Program;
+use foretell_reports::{Column, Plot, Section, page, table, write_trace};
+use foretell_simulator::{CriticalPath, critical_path};
+use foretell_units::Seconds;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Foretell a plan's step: its time with an interval, its memory, and where the time goes
@@ -28,6 +32,12 @@ pub struct Arguments {
     /// Write one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Say what the step time is made of: the chain of instructions, across ranks, that each waited for the one before
+    #[arg(long)]
+    critical_path: bool,
+    /// Simulate only one of ranks that must behave alike; this version simulates every rank
+    #[arg(long, value_enum, default_value_t = Fold::Off)]
+    fold: Fold,
     /// Print the Program: every instruction of every stage, and where its operands lie
     #[arg(long)]
     dump_program: bool,
@@ -36,8 +46,18 @@ pub struct Arguments {
     oversubscribe: bool,
 }
 
+/// Whether ranks are folded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Fold {
+    On,
+    Off,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    if arguments.fold == Fold::On {
+        return Err(Failure::Input("ranks cannot be folded yet; hint: leave out `--fold`, and every rank is simulated".into()));
+    }
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
@@ -65,13 +85,56 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         output::write(path, page(&format!("{}: foretold", loaded.model.name), &sections)?.as_bytes())?;
     }
+    let path = arguments.critical_path.then(|| critical_path(&foretold.simulation.timeline, program)).transpose()?;
     if json {
-        return output::json(&foretold.prediction);
+        let mut document = serde_json::to_value(&foretold.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
+        if let Some(path) = &path {
+            document["critical_path"] = path_document(path, program);
+        }
+        output::json(&document)?;
+    } else if arguments.dump_program {
+        output::line(&program.to_string())?;
+    } else {
+        output::line(&predict::table(&foretold.prediction, &loaded.topology))?;
+        if let Some(path) = &path {
+            output::line(&format!("\n{}", path_table(path)))?;
+        }
     }
-    if arguments.dump_program {
-        return output::line(&program.to_string());
-    }
-    output::line(&predict::table(&foretold.prediction, &loaded.topology))
+    // The answer is there, and says so too; but such a plan cannot be run.
+    predict::fitting(&foretold, &loaded)
+}
+
+/// The kinds on the critical path, longest first, and what lies between instructions.
+fn path_kinds(path: &CriticalPath) -> Vec<(&str, Seconds)> {
+    let kinds = path.by_kind.iter().map(|(kind, time)| (kind.as_str(), *time));
+    kinds.chain([("between instructions", path.between)]).collect()
+}
+
+fn path_table(path: &CriticalPath) -> String {
+    let kinds = path_kinds(path);
+    let step: f64 = kinds.iter().map(|(_, time)| time.value()).sum();
+    let share = |time: Seconds| if step > 0.0 { time.value() / step * 100.0 } else { 0.0 };
+    let rows: Vec<Vec<String>> =
+        kinds.iter().map(|(kind, time)| vec![(*kind).into(), time.to_string(), format!("{:.1} %", share(*time))]).collect();
+    let columns = [Column::words("on the critical path"), Column::numbers("time"), Column::numbers("of the step")];
+    table(&columns, &rows)
+}
+
+fn path_document(path: &CriticalPath, program: &Program) -> Value {
+    let segments = path.segments.iter().map(|segment| {
+        let stage = program.stage_of(segment.rank);
+        let instruction = stage.instruction(segment.instruction);
+        let (start, end) = (Seconds::from(segment.start), Seconds::from(segment.end));
+        json!({
+            "rank": segment.rank.0, "instruction": segment.instruction.0, "name": stage.names.get(instruction.name as usize),
+            "kind": instruction.operation.kind(), "start_seconds": start.value(), "end_seconds": end.value(),
+        })
+    });
+    json!({
+        "by_kind": path.by_kind.iter().map(|(kind, time)| json!({"kind": kind, "seconds": time.value()})).collect::<Vec<_>>(),
+        "between_seconds": path.between.value(),
+        "segments": segments.collect::<Vec<_>>(),
+    })
 }
 
 fn plots(foretold: &Foretold) -> Vec<(&'static str, Plot)> {

@@ -5,6 +5,7 @@ use crate::data::DataError;
 use crate::transport::TransportError;
 use foretell_program::PlanError;
 use foretell_units::Bytes;
+use std::any::Any;
 use thiserror::Error;
 
 /// Why a run could not be done.
@@ -71,6 +72,14 @@ pub enum ExecutorError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A thread of the rank ended as none should.
+    #[error("the {stream} stream panicked: {message}; hint: this is a fault in Foretell: please report it")]
+    Panicked {
+        /// What the thread does.
+        stream: String,
+        /// The panic's words.
+        message: String,
+    },
     /// Another thread of the rank failed, and says why itself.
     #[error("another stream of the rank failed")]
     OtherStream,
@@ -80,6 +89,13 @@ impl ExecutorError {
     /// An operating system's refusal of `doing`.
     pub fn system(doing: impl Into<String>, source: std::io::Error) -> Self {
         ExecutorError::System { doing: doing.into(), source }
+    }
+
+    /// The panic of a stream's thread, from what caught it.
+    pub(crate) fn panicked(stream: impl Into<String>, panic: &(dyn Any + Send)) -> Self {
+        let said =
+            panic.downcast_ref::<&str>().map(|text| (*text).to_string()).or_else(|| panic.downcast_ref::<String>().cloned());
+        ExecutorError::Panicked { stream: stream.into(), message: said.unwrap_or_else(|| "it does not say why".into()) }
     }
 
     /// Whether the error only follows from another rank's.

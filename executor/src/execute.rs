@@ -2,7 +2,7 @@
 
 use crate::error::ExecutorError;
 use crate::files::write_whole;
-use crate::job::{EvaluationReport, Job, Report, StepReport, TrainingJob};
+use crate::job::{Bits, EvaluationReport, Job, Report, StepReport, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::samples::sample_shape;
@@ -10,6 +10,7 @@ use crate::{data::Dataset, supported};
 use foretell_program::{Axis, MetricKind, Rank, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -98,10 +99,7 @@ pub fn execute(
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
     let dataset = Dataset::open(&job.data, &sample_shape(job.model.sample()), job.seed)?;
-    let steps = match job.length {
-        crate::Length::Steps(steps) => steps,
-        crate::Length::Epochs(epochs) => epochs * dataset.steps_per_epoch(job.plan.global_batch)?,
-    };
+    let steps = job.length.steps(dataset.steps_per_epoch(job.plan.global_batch)?)?;
     drop(dataset);
     let timeline = folder.map(|folder| folder.join("timeline"));
     let job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
@@ -132,7 +130,12 @@ pub fn execute(
                 }
             }
             Report::Evaluation(report) => {
-                if let Some(evaluation) = collector.evaluation(report, predictions_per_sample) {
+                // Without samples there is nothing to say.
+                let whole = collector.evaluation(report, predictions_per_sample);
+                if let Some(evaluation) = whole.filter(|evaluation| evaluation.samples > 0) {
+                    if !evaluation.loss.is_finite() {
+                        return Err(ExecutorError::Diverged { step: evaluation.step, loss: evaluation.loss });
+                    }
                     files.as_mut().map(|files| files.evaluation.line(&evaluation)).transpose()?;
                     outcome.evaluations.push(evaluation);
                     progress(Progress::Evaluation(evaluation));
@@ -161,25 +164,28 @@ struct Collector {
     world_size: usize,
     predictions: usize,
     samples: usize,
-    steps: Vec<StepReport>,
-    evaluations: Vec<EvaluationReport>,
+    /// By step: the parts that have come, of the steps that are not whole.
+    steps: BTreeMap<usize, Vec<StepReport>>,
+    /// By the training step that they follow: the parts of all evaluations.
+    evaluations: BTreeMap<usize, Vec<EvaluationReport>>,
     last_end: Option<u64>,
 }
 
 impl Collector {
     fn new(world_size: usize, predictions: usize, samples: usize) -> Self {
-        Self { world_size, predictions, samples, steps: Vec::new(), evaluations: Vec::new(), last_end: None }
+        Self { world_size, predictions, samples, steps: BTreeMap::new(), evaluations: BTreeMap::new(), last_end: None }
     }
 
     /// A rank's part of a step; the whole once all have sent theirs.
     fn step(&mut self, report: StepReport) -> Option<StepMetrics> {
         let step = report.step;
-        self.steps.push(report);
-        let parts: Vec<&StepReport> = self.steps.iter().filter(|part| part.step == step).collect();
+        let parts = self.steps.entry(step).or_default();
+        parts.push(report);
         if parts.len() < self.world_size {
             return None;
         }
-        let learning_rate = parts.first().map_or(0.0, |part| part.learning_rate);
+        let parts = self.steps.remove(&step)?;
+        let learning_rate = parts.first().map_or(0.0, |part| f64::from(part.learning_rate) as f32);
         let end = parts.iter().map(|part| part.end).max().unwrap_or(0);
         let begin = parts.iter().map(|part| part.start).max().unwrap_or(0);
         // A step that follows an evaluation begins after it.
@@ -189,19 +195,18 @@ impl Collector {
         let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
         let gradient_norm = sum(metrics, MetricKind::SquaredGradientNorm).sqrt();
         self.last_end = Some(end);
-        self.steps.retain(|part| part.step != step);
         let samples_per_second = self.samples as f64 / seconds;
         Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm })
     }
 
     fn evaluated(&self, step: usize) -> bool {
-        self.evaluations.iter().any(|evaluation| evaluation.step + 1 == step)
+        step.checked_sub(1).is_some_and(|before| self.evaluations.contains_key(&before))
     }
 
     fn evaluation(&mut self, report: EvaluationReport, predictions_per_sample: usize) -> Option<Evaluation> {
         let (step, epoch, samples) = (report.step, report.epoch, report.samples);
-        self.evaluations.push(report);
-        let parts: Vec<&EvaluationReport> = self.evaluations.iter().filter(|part| part.step == step).collect();
+        let parts = self.evaluations.entry(step).or_default();
+        parts.push(report);
         if parts.len() < self.world_size {
             return None;
         }
@@ -214,8 +219,8 @@ impl Collector {
 }
 
 /// The sum of one kind of metric over all ranks, in the order of their values, so that who reports first makes no difference.
-fn sum<'a>(parts: impl Iterator<Item = &'a Vec<(MetricKind, f64)>>, kind: MetricKind) -> f64 {
-    let mut values: Vec<f64> = parts.flatten().filter(|(known, _)| *known == kind).map(|&(_, value)| value).collect();
+fn sum<'a>(parts: impl Iterator<Item = &'a Vec<(MetricKind, Bits)>>, kind: MetricKind) -> f64 {
+    let mut values: Vec<f64> = parts.flatten().filter(|(known, _)| *known == kind).map(|&(_, value)| value.into()).collect();
     values.sort_by(f64::total_cmp);
     values.iter().sum()
 }
@@ -260,5 +265,30 @@ impl LineFile {
             self.file.write_all(&line)
         });
         written.map_err(|error| ExecutorError::system(format!("write `{}`", self.path.display()), error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(step: usize, loss: f64) -> StepReport {
+        let metrics = vec![(MetricKind::Loss, loss.into()), (MetricKind::SquaredGradientNorm, f64::INFINITY.into())];
+        StepReport { step, start: 0, end: 1_000, learning_rate: f64::from(0.1_f32).into(), metrics }
+    }
+
+    #[test]
+    fn a_step_is_whole_when_all_ranks_have_sent_theirs_and_may_be_no_number() {
+        let mut collector = Collector::new(2, 4, 4);
+        assert!(collector.step(report(0, 2.0)).is_none());
+        assert!(collector.step(report(1, f64::NAN)).is_none());
+        let first = collector.step(report(0, 6.0)).expect("both have sent it");
+        assert_eq!((first.step, first.loss, first.learning_rate), (0, 2.0, 0.1));
+        let second = collector.step(report(1, 1.0)).expect("both have sent it");
+        assert!(second.loss.is_nan());
+        assert!(collector.steps.is_empty());
+        // What is written stays JSON, whatever the numbers are.
+        let text = serde_json::to_string(&first).expect("it is written");
+        assert!(text.contains(r#""gradient_norm":null"#), "{text}");
     }
 }

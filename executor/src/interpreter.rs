@@ -14,6 +14,7 @@ use crate::transport::Transport;
 use foretell_program::{Group, GroupId, Mesh, MetricKind, Operation, Program, Rank, StageProgram, Stream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::{fmt, panic};
 
 /// A stream of either Program, by what it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +34,18 @@ impl StreamKey {
             Stream::Group(GroupId(index)) => StreamKey::Group(stage.groups[*index as usize].clone()),
             Stream::SendTo(stage) => StreamKey::SendTo(*stage),
             Stream::ReceiveFrom(stage) => StreamKey::ReceiveFrom(*stage),
+        }
+    }
+}
+
+impl fmt::Display for StreamKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StreamKey::Compute => formatter.write_str("compute"),
+            StreamKey::Load => formatter.write_str("load"),
+            StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
+            StreamKey::SendTo(stage) => write!(formatter, "to-stage-{stage}"),
+            StreamKey::ReceiveFrom(stage) => write!(formatter, "from-stage-{stage}"),
         }
     }
 }
@@ -79,6 +92,8 @@ pub(crate) struct Step {
 }
 
 struct Shared {
+    /// By slot: what its stream is for.
+    keys: Vec<StreamKey>,
     playlists: Vec<Playlist>,
     board: Board,
     step: RwLock<Step>,
@@ -137,21 +152,24 @@ impl Interpreter {
             begun: AtomicU64::new(0),
             ended: keys.iter().map(|_| AtomicU64::new(0)).collect(),
             spans: keys.iter().map(|_| Mutex::new(Vec::new())).collect(),
+            keys,
             main: std::thread::current(),
             transport: Arc::clone(&transport),
         });
         shared.board.enter(0);
-        let mut workers = Vec::new();
-        for (slot, key) in keys.iter().enumerate().skip(1) {
+        // From here on it ends the threads that it has, should one not start.
+        let mut interpreter =
+            Self { shared: Arc::clone(&shared), backend: CpuBackend::new(), workers: Vec::new(), step_number: 0 };
+        for (slot, key) in shared.keys.iter().enumerate().skip(1) {
             let line = Line::open(key, &mesh, rank, &transport)?;
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
-                .name(format!("stream {slot}"))
-                .spawn(move || work(&shared, slot, line))
+                .name(format!("{key} stream"))
+                .spawn(move || live(&shared, slot, line))
                 .map_err(|error| ExecutorError::system("start a stream's thread", error))?;
-            workers.push(worker);
+            interpreter.workers.push(worker);
         }
-        Ok(Self { shared, backend: CpuBackend::new(), workers, step_number: 0 })
+        Ok(interpreter)
     }
 
     /// Runs one step on all streams and returns when every instruction is done.
@@ -168,11 +186,14 @@ impl Interpreter {
         }
         let result = compute(shared, playlist, &mut self.backend, &hyperparameters);
         if let Err(error) = result {
-            shared.board.fail(error);
+            shared.fail(error);
         }
         for slot in 1..shared.ended.len() {
             while shared.ended[slot].load(Ordering::SeqCst) < self.step_number {
+                // No thread ends within a step unless something went very wrong; what, it has said itself if it could.
                 if self.workers.get(slot - 1).is_none_or(std::thread::JoinHandle::is_finished) {
+                    let (stream, message) = (shared.keys[slot].to_string(), "its thread is gone".into());
+                    shared.fail(ExecutorError::Panicked { stream, message });
                     break;
                 }
                 std::thread::park_timeout(std::time::Duration::from_millis(50));
@@ -206,12 +227,26 @@ impl Interpreter {
     }
 }
 
+impl Shared {
+    /// Remembers why the rank cannot go on, and wakes all who wait: for its streams, here and elsewhere. The transport comes first, so
+    /// that nobody who is woken by the board goes on to wait there.
+    fn fail(&self, error: ExecutorError) {
+        self.transport.abort(None);
+        self.board.fail(error);
+    }
+}
+
 impl Drop for Interpreter {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The streams wait for what this thread will not do any more, and their threads are waited for below.
+            self.shared
+                .fail(ExecutorError::Panicked { stream: StreamKey::Compute.to_string(), message: "see standard error".into() });
+        }
         self.shared.begun.store(END, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker that panicked has said so on standard error.
+            // A worker that panicked has said so.
             let _ = worker.join();
         }
     }
@@ -304,7 +339,16 @@ fn compute(
     Ok(())
 }
 
-/// The life of a stream's thread: a list for each step that is begun.
+/// The life of a stream's thread. One that panics must not leave the others waiting for it.
+fn live(shared: &Shared, slot: usize, line: Line) {
+    let lived = panic::catch_unwind(panic::AssertUnwindSafe(|| work(shared, slot, line)));
+    if let Err(panic) = lived {
+        shared.fail(ExecutorError::panicked(shared.keys[slot].to_string(), panic.as_ref()));
+        shared.main.unpark();
+    }
+}
+
+/// A list for each step that is begun.
 fn work(shared: &Shared, slot: usize, mut line: Line) {
     shared.board.enter(slot);
     let mut step_number = 0;
@@ -323,9 +367,7 @@ fn work(shared: &Shared, slot: usize, mut line: Line) {
         let step = shared.step.read().unwrap_or_else(PoisonError::into_inner).clone();
         let playlist = &shared.playlists[step.program];
         if let Err(error) = stream(shared, playlist, slot, &mut line, &step) {
-            // Those who wait for this rank, here and elsewhere, must not wait for long.
-            shared.transport.abort(None);
-            shared.board.fail(error);
+            shared.fail(error);
         }
         shared.ended[slot].store(step_number, Ordering::SeqCst);
         shared.main.unpark();
@@ -354,4 +396,97 @@ fn stream(shared: &Shared, playlist: &Playlist, slot: usize, line: &mut Line, st
         shared.board.post(slot, id);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{DataSource, Dataset, SampleShape, Split};
+    use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+    use foretell_models::{InputKind, Kernel};
+    use foretell_program::{Axis, Buffer, BufferId, BufferRole, Collective, Instruction, Phase, StreamId};
+    use foretell_units::{Bytes, DataType, Flops};
+    use std::time::{Duration, Instant};
+
+    const BYTES: Bytes = Bytes::new(64);
+
+    /// A Program of two ranks whose instructions, one a stream, wait for nothing: an all-reduce that needs both ranks, and `other`.
+    fn program(stream: Stream, other: Operation) -> Program {
+        let buffer = Buffer {
+            name: "x".into(),
+            role: BufferRole::Gradient,
+            shape: vec![16],
+            data_type: DataType::Fp32,
+            parent: None,
+            offset: Bytes::ZERO,
+            bytes: BYTES,
+            persistent: true,
+            lifetime: None,
+            initial: None,
+        };
+        let all_reduce =
+            Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes: BYTES, data_type: DataType::Fp32 };
+        let instruction = |stream: u16, operation: Operation| {
+            // What computes here has too few operands, and fails.
+            let reads = if matches!(operation, Operation::Compute { .. }) { Vec::new() } else { vec![BufferId(0)] };
+            let writes = vec![BufferId(0)];
+            let stream = StreamId(stream);
+            Instruction { name: 0, operation, stream, after: Vec::new(), reads, writes, micro_batch: None, phase: Phase::Forward }
+        };
+        let stage = StageProgram {
+            stage: 0,
+            streams: vec![Stream::Group(GroupId(0)), stream],
+            groups: vec![Group::along(Axis::Data)],
+            buffers: vec![buffer],
+            instructions: vec![instruction(0, all_reduce), instruction(1, other)],
+            names: vec!["made to fail".into()],
+            metrics: Vec::new(),
+            arena: BYTES,
+        };
+        Program {
+            stages: vec![stage],
+            mesh: Mesh::new(|axis| if axis == Axis::Data { 2 } else { 1 }, &[]).expect("two ranks"),
+            precision: DataType::Fp32,
+            samples: 1,
+            predictions: 1,
+            tokens: None,
+            model_flops: Flops::ZERO,
+            hardware_flops: Flops::ZERO,
+        }
+    }
+
+    /// Runs rank 0, while rank 1 lives but never comes to the all-reduce.
+    fn run_alone(program: &Program) -> ExecutorError {
+        let segment = Segment::create(&SegmentShape::new(vec![0, 1], crate::line::STREAM_COUNT)).expect("shared memory");
+        let attach = |rank| SharedMemory::attach(&segment, rank, 2, Patience::default()).expect("the rank attaches");
+        let (transport, _other) = (Arc::new(attach(0)), attach(1));
+        let arena = Arena::new(BYTES).expect("64 bytes");
+        let shape = SampleShape::Features { width: 1, classes: 2 };
+        let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0).expect("synthetic data"));
+        let samples = Arc::new(Samples { dataset, split: Split::Training, indices: vec![0] });
+        let mut interpreter =
+            Interpreter::start(&[program], Rank(0), &arena, transport, Arc::clone(&samples)).expect("the streams start");
+        let begun = Instant::now();
+        let error = interpreter.run(Step { program: 0, samples, hyperparameters: Hyperparameters::default() });
+        drop(interpreter);
+        assert!(begun.elapsed() < Duration::from_secs(5), "it waited for {:?}", begun.elapsed());
+        error.expect_err("the step cannot be done")
+    }
+
+    #[test]
+    fn a_kernel_that_fails_wakes_streams_that_wait_for_other_ranks() {
+        let kernel = Kernel::Relu { elements: 16 };
+        let error = run_alone(&program(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }));
+        assert!(matches!(error, ExecutorError::Kernel { .. }), "{error}");
+    }
+
+    /// Where arithmetic is not checked it is an error like others.
+    #[cfg(debug_assertions)]
+    #[test]
+    fn a_stream_that_panics_is_named_and_wakes_the_others() {
+        let load = Operation::Load { input: InputKind::Features, first_sample: usize::MAX, samples: 1 };
+        let error = run_alone(&program(Stream::Load, load));
+        assert!(matches!(error, ExecutorError::Panicked { .. }), "{error}");
+        assert!(error.to_string().starts_with("the load stream panicked: "), "{error}");
+    }
 }

@@ -1,6 +1,7 @@
 //! What the launcher and its ranks say to each other over the control connection.
 
 use crate::data::DataSource;
+use crate::error::ExecutorError;
 use foretell_models::{Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Plan, Sample};
 use foretell_units::{Bytes, Seconds};
@@ -42,6 +43,24 @@ pub enum Length {
     Steps(usize),
     /// So many times through the training samples.
     Epochs(usize),
+}
+
+impl Length {
+    /// The training steps in all.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] where there are none, or more than can be counted.
+    pub(crate) fn steps(self, steps_per_epoch: usize) -> Result<usize, ExecutorError> {
+        let (steps, asked) = match self {
+            Length::Steps(steps) => (Some(steps), format!("a run of {steps} steps")),
+            Length::Epochs(epochs) => (epochs.checked_mul(steps_per_epoch), format!("a run of {epochs} epochs")),
+        };
+        match steps {
+            Some(0) => Err(ExecutorError::Unsupported { what: asked, hint: "ask for 1 at least".into() }),
+            Some(steps) => Ok(steps),
+            None => Err(ExecutorError::Unsupported { what: asked, hint: "ask for fewer".into() }),
+        }
+    }
 }
 
 /// A calibration: what is to be timed.
@@ -92,6 +111,22 @@ pub(crate) enum Report {
     },
 }
 
+/// A number as its bits: JSON has no words for what is no number or not finite, and a run that diverges must be able to say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bits(u64);
+
+impl From<f64> for Bits {
+    fn from(value: f64) -> Self {
+        Bits(value.to_bits())
+    }
+}
+
+impl From<Bits> for f64 {
+    fn from(Bits(bits): Bits) -> Self {
+        f64::from_bits(bits)
+    }
+}
+
 /// One rank's part of a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StepReport {
@@ -99,8 +134,8 @@ pub(crate) struct StepReport {
     /// Nanoseconds of the machine's clock.
     pub(crate) start: u64,
     pub(crate) end: u64,
-    pub(crate) learning_rate: f32,
-    pub(crate) metrics: Vec<(MetricKind, f64)>,
+    pub(crate) learning_rate: Bits,
+    pub(crate) metrics: Vec<(MetricKind, Bits)>,
 }
 
 /// One rank's part of an evaluation.
@@ -109,7 +144,7 @@ pub(crate) struct EvaluationReport {
     pub(crate) step: usize,
     pub(crate) epoch: usize,
     pub(crate) samples: usize,
-    pub(crate) metrics: Vec<(MetricKind, f64)>,
+    pub(crate) metrics: Vec<(MetricKind, Bits)>,
 }
 
 /// What an interpreter costs beside its kernels and its communication.
@@ -129,4 +164,30 @@ pub(crate) enum Order {
     Abort { lost: Option<usize> },
     /// All have finished, or the cause of a failure is known: end.
     Leave,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_carries_what_is_no_number() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.1] {
+            let metrics = vec![(MetricKind::Loss, Bits::from(value))];
+            let report = StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics };
+            let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("it is written");
+            let Report::Steps(read) = serde_json::from_slice(&text).expect("it is read") else { unreachable!() };
+            assert_eq!(f64::from(read[0].learning_rate).to_bits(), value.to_bits());
+            assert_eq!(f64::from(read[0].metrics[0].1).to_bits(), value.to_bits());
+        }
+    }
+
+    #[test]
+    fn a_run_has_a_step_at_least_and_a_countable_number() {
+        assert_eq!(Length::Steps(7).steps(2).expect("seven"), 7);
+        assert_eq!(Length::Epochs(7).steps(2).expect("fourteen"), 14);
+        for length in [Length::Steps(0), Length::Epochs(0), Length::Epochs(usize::MAX)] {
+            assert!(matches!(length.steps(2), Err(ExecutorError::Unsupported { .. })), "{length:?}");
+        }
+    }
 }

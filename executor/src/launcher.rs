@@ -59,7 +59,7 @@ impl Ranks {
             TransportKind::SharedMemory => Some(Segment::create(&SegmentShape::new((0..world_size).collect(), STREAM_COUNT))?),
             TransportKind::Tcp => None,
         };
-        let cores = machine::allowed_cores();
+        let places = machine::places();
         let mut ranks = Self { server, segment, children: Vec::new(), ended: Vec::new() };
         for rank in 0..world_size {
             let mut command = Command::new(&options.program);
@@ -71,7 +71,7 @@ impl Ranks {
                 .env(TRANSPORT_VARIABLE, if options.transport == TransportKind::Tcp { "tcp" } else { "shared_memory" })
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
-            if let Some(core) = cores.get(rank % cores.len().max(1)) {
+            if let Some(core) = places.get(rank % places.len().max(1)) {
                 command.env(CORE_VARIABLE, core.to_string());
             }
             if let Some(folder) = &options.logs {
@@ -86,7 +86,7 @@ impl Ranks {
             ranks.ended.push(None);
         }
         ranks.gather()?;
-        ranks.server.broadcast(job)?;
+        ranks.tell(job)?;
         Ok(ranks)
     }
 
@@ -110,8 +110,21 @@ impl Ranks {
                         return Err(TransportError::MissingRanks { ranks, waited }.into());
                     }
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(self.why(error)),
             }
+        }
+    }
+
+    /// Says something to all ranks, which are all there; of one that is not any more the cause is found.
+    fn tell<T: Serialize>(&mut self, message: &T) -> Result<(), ExecutorError> {
+        self.server.broadcast(message).map_err(|error| self.why(error))
+    }
+
+    /// What is behind an error of the control connection: what became of a rank says more than that it cannot be reached.
+    fn why(&mut self, error: TransportError) -> ExecutorError {
+        match error {
+            TransportError::PeerLost { rank } => self.fail(rank, None, false),
+            error => error.into(),
         }
     }
 
@@ -136,7 +149,7 @@ impl Ranks {
 
     /// Waits for all ranks to end by themselves.
     pub(crate) fn finish(mut self) -> Result<(), ExecutorError> {
-        self.server.broadcast(&Order::Leave)?;
+        self.tell(&Order::Leave)?;
         let started = Instant::now();
         while self.ended.iter().any(Option::is_none) {
             self.glance();

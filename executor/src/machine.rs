@@ -4,6 +4,7 @@ use crate::error::ExecutorError;
 use foretell_program::MachineIdentity;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 /// The text of a file of `/proc`, or nothing.
@@ -34,6 +35,46 @@ pub fn allowed_cores() -> Vec<usize> {
     }
 }
 
+/// The cores that this process may use, each by the first of its hardware threads that it may run on, ascending: as many as there are
+/// devices in this machine's topology.
+pub fn cores() -> Vec<usize> {
+    cores_of(&read("/proc/cpuinfo"), &allowed_cores())
+}
+
+/// How many cores this process may use, hardware threads of one core counting once.
+pub fn core_count() -> usize {
+    cores().len()
+}
+
+/// Where ranks are put, in this order: a core for each, and only if there are more ranks than cores their further hardware threads.
+pub(crate) fn places() -> Vec<usize> {
+    let (mut places, allowed) = (cores(), allowed_cores());
+    let further: Vec<usize> = allowed.into_iter().filter(|number| !places.contains(number)).collect();
+    places.extend(further);
+    places
+}
+
+/// Of the `allowed` logical processors the first of each core, as a topology's discovery tells cores apart: by package and core number
+/// where there are hardware threads (virtual machines often give every processor the same core number). Those of which nothing is known
+/// count as cores.
+fn cores_of(cpuinfo: &str, allowed: &[usize]) -> Vec<usize> {
+    let mut identities: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for block in cpuinfo.split("\n\n") {
+        let value = |name: &str| -> Option<usize> {
+            let mut fields = block.lines().filter_map(|line| line.split_once(':'));
+            fields.find(|(key, _)| key.trim() == name)?.1.trim().parse().ok()
+        };
+        let identity = (value("physical id"), value("core id"), value("siblings"), value("cpu cores"));
+        if let (Some(number), (Some(package), Some(core), Some(siblings), Some(cores))) = (value("processor"), identity)
+            && siblings > cores
+        {
+            identities.insert(number, (package, core));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    allowed.iter().copied().filter(|number| identities.get(number).is_none_or(|&identity| seen.insert(identity))).collect()
+}
+
 /// Which machine a profile is of.
 pub fn identity(devices: usize) -> MachineIdentity {
     let processors = read("/proc/cpuinfo");
@@ -60,4 +101,42 @@ pub(crate) fn pin_to_core(core: usize) -> Result<(), ExecutorError> {
 pub(crate) fn die_with_parent() {
     // Where the kernel has no such wish the control connection's end still stops the rank.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two packages of two cores of two threads, numbered as Linux does on servers: first threads first.
+    fn cpuinfo(siblings: usize) -> String {
+        let block = |number: usize| {
+            let (package, core) = (number % 2, number / 2 % 2);
+            format!(
+                "processor\t: {number}\nphysical id\t: {package}\nsiblings\t: {siblings}\ncore id\t\t: {core}\ncpu cores\t: 2\n"
+            )
+        };
+        (0..8).map(block).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn hardware_threads_of_a_core_count_once() {
+        let all: Vec<usize> = (0..8).collect();
+        assert_eq!(cores_of(&cpuinfo(4), &all), [0, 1, 2, 3]);
+        assert_eq!(cores_of(&cpuinfo(4), &[1, 4, 5, 7]), [1, 4, 7]);
+    }
+
+    #[test]
+    fn where_nothing_tells_cores_apart_every_allowed_processor_is_one() {
+        assert_eq!(cores_of("", &[2, 3]), [2, 3]);
+        assert_eq!(cores_of(&cpuinfo(2), &[0, 4]), [0, 4]);
+        assert_eq!(cores_of(&cpuinfo(4), &[0, 4, 9]), [0, 9]);
+    }
+
+    #[test]
+    fn every_allowed_processor_is_a_place_once() {
+        let mut places = places();
+        assert!(places.starts_with(&cores()));
+        places.sort_unstable();
+        assert_eq!(places, allowed_cores());
+    }
 }

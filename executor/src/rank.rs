@@ -11,6 +11,7 @@ use crate::transport::{
 };
 use foretell_program::Rank;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -22,9 +23,6 @@ pub(crate) const LAUNCHER_VARIABLE: &str = "FORETELL_LAUNCHER";
 pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
 pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
 
-/// How long a rank that is done waits to be let go.
-const LEAVE_TIME: Duration = Duration::from_secs(10);
-
 /// How long ranks wait for each other at the start.
 pub(crate) const START_TIME: Duration = Duration::from_secs(30);
 
@@ -34,12 +32,15 @@ pub fn run_rank() -> ExitCode {
     match join() {
         Ok(member) => match member.receive_job().and_then(|job| Ok((job, member.listen_for_orders()?))) {
             Ok((job, leave)) => {
-                let result = member.work(&job);
+                let work = || member.work(&job);
+                let result = panic::catch_unwind(AssertUnwindSafe(work))
+                    .unwrap_or_else(|panic| Err(ExecutorError::panicked("compute", panic.as_ref())));
                 if let Err(error) = &result {
                     member.report(error);
                 }
-                // One that left at once could look like the cause of what it only noticed. The launcher that is gone lets go, too.
-                let _ = leave.recv_timeout(LEAVE_TIME);
+                // One that left by itself could look like the cause of what it only noticed, or be missed by those that are not done.
+                // The thread that hears the launcher's orders ends with the connection: a launcher that is gone lets go, too.
+                let _ = leave.recv();
                 if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
             Err(error) => {

@@ -6,7 +6,7 @@ use crate::data::{Dataset, Split};
 use crate::error::ExecutorError;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, Step};
-use crate::job::{EvaluationReport, Length, Report, StepReport, TrainingJob};
+use crate::job::{EvaluationReport, Report, StepReport, TrainingJob};
 use crate::rank::Member;
 use crate::recording::Recording;
 use crate::samples::{Samples, sample_shape};
@@ -71,10 +71,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn steps(&mut self) -> Result<(), ExecutorError> {
         let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
-        let total = match self.job.length {
-            Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => epochs * per_epoch,
-        };
+        let total = self.job.length.steps(per_epoch)?;
         let mut recording = Recording::new(self.compiled.training.stage_of(self.member.rank).instructions.len());
         let mut order = self.dataset.epoch_order(0);
         for step in 0..total {
@@ -102,8 +99,9 @@ impl Run<'_> {
         let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank);
         let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING);
         let end = clock::now();
-        recording.add(start, end, spans);
-        let learning_rate = hyperparameters.learning_rate;
+        recording.add(step, start, end, spans);
+        let learning_rate = f64::from(hyperparameters.learning_rate).into();
+        let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         self.unsent.push(StepReport { step, start, end, learning_rate, metrics });
         if self.sent.elapsed() > REPORT_INTERVAL { self.send_steps() } else { Ok(()) }
     }
@@ -130,6 +128,7 @@ impl Run<'_> {
                 }
             }
         }
+        let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         let samples = self.dataset.len(Split::Evaluation);
         Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, metrics }))?)
     }

@@ -14,7 +14,13 @@ use std::collections::BTreeMap;
 /// The gradient of a parameter is a tensor of [`Role::ParameterGradient`].
 pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
     let mut backward =
-        Backward { graph: graph.clone(), contributions: BTreeMap::new(), needed: needs_gradient(graph), normalizer };
+        Backward {
+            graph: graph.clone(),
+            contributions: BTreeMap::new(),
+            parameter_gradients: BTreeMap::new(),
+            needed: needs_gradient(graph),
+            normalizer,
+        };
     for index in (0..graph.operators.len()).rev() {
         backward.operator(OperatorId(index));
     }
@@ -38,6 +44,8 @@ struct Backward {
     graph: Graph,
     /// The gradients that users of a tensor have sent back so far.
     contributions: BTreeMap<TensorId, Vec<Operand>>,
+    /// The gradient tensor of each parameter that has one by now.
+    parameter_gradients: BTreeMap<TensorId, TensorId>,
     needed: Vec<bool>,
     normalizer: usize,
 }
@@ -144,12 +152,14 @@ impl Backward {
 
     /// The one gradient tensor of a parameter, however many operators use it.
     fn parameter_gradient(&mut self, parameter: TensorId) -> TensorId {
-        let role = Role::ParameterGradient(parameter);
-        if let Some(index) = self.graph.tensors.iter().position(|tensor| tensor.role == role) {
-            return TensorId(index);
+        if let Some(&gradient) = self.parameter_gradients.get(&parameter) {
+            return gradient;
         }
         let tensor = self.graph.tensor(parameter).clone();
-        self.tensor(format!("{}.gradient", tensor.name), role, tensor.dimensions, Storage::Single)
+        let role = Role::ParameterGradient(parameter);
+        let gradient = self.tensor(format!("{}.gradient", tensor.name), role, tensor.dimensions, Storage::Single);
+        self.parameter_gradients.insert(parameter, gradient);
+        gradient
     }
 
     fn gradient_tensor(&mut self, input: &Operand) -> Operand {

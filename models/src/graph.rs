@@ -122,6 +122,11 @@ impl Tensor {
     pub fn elements(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.extent).product()
     }
+
+    /// The same where that is a number that can be counted with.
+    pub(crate) fn checked_elements(&self) -> Option<usize> {
+        self.dimensions.iter().try_fold(1usize, |product, dimension| product.checked_mul(dimension.extent))
+    }
 }
 
 /// Which of its kernel's sizes a loop multiplies into.
@@ -323,7 +328,8 @@ impl Operator {
         let contracted = size(Extent::Contracted);
         let features = size(Extent::Features);
         let positions = size(Extent::Positions);
-        let elements = extents.iter().product();
+        // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
+        let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
         match self.kind {
@@ -334,11 +340,11 @@ impl Operator {
             OperatorKind::MatmulWeightGradient(weight) => Kernel::MatmulWeightGradient { rows, columns, contracted, weight },
             OperatorKind::BiasAdd => Kernel::BiasAdd { rows, columns },
             OperatorKind::BiasGradient => Kernel::BiasGradient { rows, columns },
-            OperatorKind::Relu => Kernel::Relu { elements },
-            OperatorKind::ReluGradient => Kernel::ReluGradient { elements },
-            OperatorKind::Gelu => Kernel::Gelu { elements },
-            OperatorKind::GeluGradient => Kernel::GeluGradient { elements },
-            OperatorKind::Add => Kernel::Add { elements },
+            OperatorKind::Relu => Kernel::Relu { elements: elements() },
+            OperatorKind::ReluGradient => Kernel::ReluGradient { elements: elements() },
+            OperatorKind::Gelu => Kernel::Gelu { elements: elements() },
+            OperatorKind::GeluGradient => Kernel::GeluGradient { elements: elements() },
+            OperatorKind::Add => Kernel::Add { elements: elements() },
             OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
             OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
             OperatorKind::ConvolutionWeightGradient(shape) => Kernel::ConvolutionWeightGradient(window(shape)),

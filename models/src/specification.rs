@@ -1,6 +1,6 @@
 //! What a user writes to name a model: a zoo name, or a family with its sizes. See the contract's "A model file".
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Tensor};
 use crate::zoo;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -27,6 +27,16 @@ pub enum ModelError {
         hint: String,
     },
 }
+
+/// The most layers of a model: a hundred times those of the deepest language models.
+const MOST_LAYERS: usize = 10_000;
+
+/// The most elements of a tensor over all ranks. What is counted in elements, bytes or reads of a few tensors stays far below what a
+/// 64-bit number holds.
+const MOST_ELEMENTS: usize = 1 << 48;
+
+/// The most samples of a batch. With images of 8192 x 8192 pixels their product still is a 64-bit number.
+const MOST_SAMPLES: usize = 1 << 32;
 
 /// The first layers of a ResNet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -184,10 +194,34 @@ impl Model {
     /// The forward graph over a batch.
     ///
     /// # Errors
-    /// [`ModelError::Inconsistent`] when sizes contradict each other.
+    /// [`ModelError::Inconsistent`] when sizes contradict each other, or a tensor would be larger than can be counted with.
     pub fn graph(&self, name: &str, options: &GraphOptions) -> Result<Graph, ModelError> {
         self.validate(name)?;
-        Ok(match self {
+        let GraphOptions { batch, normalization_groups: groups, .. } = *options;
+        let wrong = |reason, hint: &str| Err(ModelError::Inconsistent { name: name.into(), reason, hint: hint.into() });
+        if batch == 0 || batch > MOST_SAMPLES || groups == 0 || !batch.is_multiple_of(groups) {
+            return wrong(
+                format!("a batch of {batch} samples in {groups} groups"),
+                "a batch has 1 to 4,294,967,296 samples, in groups of equal size",
+            );
+        }
+        let graph = self.build(name, options);
+        let too_large = |tensor: &&Tensor| tensor.checked_elements().is_none_or(|elements| elements > MOST_ELEMENTS);
+        match graph.tensors.iter().find(too_large) {
+            None => Ok(graph),
+            Some(tensor) => {
+                let shape: Vec<String> = tensor.dimensions.iter().map(|one| format!("{} {}", one.name, one.extent)).collect();
+                wrong(
+                    format!("`{}` ({}) has more than 2^48 elements", tensor.name, shape.join(", ")),
+                    "use a smaller micro-batch, or smaller sizes in the model",
+                )
+            }
+        }
+    }
+
+    /// The graph of sizes that were found to be sound.
+    fn build(&self, name: &str, options: &GraphOptions) -> Graph {
+        match self {
             Model::Mlp { widths } => zoo::mlp(name, widths, options),
             Model::Resnet { depth, stem, image, channels, classes, width } => {
                 let shape = zoo::ResnetShape {
@@ -212,7 +246,7 @@ impl Model {
                 };
                 zoo::gpt(name, &shape, options)
             }
-        })
+        }
     }
 
     fn validate(&self, name: &str) -> Result<(), ModelError> {
@@ -226,6 +260,9 @@ impl Model {
             Model::Mlp { ref widths } => {
                 if widths.len() < 2 {
                     return wrong("`widths` needs an input and an output".into(), "write for example widths: [784, 512, 10]");
+                }
+                if widths.len() > MOST_LAYERS + 1 {
+                    return wrong(format!("`widths` has {} entries", widths.len()), "a model has 10,000 layers at most");
                 }
                 widths.iter().try_for_each(|&width| positive("widths", width))
             }
@@ -252,6 +289,9 @@ impl Model {
                     positive(what, value)?;
                 }
                 positive("ffn", ffn.unwrap_or(1))?;
+                if layers > MOST_LAYERS {
+                    return wrong(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
+                }
                 if !hidden.is_multiple_of(heads) {
                     return wrong(
                         format!("hidden {hidden} is not a multiple of heads {heads}"),

@@ -4,7 +4,7 @@
 use crate::bound::compute_bound;
 use crate::space::{Fixed, layouts};
 use foretell_models::{GraphOptions, Model, ModelError};
-use foretell_program::{Compiled, Layout, Plan, Recompute, compile};
+use foretell_program::{Layout, MOST_RANKS, MOST_SAMPLES, Plan, Recompute, compile};
 use foretell_simulator::{CostModel, Oversubscription, Prediction, SimulationError, predict};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
@@ -136,11 +136,12 @@ pub enum PlannerError {
     Simulation(#[from] SimulationError),
 }
 
-/// A layout that fits, with its bound.
+/// A layout that fits, with its bound. Its Programs are not kept: few survivors are simulated, and those are compiled again.
 struct Survivor {
     index: usize,
     plan: Plan,
-    compiled: Compiled,
+    /// The arena of each stage.
+    arenas: Vec<Bytes>,
     bound: Seconds,
 }
 
@@ -159,6 +160,12 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
     let blocks = request.model.graph(request.name, &options)?.blocks.len();
     let devices = request.devices;
+    if devices > MOST_RANKS {
+        return Err(no_layout(request, format!("more than {MOST_RANKS} are not laid out"), "use fewer nodes"));
+    }
+    if request.base.global_batch > MOST_SAMPLES {
+        return Err(no_layout(request, format!("a step has {MOST_SAMPLES} samples at most"), "use a smaller global batch"));
+    }
     let space = layouts(&request.base.layout, devices, blocks, request.base.global_batch, &request.fixed);
     let mut search = Search { layouts: space.len(), ..Search::default() };
     let limit = memory_limit(request);
@@ -168,9 +175,8 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
         space.into_iter().enumerate().partition(|(_, layout)| layout.recompute == Recompute::None);
     let mut fates = examine(request, &keeping, limit);
     let fits = |layout: &Layout| {
-        keeping.iter().zip(&fates).any(|((_, twin), fate)| {
-            matches!(fate, Fate::Survives(_)) && *twin == Layout { recompute: Recompute::None, ..layout.clone() }
-        })
+        let wanted = Layout { recompute: Recompute::None, ..layout.clone() };
+        keeping.iter().zip(&fates).any(|((_, twin), fate)| matches!(fate, Fate::Survives(_)) && *twin == wanted)
     };
     let (needless, needed): (Vec<_>, Vec<_>) = recomputing.into_iter().partition(|(_, layout)| fits(layout));
     search.bounded_out += needless.len();
@@ -213,12 +219,13 @@ fn examine(request: &Request<'_>, layouts: &[(usize, Layout)], limit: Bytes) -> 
                 Ok(compiled) => compiled,
                 Err(error) => return Fate::Indivisible(error.to_string()),
             };
-            let peak = compiled.arenas().into_iter().max().unwrap_or(Bytes::ZERO);
+            let arenas = compiled.arenas();
+            let peak = arenas.iter().copied().max().unwrap_or(Bytes::ZERO);
             if peak > limit {
                 return Fate::OutOfMemory(peak);
             }
             let bound = compute_bound(&compiled.training, request.topology, request.costs);
-            Fate::Survives(Box::new(Survivor { index: *index, plan, compiled, bound }))
+            Fate::Survives(Box::new(Survivor { index: *index, plan, arenas, bound }))
         })
         .collect()
 }
@@ -237,13 +244,15 @@ fn decide(request: &Request<'_>, mut survivors: Vec<Survivor>, mut search: Searc
         let predicted: Vec<_> = round
             .par_iter()
             .map(|survivor| {
-                let simulated = predict(&survivor.compiled.training, request.topology, request.costs, request.oversubscription)?;
-                let mut prediction = simulated.0;
+                // It was compiled once, so that it will be again.
+                let compiled = compile(request.model, request.name, &survivor.plan)
+                    .map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))?;
+                let (mut prediction, _) = predict(&compiled.training, request.topology, request.costs, request.oversubscription)?;
                 // Evaluation shares the arena.
-                prediction.peak_memory_bytes = survivor.compiled.arenas();
+                prediction.peak_memory_bytes = survivor.arenas.clone();
                 Ok((survivor.index, Candidate { plan: survivor.plan.clone(), prediction }))
             })
-            .collect::<Result<_, SimulationError>>()?;
+            .collect::<Result<_, PlannerError>>()?;
         next += round.len();
         search.simulated += predicted.len();
         candidates.extend(predicted);
@@ -270,12 +279,18 @@ fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: Bytes, reaso
             limit,
             hint: "use more devices, a smaller global batch, or a smaller model; `--fix` less".into(),
         },
-        None => PlannerError::NoLayout {
-            model: request.name.into(),
-            global_batch: request.base.global_batch,
-            devices: request.devices,
-            reason: reason.map(|text| format!(" ({text})")).unwrap_or_default(),
-            hint: "choose a global batch with more divisors, or `--fix` less".into(),
-        },
+        None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
+    }
+}
+
+const USUAL_MEND: &str = "choose a global batch with more divisors, or `--fix` less";
+
+fn no_layout(request: &Request<'_>, reason: String, hint: &str) -> PlannerError {
+    PlannerError::NoLayout {
+        model: request.name.into(),
+        global_batch: request.base.global_batch,
+        devices: request.devices,
+        reason: if reason.is_empty() { reason } else { format!(" ({reason})") },
+        hint: hint.into(),
     }
 }

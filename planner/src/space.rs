@@ -71,13 +71,22 @@ impl std::str::FromStr for Fixed {
     }
 }
 
-/// Every layout of `global_batch` samples over at most `devices` devices, and over just as many as `fixed` says if it fixes all sizes.
-/// A mesh always has a divisor of the devices: what is left idle then is whole nodes' worth.
+/// Every layout of `global_batch` samples over at most `devices` devices. Where `fixed` says all three of `data`, `tensor` and `pipeline`
+/// that is the one mesh, if there are as many devices. Else a mesh always has a divisor of the devices: what is left idle then is whole
+/// nodes' worth.
 pub fn layouts(base: &Layout, devices: usize, blocks: usize, global_batch: usize, fixed: &Fixed) -> Vec<Layout> {
     let mut layouts = Vec::new();
-    for world in divisors(devices) {
-        for tensor in divisors(world).filter(|&size| fixed.tensor.is_none_or(|fixed| fixed == size)) {
-            for pipeline in divisors(world / tensor).filter(|&size| fixed.pipeline.is_none_or(|fixed| fixed == size)) {
+    let worlds = match (fixed.data, fixed.tensor, fixed.pipeline) {
+        (Some(data), Some(tensor), Some(pipeline)) => {
+            let world = data.checked_mul(tensor).and_then(|ranks| ranks.checked_mul(pipeline));
+            world.filter(|&ranks| ranks <= devices).into_iter().collect()
+        }
+        _ => divisors(devices),
+    };
+    for world in worlds {
+        for tensor in divisors(world).into_iter().filter(|&size| fixed.tensor.is_none_or(|fixed| fixed == size)) {
+            let stages = divisors(world / tensor).into_iter();
+            for pipeline in stages.filter(|&size| fixed.pipeline.is_none_or(|fixed| fixed == size)) {
                 let data = world / tensor / pipeline;
                 let possible = fixed.data.is_none_or(|fixed| fixed == data) && pipeline <= blocks;
                 if possible && global_batch.is_multiple_of(data) {
@@ -115,8 +124,11 @@ fn with_micro_batches(mesh: &Layout, samples: usize, fixed: &Fixed) -> Vec<Layou
     layouts
 }
 
-fn divisors(number: usize) -> impl Iterator<Item = usize> {
-    (1..=number).filter(move |divisor| number.is_multiple_of(*divisor))
+/// The divisors of a number, ascending: those up to its root, each with its counterpart.
+fn divisors(number: usize) -> Vec<usize> {
+    let small: Vec<usize> = (1..=number.isqrt()).filter(|&divisor| number.is_multiple_of(divisor)).collect();
+    let large = small.iter().rev().map(|divisor| number / divisor).filter(|&large| large > number.isqrt());
+    small.iter().copied().chain(large).collect()
 }
 
 #[cfg(test)]
@@ -130,6 +142,24 @@ mod tests {
         assert!(layouts.iter().all(|layout| layout.tensor == 2 && layout.schedule == Schedule::Gpipe));
         let meshes: std::collections::BTreeSet<_> = layouts.iter().map(|layout| (layout.data, layout.pipeline)).collect();
         assert_eq!(meshes.into_iter().collect::<Vec<_>>(), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]);
+    }
+
+    #[test]
+    fn a_mesh_that_is_fixed_need_not_divide_the_devices() {
+        let fixed: Fixed = "data=3,tensor=1,pipeline=2,micro_batch=2,recompute=none,schedule=1f1b".parse().expect("well formed");
+        let found = layouts(&Layout::default(), 8, 10, 12, &fixed);
+        assert_eq!(found, [Layout { data: 3, pipeline: 2, micro_batch: 2, ..Layout::default() }]);
+        assert!(layouts(&Layout::default(), 5, 10, 12, &fixed).is_empty(), "there are too few devices");
+        let enormous: Fixed = "data=4294967296,tensor=4294967296,pipeline=2".parse().expect("well formed");
+        assert!(layouts(&Layout::default(), 8, 10, 12, &enormous).is_empty());
+    }
+
+    #[test]
+    fn divisors_are_all_there_are_ascending() {
+        for number in 0..200 {
+            let all: Vec<usize> = (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect();
+            assert_eq!(divisors(number), all);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 mod convert;
 mod dependencies;
 mod emit;
+mod limits;
 mod state;
 mod update;
 
@@ -47,11 +48,13 @@ impl Compiled {
 /// Compiles a run of `model`, called `name`, as `plan` lays it out.
 ///
 /// # Errors
-/// [`PlanError`] where the plan does not fit the model: sizes that do not divide, more stages than blocks, or what cannot be laid out yet.
+/// [`PlanError`] where the plan does not fit the model: sizes that do not divide or are beyond any machine, more stages than blocks, or
+/// what cannot be laid out yet.
 pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
     let training = Lowering::training(model, name, plan, &mesh)?;
+    limits::check(&training, plan, &mesh)?;
     let cuts = cuts(&training.graph, plan)?;
     let states: Vec<StageState> =
         (0..cuts.len()).map(|stage| StageState::plan(&training, &cuts, stage, plan, &mesh)).collect::<Result<_, _>>()?;
@@ -82,6 +85,7 @@ struct Lowering {
 impl Lowering {
     fn training(model: &Model, name: &str, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
         let graph = model.graph(name, &graph_options(model, plan, false)?)?;
+        // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
         let normalizer = plan.global_batch * graph.predictions_per_sample;
         Self::shard(&differentiate(&graph, normalizer), mesh)
     }
@@ -201,7 +205,7 @@ fn cuts(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError> {
         });
     }
     if let Some(cuts) = &plan.layout.cuts {
-        if cuts.len() != stages || cuts.contains(&0) || cuts.iter().sum::<usize>() != blocks {
+        if cuts.len() != stages || cuts.contains(&0) || cuts.iter().try_fold(0usize, |sum, &one| sum.checked_add(one)) != Some(blocks) {
             return Err(PlanError::Invalid {
                 field: "cuts",
                 reason: format!("{cuts:?} does not share out {blocks} blocks among {stages} stages"),
@@ -224,41 +228,65 @@ fn even_cuts(work: &[f64], stages: usize) -> Vec<usize> {
     for (index, &amount) in work.iter().enumerate() {
         prefix.push(prefix[index] + amount);
     }
-    // best[stage][end]: the least largest sum of the first `stage + 1` stages over the first `end` blocks, and where the last began.
-    let mut best = vec![vec![(f64::INFINITY, 0); blocks + 1]; stages];
-    for end in 1..=blocks {
-        best[0][end] = (prefix[end], 0);
-    }
+    // best[end]: the least largest sum of the stages so far over the first `end` blocks; starts[stage][end]: where the last of them began.
+    let mut best = prefix.clone();
+    let mut starts = vec![vec![0u32; blocks + 1]];
     for stage in 1..stages {
+        let mut largest = vec![f64::INFINITY; blocks + 1];
+        let mut began = vec![0u32; blocks + 1];
         for end in stage + 1..=blocks {
-            for start in stage..end {
-                let largest = best[stage - 1][start].0.max(prefix[end] - prefix[start]);
-                if largest < best[stage][end].0 {
-                    best[stage][end] = (largest, start);
+            let last = |start: usize| prefix[end] - prefix[start];
+            // The later the last stage begins the less it has, and the more those before it: the best is where they cross.
+            let crossing = first_where(stage..end, |start| best[start] >= last(start));
+            let start = match crossing {
+                Some(crossing) if crossing == stage || best[crossing] < last(crossing - 1) => crossing,
+                _ => {
+                    let least = last(crossing.unwrap_or(end) - 1);
+                    first_where(stage..end, |start| last(start) <= least).unwrap_or(stage)
                 }
-            }
+            };
+            largest[end] = best[start].max(last(start));
+            began[end] = start as u32;
         }
+        best = largest;
+        starts.push(began);
     }
     let mut cuts = vec![0; stages];
     let mut end = blocks;
     for stage in (0..stages).rev() {
-        let start = best[stage][end].1;
+        let start = starts[stage][end] as usize;
         cuts[stage] = end - start;
         end = start;
     }
     cuts
 }
 
+/// The first of `range` where what holds from some point on holds, by bisection.
+fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> Option<usize> {
+    let (mut from, mut until) = (range.start, range.end);
+    while from < until {
+        let middle = from.midpoint(until);
+        if holds(middle) {
+            until = middle;
+        } else {
+            from = middle + 1;
+        }
+    }
+    (from < range.end).then_some(from)
+}
+
 fn stage_of_block(cuts: &[usize]) -> Vec<usize> {
     cuts.iter().enumerate().flat_map(|(stage, &blocks)| std::iter::repeat_n(stage, blocks)).collect()
 }
 
+/// The matrix products that the ranks of a stage run, each counted as for model FLOPs (attention in full), so that the two differ by what is
+/// computed again and by what several ranks compute alike, and by nothing else.
 fn hardware_flops(stage: &StageProgram, mesh: &Mesh) -> Flops {
     let one_rank: Flops = stage
         .instructions
         .iter()
         .filter_map(|instruction| match &instruction.operation {
-            Operation::Compute { kernel, .. } if kernel.is_matrix_product() => Some(kernel.flops()),
+            Operation::Compute { kernel, .. } => Some(kernel.model_flops()),
             _ => None,
         })
         .sum();
@@ -274,5 +302,48 @@ mod tests {
         assert_eq!(even_cuts(&[1.0, 1.0, 1.0, 3.0], 2), [3, 1]);
         assert_eq!(even_cuts(&[5.0, 1.0, 1.0, 1.0, 1.0, 5.0], 3), [1, 4, 1]);
         assert_eq!(even_cuts(&[0.0, 0.0, 0.0], 3), [1, 1, 1], "every stage has a block, even one without work");
+    }
+
+    #[test]
+    fn no_other_cuts_are_more_even() {
+        // Every list of up to six small numbers that a fixed linear congruence makes, against all ways to cut it.
+        let mut state = 1u32;
+        for round in 0..500 {
+            let blocks = 1 + round % 6;
+            let work: Vec<f64> = (0..blocks)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    f64::from(state >> 30)
+                })
+                .collect();
+            for stages in 1..=blocks {
+                let largest = |cuts: &[usize]| {
+                    let mut rest = &work[..];
+                    let mut sums = cuts.iter().map(|&cut| {
+                        let (stage, after) = rest.split_at(cut);
+                        rest = after;
+                        stage.iter().sum::<f64>()
+                    });
+                    sums.by_ref().fold(0.0, f64::max)
+                };
+                let ways = (0..1usize << (blocks - 1)).filter(|ends| ends.count_ones() as usize == stages - 1);
+                let least = ways
+                    .map(|ends| {
+                        let mut cuts = vec![1];
+                        for block in 0..blocks - 1 {
+                            if ends >> block & 1 == 1 {
+                                cuts.push(1);
+                            } else if let Some(last) = cuts.last_mut() {
+                                *last += 1;
+                            }
+                        }
+                        largest(&cuts)
+                    })
+                    .fold(f64::INFINITY, f64::min);
+                let cuts = even_cuts(&work, stages);
+                assert!(cuts.iter().all(|&cut| cut > 0) && cuts.iter().sum::<usize>() == blocks, "{cuts:?}");
+                assert_eq!(largest(&cuts), least, "{work:?} in {stages}");
+            }
+        }
     }
 }

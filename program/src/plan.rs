@@ -286,7 +286,7 @@ impl Plan {
         Ok(self.global_batch / at_once)
     }
 
-    /// Refuses what this version does not lay out yet.
+    /// Refuses what this version does not lay out yet, and values that mean nothing.
     ///
     /// # Errors
     /// [`PlanError::Invalid`], naming the field and what can be used instead.
@@ -325,10 +325,49 @@ impl Plan {
         if self.optimizer == Optimizer::Adam && self.training.weight_decay != 0.0 {
             return refuse("training.weight_decay", "Adam has no weight decay of its own here", "use `optimizer: adamw`");
         }
+        if self.global_batch > MOST_SAMPLES {
+            return refuse("global_batch", "more than 4,294,967,296 samples a step", "use a smaller global batch");
+        }
+        self.training.validate()?;
         self.micro_batches()?;
         Ok(())
     }
 }
 
+impl Training {
+    /// Refuses values with which no optimizer makes a step that means anything.
+    fn validate(&self) -> Result<(), PlanError> {
+        let refuse = |field, value: f32, what: &str, hint: &str| {
+            Err(PlanError::Invalid { field, reason: format!("{value} is not {what}"), hint: hint.into() })
+        };
+        let amounts = [
+            ("training.learning_rate", self.learning_rate.unwrap_or(0.0), "leave it out for the usual one"),
+            ("training.momentum", self.momentum, "leave it out for 0.9"),
+            ("training.weight_decay", self.weight_decay, "leave it out for 0"),
+        ];
+        for (field, value, hint) in amounts {
+            if !value.is_finite() || value < 0.0 {
+                return refuse(field, value, "a finite number of at least 0", hint);
+            }
+        }
+        let decays = [
+            ("training.beta1", self.beta1, "leave it out for 0.9"),
+            ("training.beta2", self.beta2, "leave it out for 0.999"),
+        ];
+        for (field, value, hint) in decays {
+            if !(0.0..1.0).contains(&value) {
+                return refuse(field, value, "from 0 up to but not 1", hint);
+            }
+        }
+        if !self.epsilon.is_finite() || self.epsilon <= 0.0 {
+            return refuse("training.epsilon", self.epsilon, "a finite number above 0", "leave it out for 1e-8");
+        }
+        Ok(())
+    }
+}
+
+/// More samples than any step has had; a bound on what a hostile file may ask for.
+pub const MOST_SAMPLES: usize = 1 << 32;
+
 /// More ranks than any machine there is; a bound on what a hostile file may ask for.
-const MOST_RANKS: usize = 1 << 20;
+pub const MOST_RANKS: usize = 1 << 20;

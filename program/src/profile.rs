@@ -96,7 +96,8 @@ pub struct Profile {
     pub instruction_overhead: Sample,
     /// From finishing an instruction until one that waits for it on another stream begins.
     pub stream_handoff: Sample,
-    /// What a step costs beyond its instructions: reporting, and starting the next.
+    /// What a step without instructions takes: setting the streams going and waiting for them. What the run does between steps (reporting,
+    /// recording) is not in it.
     pub step_overhead: Sample,
     /// Reading one byte of prepared samples.
     pub load_seconds_per_byte: Seconds,

@@ -46,7 +46,8 @@ pub struct Program {
     pub tokens: Option<usize>,
     /// Arithmetic of one run over all ranks that counts for model FLOPs utilisation.
     pub model_flops: Flops,
-    /// Arithmetic of matrix products of one run over all ranks, recomputation and duplicated work included.
+    /// Arithmetic of matrix products of one run over all ranks, counted as [`Program::model_flops`] counts it (attention in full) but with
+    /// recomputation and duplicated work; so it is never less.
     pub hardware_flops: Flops,
 }
 

@@ -80,6 +80,7 @@ impl Sharding {
         for index in 0..graph.operators.len() {
             chooser.operator(OperatorId(index))?;
         }
+        chooser.tensor_is_used()?;
         Ok(chooser.sharding)
     }
 
@@ -115,6 +116,11 @@ impl Sharding {
     pub(crate) fn settled(&self, tensor: TensorId) -> Placements {
         self.placements[tensor.0]
     }
+}
+
+/// Whether it has a weight whose columns ranks may share out.
+fn is_product(operator: &Operator) -> bool {
+    matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_))
 }
 
 /// For each tensor the operators that read it.
@@ -181,8 +187,8 @@ impl Chooser<'_> {
         (first.partial_axes().next().is_some() && all.all(|other| other == first)).then_some(first)
     }
 
-    /// Partial sums of activations are made at once, into the shards that all who read them want, else into the whole; only additions can
-    /// wait. Sums over the batch wait for the end of the step.
+    /// Partial sums of activations are made at once, and every rank has the whole then (who wants a shard of it cuts that out); only where
+    /// all who read them are additions of sums that lie alike do they wait. Sums over the batch wait for the end of the step.
     fn settle(&self, tensor: TensorId, produced: Placements) -> Placements {
         if self.graph.tensor(tensor).role != Role::Activation {
             return produced;
@@ -239,6 +245,34 @@ impl Chooser<'_> {
         Ok(strategy)
     }
 
+    /// Refuses ranks along `tensor` that would all do the same, since nothing of the model could be shared out among them.
+    fn tensor_is_used(&self) -> Result<(), PlanError> {
+        let divisor = self.mesh.size(Axis::Tensor);
+        let is_used = self.sharding.strategies.iter().any(|strategy| strategy.get(Axis::Tensor).is_some());
+        if divisor == 1 || is_used {
+            return Ok(());
+        }
+        let products = self.graph.operators.iter().filter(|operator| is_product(operator) && operator.pass == Pass::Forward);
+        let mut columns = products.flat_map(|operator| operator.loops.iter().map(move |one| (operator, one)));
+        let found = columns
+            .find(|(_, one)| one.role == Extent::Columns && one.shardable && !one.extent.is_multiple_of(divisor))
+            .map(|(operator, one)| (format!("`{}` of `{}`", one.name, operator.name), one.extent));
+        match found {
+            Some((what, value)) => Err(PlanError::Indivisible {
+                what,
+                value,
+                by: "tensor".into(),
+                divisor,
+                hint: format!("nor does any other width of `{}`: use `tensor: 1`, or what divides {value}", self.graph.name),
+            }),
+            None => Err(PlanError::Invalid {
+                field: "tensor",
+                reason: format!("`{}` has no width that {divisor} ranks could share out", self.graph.name),
+                hint: "use `tensor: 1`".into(),
+            }),
+        }
+    }
+
     /// The loop along `tensor`: that of a sharded input, or for a product of whole inputs its columns if that pays.
     fn tensor_loop(&self, operator: &Operator) -> Option<LoopId> {
         for input in &operator.inputs {
@@ -253,7 +287,7 @@ impl Chooser<'_> {
                 return Some(walked);
             }
         }
-        if !matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_)) {
+        if !is_product(operator) {
             return None;
         }
         // A weight that another operator keeps whole stays whole: a language model's tied head.

@@ -123,9 +123,10 @@ pub struct CostModel {
     kinds: Vec<KindCosts>,
     /// What exchanges get of the links that were not measured.
     pub links: LinkEfficiency,
-    /// Bytes that a sender may be ahead of its receiver; messages of more than that wait for it.
+    /// Bytes that a sender may be ahead of its receiver; messages of more than that wait for it. None without a profile of some kind.
     pub buffered: Bytes,
-    /// How much slower than its costs say a device is over time: quantiles at equal steps of probability (see [`Profile::paces`]).
+    /// How much slower than its costs say a device is over time: quantiles at equal steps of probability (see [`Profile::paces`]). None is
+    /// below 1: costs are those of a device at its best, and a lower bound made of them has to stay one.
     pub paces: Vec<f64>,
 }
 
@@ -139,12 +140,21 @@ struct KindCosts {
 
 impl CostModel {
     /// A model of the topology's kinds of device. The profile is believed for the kind that it names, or that was made from the
-    /// library device that it names; the data sheet for all others.
+    /// library device that it names; the data sheet for all others. Where it is of no kind of device here, nothing of it counts.
     pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
-        let kinds = topology.device_kinds().iter().map(|kind| KindCosts::new(kind, profile)).collect();
+        let kinds = topology.device_kinds();
+        let profile = profile.filter(|profile| kinds.iter().any(|kind| is_of(profile, kind)));
         let buffered = profile.map_or(Bytes::ZERO, |profile| Bytes::new(profile.buffered_bytes));
-        let paces = profile.map(|profile| profile.paces.iter().copied().filter(|pace| pace.is_finite() && *pace > 0.0).collect());
-        Self { kinds, links: LinkEfficiency::default(), buffered, paces: paces.unwrap_or_default() }
+        let paces = profile.map(|profile| {
+            let paces = profile.paces.iter().copied().filter(|pace| pace.is_finite());
+            paces.map(|pace| pace.max(1.0)).collect()
+        });
+        Self {
+            kinds: kinds.iter().map(|kind| KindCosts::new(kind, profile)).collect(),
+            links: LinkEfficiency::default(),
+            buffered,
+            paces: paces.unwrap_or_default(),
+        }
     }
 
     /// How long a kernel takes alone on a device of a kind (an index into [`Topology::device_kinds`]).
@@ -183,10 +193,15 @@ impl CostModel {
     }
 }
 
+/// Whether a profile was measured on a kind of device.
+fn is_of(profile: &Profile, kind: &DeviceKind) -> bool {
+    kind.name == profile.device || kind.base.as_ref() == Some(&profile.device)
+}
+
 impl KindCosts {
     fn new(kind: &DeviceKind, profile: Option<&Profile>) -> Self {
         let assumed = roofline::parameters(kind.architecture);
-        let profile = profile.filter(|profile| kind.name == profile.device || kind.base.as_ref() == Some(&profile.device));
+        let profile = profile.filter(|profile| is_of(profile, kind));
         let Some(profile) = profile else {
             return Self { kind: kind.clone(), parameters: assumed, kernels: None, exchanges: None };
         };

@@ -14,8 +14,15 @@ struct Place<'a> {
     phase: Phase,
 }
 
+/// Whether a conversion worked in the place of the variant that it began with, which then is no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Consumed {
+    No,
+    Yes,
+}
+
 impl StageEmitter<'_> {
-    /// Brings a tensor from the first of its variants into the placement that is wanted.
+    /// Brings a tensor from the first of its variants into the placement that is wanted, and says what that did to the first.
     pub(super) fn convert(
         &mut self,
         tensor: TensorId,
@@ -23,17 +30,24 @@ impl StageEmitter<'_> {
         variants: Vec<(Placements, BufferId)>,
         wanted: Placements,
         phase: Phase,
-    ) -> BufferId {
+    ) -> (BufferId, Consumed) {
         let Some(&(mut placements, mut buffer)) = variants.first() else {
             unreachable!("a tensor that is read was made, loaded, received or recomputed before")
         };
+        let first = buffer;
+        let mut consumed = Consumed::No;
         let name = self.lowering.graph.tensor(tensor).name.clone();
         let place = Place { name: &name, micro_batch, phase };
         for axis in Axis::WITHIN_STAGE {
             let (from, to) = (placements.get(axis), wanted.get(axis));
             match conversion(from, to) {
                 Conversion::None => {}
-                Conversion::Collective { kind: Collective::AllReduce, .. } => self.all_reduce(&place, buffer, axis),
+                Conversion::Collective { kind: Collective::AllReduce, .. } => {
+                    if buffer == first {
+                        consumed = Consumed::Yes;
+                    }
+                    self.all_reduce(&place, buffer, axis);
+                }
                 Conversion::Collective { kind: Collective::AllGather, from, .. } => {
                     buffer = self.all_gather(&place, buffer, axis, from);
                 }
@@ -54,7 +68,7 @@ impl StageEmitter<'_> {
                 .iter()
                 .any(|&axis| placements.get(axis) == Placement::Partial && wanted.get(axis) != Placement::Partial)
         );
-        buffer
+        (buffer, consumed)
     }
 
     /// In place: the summands are of no use to anyone afterwards.

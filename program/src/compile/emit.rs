@@ -4,7 +4,8 @@
 //! variants at a time, one for each placement in which it was wanted.
 
 use super::Lowering;
-use super::state::{Bucket, StageState};
+use super::convert::Consumed;
+use super::state::StageState;
 use crate::mesh::{Group, Mesh};
 use crate::placement::Placements;
 use crate::plan::{Plan, Recompute};
@@ -188,7 +189,7 @@ impl<'a> StageEmitter<'a> {
         if let Some(buffer) = kept {
             let settled = self.lowering.sharding.settled(tensor);
             let from = vec![(settled, buffer)];
-            return if settled == wanted { buffer } else { self.convert(tensor, micro_batch, from, wanted, phase) };
+            return if settled == wanted { buffer } else { self.convert(tensor, micro_batch, from, wanted, phase).0 };
         }
         if let Role::Input(kind) = description.role
             && !self.live.contains_key(&(tensor, micro_batch))
@@ -202,8 +203,13 @@ impl<'a> StageEmitter<'a> {
         match variants.iter().find(|(placements, _)| *placements == wanted) {
             Some(&(_, buffer)) => buffer,
             None => {
-                let buffer = self.convert(tensor, micro_batch, variants, wanted, phase);
-                self.live.entry((tensor, micro_batch)).or_default().push((wanted, buffer));
+                let first = variants.first().map(|&(_, buffer)| buffer);
+                let (buffer, consumed) = self.convert(tensor, micro_batch, variants, wanted, phase);
+                let live = self.live.entry((tensor, micro_batch)).or_default();
+                if consumed == Consumed::Yes {
+                    live.retain(|&(_, variant)| Some(variant) != first);
+                }
+                live.push((wanted, buffer));
                 buffer
             }
         }
@@ -343,29 +349,19 @@ impl<'a> StageEmitter<'a> {
         if produced != settled
             && let Some(variants) = self.live.remove(&(tensor, micro_batch))
         {
-            let buffer = self.convert(tensor, micro_batch, variants, settled, phase);
+            let (buffer, _) = self.convert(tensor, micro_batch, variants, settled, phase);
             self.live.insert((tensor, micro_batch), vec![(settled, buffer)]);
         }
     }
 
     /// After an operator of the last backward pass: reduces the buckets whose last gradient it was.
     fn reduce_complete_buckets(&mut self, id: OperatorId) {
-        for index in 0..self.state.buckets.len() {
-            let bucket = &self.state.buckets[index];
-            if self.writes_to(id, bucket) {
-                self.writers_left[index] -= 1;
-                if self.writers_left[index] == 0 {
-                    self.reduce(index);
-                }
+        for index in self.state.buckets_written(&self.lowering.graph.operators[id.0]) {
+            self.writers_left[index] -= 1;
+            if self.writers_left[index] == 0 {
+                self.reduce(index);
             }
         }
-    }
-
-    fn writes_to(&self, id: OperatorId, bucket: &Bucket) -> bool {
-        self.lowering.graph.operators[id.0].outputs.iter().any(|output| {
-            let role = &self.lowering.graph.tensor(output.tensor).role;
-            bucket.members.iter().any(|member| *role == Role::ParameterGradient(member.parameter))
-        })
     }
 
     /// A new buffer for a tensor of a micro-batch, in a placement.

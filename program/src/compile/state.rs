@@ -7,8 +7,9 @@ use super::{Lowering, stage_of_block};
 use crate::mesh::{Axis, Mesh};
 use crate::placement::Placements;
 use crate::plan::{Plan, PlanError};
-use foretell_models::{OperatorId, Role, TensorId};
+use foretell_models::{Operator, Role, TensorId};
 use foretell_units::{Bytes, DataType};
+use std::collections::{BTreeSet, HashMap};
 
 /// Elements to which a parameter's start is aligned: 64 bytes in single precision, a cache line.
 const ALIGNMENT: usize = 16;
@@ -56,6 +57,8 @@ pub(super) struct Running {
 #[derive(Clone, Debug)]
 pub(super) struct StageState {
     pub(super) buckets: Vec<Bucket>,
+    /// The bucket of each gradient tensor.
+    bucket_of: HashMap<TensorId, usize>,
     pub(super) running: Vec<Running>,
     /// Format of the parameters that operators read.
     pub(super) precision: DataType,
@@ -69,21 +72,26 @@ impl StageState {
     pub(super) fn plan(lowering: &Lowering, cuts: &[usize], stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
         let stage_of_block = stage_of_block(cuts);
         let graph = &lowering.graph;
-        // In the order in which the backward pass completes them.
-        let mut complete: Vec<(TensorId, TensorId, usize)> = Vec::new();
+        // Of each parameter its gradient and who adds to it last; then in the order in which the backward pass completes them.
+        let mut last: HashMap<TensorId, (usize, usize, TensorId)> = HashMap::new();
         for (index, operator) in graph.operators.iter().enumerate() {
             if stage_of_block[operator.block] != stage {
                 continue;
             }
-            for output in &operator.outputs {
+            for (position, output) in operator.outputs.iter().enumerate() {
                 if let Role::ParameterGradient(parameter) = graph.tensor(output.tensor).role {
-                    complete.retain(|&(known, ..)| known != parameter);
-                    complete.push((parameter, output.tensor, index));
+                    last.insert(parameter, (index, position, output.tensor));
                 }
             }
         }
+        let mut complete: Vec<(usize, usize, TensorId, TensorId)> = last
+            .into_iter()
+            .map(|(parameter, (index, position, gradient))| (index, position, parameter, gradient))
+            .collect();
+        complete.sort_unstable();
+        let mut bucket_of = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
-        for (parameter, gradient, _) in complete {
+        for (.., parameter, gradient) in complete {
             let placements = lowering.sharding.settled(parameter);
             let gradient_placements = lowering.sharding.produced(gradient);
             let stages = stages_with(lowering, parameter, &stage_of_block);
@@ -108,17 +116,27 @@ impl StageState {
                     buckets.len() - 1
                 }
             };
+            bucket_of.insert(gradient, index);
             let bucket = &mut buckets[index];
             let name = tensor.name.clone();
             bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
             bucket.elements += padded;
         }
-        for bucket in &mut buckets {
-            bucket.writers = writers(lowering, bucket, stage, &stage_of_block).len();
-        }
         let running = running(lowering, stage, &stage_of_block, mesh)?;
         let mixed = plan.precision.size() < Bytes::new(4);
-        Ok(Self { buckets, running, precision: plan.precision, master: mixed, optimizer_states: plan.optimizer_states() })
+        let optimizer_states = plan.optimizer_states();
+        let mut state = Self { buckets, bucket_of, running, precision: plan.precision, master: mixed, optimizer_states };
+        for operator in graph.operators.iter().filter(|operator| stage_of_block[operator.block] == stage) {
+            for bucket in state.buckets_written(operator) {
+                state.buckets[bucket].writers += 1;
+            }
+        }
+        Ok(state)
+    }
+
+    /// The buckets to whose gradients an operator adds, in order.
+    pub(super) fn buckets_written(&self, operator: &Operator) -> BTreeSet<usize> {
+        operator.outputs.iter().filter_map(|output| self.bucket_of.get(&output.tensor).copied()).collect()
     }
 }
 
@@ -138,22 +156,6 @@ fn stages_with(lowering: &Lowering, parameter: TensorId, stage_of_block: &[usize
     stages.sort_unstable();
     stages.dedup();
     stages
-}
-
-/// The stage's operators that add to a bucket's gradients.
-pub(super) fn writers(lowering: &Lowering, bucket: &Bucket, stage: usize, stage_of_block: &[usize]) -> Vec<OperatorId> {
-    let graph = &lowering.graph;
-    let is_member = |tensor: TensorId| match graph.tensor(tensor).role {
-        Role::ParameterGradient(parameter) => bucket.members.iter().any(|member| member.parameter == parameter),
-        _ => false,
-    };
-    (0..graph.operators.len())
-        .map(OperatorId)
-        .filter(|&id| {
-            let operator = &graph.operators[id.0];
-            stage_of_block[operator.block] == stage && operator.outputs.iter().any(|output| is_member(output.tensor))
-        })
-        .collect()
 }
 
 /// The running statistics of a stage's norms, each with the sums that update it.

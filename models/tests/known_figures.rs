@@ -1,0 +1,114 @@
+//! The zoo against what is published of its models: parameters, arithmetic, names and shapes.
+
+use foretell_models::{Graph, GraphOptions, Model, OperatorKind, Role, differentiate};
+
+const ONE: GraphOptions = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+
+fn graph(name: &str) -> Graph {
+    Model::named(name).expect("in the zoo").graph(name, &ONE).expect("it is sound")
+}
+
+#[test]
+fn every_model_has_the_published_number_of_parameters() {
+    // torchvision's table of classification models; Hugging Face's `num_parameters()` of the gpt2 family.
+    let published = [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ];
+    for (name, parameters) in published {
+        assert_eq!(graph(name).parameter_count(), parameters, "{name}");
+    }
+}
+
+#[test]
+fn a_forward_pass_has_the_published_multiply_adds() {
+    // torchvision's table, column GFLOPS, where a multiply-add counts once.
+    for (name, published) in [("resnet18", 1.81e9), ("resnet50", 4.09e9)] {
+        let multiply_adds = graph(name).model_flops().value() / 2.0;
+        assert!((multiply_adds / published - 1.0).abs() < 0.005, "{name}: {multiply_adds}");
+    }
+}
+
+#[test]
+fn the_backward_pass_has_twice_the_arithmetic_but_for_the_gradient_of_the_samples() {
+    for name in ["mlp", "resnet18", "resnet50", "gpt2"] {
+        let graph = graph(name);
+        let forward = graph.model_flops().value();
+        // The first product reads what nobody trains, so that its input gradient is not made. Tokens are looked up instead.
+        let first = graph.operators.iter().find(|operator| {
+            let is_product = matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_));
+            is_product && matches!(graph.tensor(operator.inputs[0].tensor).role, Role::Input(_))
+        });
+        let saved = first.map_or(0.0, |operator| operator.kernel(&operator.extents()).model_flops().value());
+        assert_eq!(saved == 0.0, name == "gpt2", "{name}");
+        let backward = differentiate(&graph, 1).model_flops().value() - forward;
+        assert!((backward / (2.0 * forward - saved) - 1.0).abs() < 1e-12, "{name}: {backward} of {forward}");
+    }
+}
+
+#[test]
+fn parameters_have_their_public_names_and_shapes() {
+    let expected: [(&str, &str, &[usize]); 9] = [
+        ("resnet50", "conv1.weight", &[64, 3, 7, 7]),
+        ("resnet50", "bn1.weight", &[64]),
+        ("resnet50", "layer1.0.downsample.0.weight", &[256, 64, 1, 1]),
+        ("resnet50", "layer4.2.conv2.weight", &[512, 512, 3, 3]),
+        ("resnet50", "fc.weight", &[1000, 2048]),
+        ("gpt2", "transformer.wte.weight", &[50257, 768]),
+        ("gpt2", "transformer.h.0.attn.c_attn.weight", &[768, 2304]),
+        ("gpt2", "transformer.h.0.attn.c_attn.bias", &[2304]),
+        ("gpt2", "transformer.h.11.mlp.c_proj.weight", &[3072, 768]),
+    ];
+    for (model, name, shape) in expected {
+        let graph = graph(model);
+        let (_, tensor) = graph.parameters().find(|(_, tensor)| tensor.name == name).expect("such a parameter");
+        let Role::Parameter(parameter) = &tensor.role else { unreachable!("it is one of the parameters") };
+        assert_eq!(parameter.shape, shape, "{model} {name}");
+        assert_eq!(parameter.shape.iter().product::<usize>(), tensor.elements());
+        let mut permuted: Vec<usize> = parameter.permutation.iter().map(|&place| tensor.dimensions[place].extent).collect();
+        if permuted.len() == shape.len() {
+            assert_eq!(permuted, shape, "{model} {name}");
+        }
+        permuted.sort_unstable();
+        let mut ours: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+        ours.sort_unstable();
+        assert_eq!(permuted, ours, "every dimension once");
+    }
+}
+
+#[test]
+fn sizes_beyond_any_machine_are_refused_with_the_mend() {
+    let gpt = |layers, hidden, sequence, vocab| Model::Gpt {
+        layers,
+        hidden,
+        heads: 1,
+        ffn: None,
+        vocab,
+        sequence,
+        tied_embeddings: true,
+    };
+    let resnet = Model::Resnet { depth: 50, stem: Default::default(), image: 8192, channels: 1 << 24, classes: 10, width: 1 << 24 };
+    let many = 1 << 32;
+    let cases = [
+        (gpt(10_001, 16, 8, 32), 1, "`layers` is 10001"),
+        (Model::Mlp { widths: vec![2; 10_002] }, 1, "`widths` has 10002 entries"),
+        (gpt(1, 1 << 24, 8, 1 << 24), 1, "`transformer.h.0.attn.c_attn.weight`"),
+        (gpt(1, 16, 1 << 24, 32), many, "more than 2^48 elements"),
+        (Model::Mlp { widths: vec![1 << 24, 2] }, many, "`features` (batch 4294967296, features 16777216)"),
+        (resnet, many, "more than 2^48 elements"),
+        (Model::Mlp { widths: vec![4, 2] }, many + 1, "a batch of 4294967297 samples"),
+        (Model::Mlp { widths: vec![4, 2] }, usize::MAX, "a batch of"),
+        (Model::Mlp { widths: vec![4, 2] }, 0, "a batch of 0 samples"),
+    ];
+    for (model, batch, expected) in cases {
+        let error = model.graph("m", &GraphOptions { batch, ..ONE }).expect_err(expected).to_string();
+        assert!(error.contains(expected) && error.contains("hint: "), "{error}");
+    }
+}

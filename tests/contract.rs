@@ -1,0 +1,215 @@
+//! The contract's documents and files: exactly one JSON document of each command, with at least the fields that it promises.
+
+mod common;
+
+use common::{Scratch, text};
+use serde_json::Value;
+
+const MLP: &str = "{family: mlp, widths: [64, 48, 10]}";
+
+const PREDICTED: [&str; 15] = [
+    "step_seconds",
+    "step_seconds_p10",
+    "step_seconds_p90",
+    "samples_per_second",
+    "tokens_per_second",
+    "model_flops_per_device_per_second",
+    "mfu",
+    "hfu",
+    "peak_memory_bytes",
+    "fits",
+    "breakdown_seconds",
+    "calibrated",
+    "events",
+    "simulated_ranks",
+    "wall_seconds",
+];
+const BREAKDOWN: [&str; 5] = ["compute", "exposed_communication", "bubble", "data", "optimizer"];
+const EXECUTE: [&str; 9] =
+    ["run", "steps", "step_seconds", "step_seconds_median", "loss", "peak_memory_bytes", "evaluation", "world_size", "backend"];
+const CHECK: [&str; 7] =
+    ["predicted_step_seconds", "measured_step_seconds", "error", "inside_interval", "memory_error", "by_kind", "worst"];
+const SEARCH: [&str; 8] =
+    ["layouts", "bounded_out", "out_of_memory", "simulated", "best_seconds", "lower_bound_seconds", "gap", "wall_seconds"];
+const RUN_FILES: [&str; 6] = ["plan.yaml", "predicted.json", "metrics.jsonl", "evaluation.jsonl", "measured.json", "ranks/0.log"];
+const REPORT_FILES: [&str; 8] = [
+    "trace.json",
+    "report.html",
+    "plots/timeline.svg",
+    "plots/timeline.png",
+    "plots/memory.svg",
+    "plots/memory.png",
+    "plots/loss.svg",
+    "plots/loss.png",
+];
+
+#[track_caller]
+fn has(document: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(document.get(field).is_some(), "`{field}` is missing in {document}");
+    }
+}
+
+#[track_caller]
+fn is_prediction(document: &Value) {
+    has(document, &PREDICTED);
+    has(&document["breakdown_seconds"], &BREAKDOWN);
+    assert!(document["step_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{document}");
+    assert!(document["peak_memory_bytes"].as_array().is_some_and(|stages| stages.iter().all(Value::is_u64)));
+}
+
+#[track_caller]
+fn holds(scratch: &Scratch, folder: &str, files: &[&str]) {
+    for file in files {
+        assert!(scratch.path(folder).join(file).is_file(), "`{folder}/{file}` is missing");
+    }
+}
+
+#[test]
+fn plan_answers_as_the_contract_says_and_twice_the_same() {
+    let scratch = Scratch::new();
+    let command = ["plan", "--model", "resnet50", "--topology", "dgx-a100-80g", "--global-batch", "256", "-o", "best.yaml"];
+    let mut first = scratch.json(&command);
+    has(&first, &["plan", "predicted", "alternatives", "search"]);
+    is_prediction(&first["predicted"]);
+    is_prediction(&first["alternatives"][0]["predicted"]);
+    has(&first["alternatives"][0], &["plan", "predicted"]);
+    has(&first["search"], &SEARCH);
+    let mut second = scratch.json(&command);
+    without_wall_seconds(&mut first);
+    without_wall_seconds(&mut second);
+    assert_eq!(first.to_string(), second.to_string());
+    // What it wrote can be simulated, and is the same plan.
+    let mut simulated = scratch.json(&["simulate", "--plan", "best.yaml"]);
+    without_wall_seconds(&mut simulated);
+    assert_eq!(simulated["step_seconds"], first["predicted"]["step_seconds"]);
+}
+
+/// What no two runs have in common.
+fn without_wall_seconds(document: &mut Value) {
+    match document {
+        Value::Object(fields) => {
+            fields.remove("wall_seconds");
+            fields.values_mut().for_each(without_wall_seconds);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_wall_seconds),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_plan_that_is_written_elsewhere_still_finds_what_was_typed() {
+    let scratch = Scratch::new();
+    scratch.file("small.yaml", MLP);
+    std::fs::create_dir(scratch.path("plans")).expect("a folder");
+    let command = ["plan", "--model", "small.yaml", "--topology", "local", "--global-batch", "32", "-o", "plans/best.yaml"];
+    scratch.json(&command);
+    is_prediction(&scratch.json(&["simulate", "--plan", "plans/best.yaml"]));
+    // A name stays a name.
+    scratch.json(&["plan", "--model", "mlp", "--topology", "local", "--global-batch", "32", "-o", "plans/named.yaml"]);
+    let written = std::fs::read_to_string(scratch.path("plans/named.yaml")).expect("it was written");
+    assert!(written.contains("model: mlp\n") && written.contains("topology: local\n"), "{written}");
+}
+
+#[test]
+fn oversubscribing_uses_as_many_ranks_as_the_layout_that_is_fixed() {
+    let scratch = Scratch::new();
+    let basic = ["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64", "--oversubscribe"];
+    let document = scratch.json(&[&basic[..], &["--fix", "data=4,tensor=2,pipeline=1"]].concat());
+    let layout = &document["plan"]["layout"];
+    assert_eq!((layout["data"].as_u64(), layout["tensor"].as_u64()), (Some(4), Some(2)), "{layout}");
+    assert_eq!(document["predicted"]["simulated_ranks"], 8);
+}
+
+#[test]
+fn simulate_execute_and_check_answer_as_the_contract_says() {
+    let scratch = Scratch::new();
+    let plan = scratch.file(
+        "plan.yaml",
+        &format!("model: {MLP}\ntopology: local\nglobal_batch: 64\nlayout: {{pipeline: 2, micro_batch: 16}}\n"),
+    );
+    let simulated = scratch.json(&["simulate", "--plan", text(&plan), "--oversubscribe", "--critical-path"]);
+    is_prediction(&simulated);
+    has(&simulated["critical_path"], &["by_kind", "between_seconds", "segments"]);
+    let parts = simulated["critical_path"]["by_kind"].as_array().expect("a list").iter();
+    let parts: f64 = parts.filter_map(|part| part["seconds"].as_f64()).sum();
+    let whole = parts + simulated["critical_path"]["between_seconds"].as_f64().expect("a number");
+    let step = simulated["step_seconds"].as_f64().expect("a number");
+    assert!((whole - step).abs() <= 1e-6 * step, "{whole} on the critical path of a step of {step}");
+
+    let executed = scratch.json(&["execute", "--plan", text(&plan), "--steps", "30", "--oversubscribe"]);
+    has(&executed, &EXECUTE);
+    has(&executed["evaluation"], &["loss", "top1", "samples"]);
+    assert_eq!(executed["steps"], 30);
+    assert_eq!(executed["step_seconds"].as_array().map(Vec::len), Some(30));
+    assert_eq!(executed["world_size"], 2);
+    assert_eq!(executed["backend"], "cpu");
+    assert_eq!(executed["peak_memory_bytes"], simulated["peak_memory_bytes"], "the arena is what was foretold");
+    assert_eq!(executed["run"], "runs/1", "a run always has a folder");
+    holds(&scratch, "runs/1", &RUN_FILES);
+    assert_eq!(std::fs::read_dir(scratch.path("runs/1/timeline")).map(Iterator::count).ok(), Some(2), "a file a rank");
+    let metrics = std::fs::read_to_string(scratch.path("runs/1/metrics.jsonl")).expect("it was written");
+    assert_eq!(metrics.lines().count(), 30);
+    for line in metrics.lines() {
+        let line: Value = serde_json::from_str(line).expect("a document a line");
+        has(&line, &["step", "loss", "seconds", "learning_rate", "samples_per_second", "gradient_norm"]);
+    }
+
+    let checked = scratch.json(&["check", "runs/1"]);
+    has(&checked, &CHECK);
+    assert_eq!(checked["memory_error"].as_f64(), Some(0.0));
+    holds(&scratch, "runs/1", &REPORT_FILES);
+    let again = scratch.json(&["execute", "--plan", text(&plan), "--steps", "2", "--no-evaluation", "--oversubscribe"]);
+    assert_eq!(again["run"], "runs/2");
+}
+
+#[test]
+fn a_folder_that_is_used_again_has_nothing_of_the_run_before() {
+    let scratch = Scratch::new();
+    let plan = |layout: &str| format!("model: {MLP}\ntopology: local\nglobal_batch: 32\nlayout: {{{layout}, micro_batch: 16}}\n");
+    let basic = ["execute", "--plan", "plan.yaml", "--steps", "3", "--oversubscribe", "--run", "first"];
+    scratch.file("plan.yaml", &plan("data: 2"));
+    scratch.json(&basic);
+    scratch.json(&["check", "first"]);
+    scratch.file("plan.yaml", &plan("data: 1"));
+    scratch.json(&basic);
+    for name in ["trace.json", "report.html", "plots", "ranks/1.log"] {
+        assert!(!scratch.path("first").join(name).exists(), "`{name}` is of the run before");
+    }
+    assert_eq!(std::fs::read_dir(scratch.path("first/timeline")).map(Iterator::count).ok(), Some(1));
+}
+
+#[test]
+fn run_does_all_of_it_in_one_go_and_learns_the_digits() {
+    let scratch = Scratch::new();
+    scratch.file("digits-mlp.yaml", "{family: mlp, widths: [64, 64, 10]}");
+    let basic =
+        ["run", "--model", "digits-mlp.yaml", "--topology", "local", "--epochs", "8", "--global-batch", "64", "--run", "out"];
+    let document = scratch.json(&[&basic[..], &["--patience", "1ms", "--calibration-time", "100ms"]].concat());
+    has(&document, &["plan", "predicted", "execute", "check", "report"]);
+    is_prediction(&document["predicted"]);
+    has(&document["execute"], &EXECUTE);
+    has(&document["check"], &CHECK);
+    assert_eq!(document["report"], "out");
+    assert_eq!(document["execute"]["peak_memory_bytes"], document["predicted"]["peak_memory_bytes"]);
+    let top1 = document["execute"]["evaluation"]["top1"].as_f64().expect("a number");
+    assert!(top1 >= 0.9, "{top1}");
+    holds(&scratch, "out", &RUN_FILES);
+    holds(&scratch, "out", &REPORT_FILES);
+    holds(&scratch, "out", &["profile.yaml"]);
+    let page = std::fs::read_to_string(scratch.path("out/report.html")).expect("it was written");
+    assert!(page.contains("digits-mlp: foretold and measured"), "the model keeps its name");
+}
+
+#[test]
+fn the_library_and_the_machine_are_one_document_each() {
+    let scratch = Scratch::new();
+    let models = scratch.json(&["models"]);
+    assert!(models.as_array().is_some_and(|models| models.iter().any(|model| model["name"] == "resnet50")));
+    has(&scratch.json(&["models", "show", "gpt2"]), &["name", "model", "parameters"]);
+    let topologies = scratch.json(&["topologies"]);
+    assert!(topologies.as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "local")));
+    has(&scratch.json(&["topologies", "show", "dgx-a100-80g"]), &["name", "nodes"]);
+    let findings = scratch.json(&["doctor"]);
+    assert!(findings.as_array().is_some_and(|all| all.iter().all(|one| one["found"].is_boolean())));
+}

@@ -1,0 +1,116 @@
+//! Runs that end before their time: the cause is named, and no process is left behind.
+
+mod common;
+
+use common::{Scratch, text};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// How soon a run must have ended.
+const SOON: Duration = Duration::from_secs(5);
+
+const ENDLESS: &str =
+    "model: {family: mlp, widths: [64, 32, 10]}\ntopology: local\nglobal_batch: 32\nlayout: {data: 2, micro_batch: 16}\n";
+
+/// A run that is ended with its test, whatever becomes of that.
+struct Run(Child);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a run of two ranks that would take very long, and waits until it trains.
+fn start(scratch: &Scratch, more: &[&str]) -> (Run, Vec<i32>) {
+    let plan = scratch.file("plan.yaml", ENDLESS);
+    let basic =
+        ["execute", "--plan", text(&plan), "--steps", "100000000", "--oversubscribe", "--no-evaluation", "--run", "first"];
+    let mut command = scratch.command(&[&basic[..], more].concat());
+    let run = Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"));
+    let pids = scratch.path("first/ranks/pids");
+    let metrics = scratch.path("first/metrics.jsonl");
+    wait_for("the run to train", Duration::from_secs(30), || {
+        pids.is_file() && std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0)
+    });
+    let pids = std::fs::read_to_string(pids).expect("it is there");
+    (run, pids.lines().map(|line| line.parse().expect("a process's number")).collect())
+}
+
+#[track_caller]
+fn wait_for(what: &str, most: Duration, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < most, "waited {most:?} for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a process is there; one that has ended and waits to be collected is not.
+fn lives(pid: i32) -> bool {
+    let state = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
+    state.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+fn kill(pid: i32) {
+    // SAFETY: kill takes two numbers; the process is one that this test has started.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "process {pid} is there to be killed");
+}
+
+fn read(pipe: Option<impl Read>) -> String {
+    let mut text = String::new();
+    pipe.expect("it was asked for").read_to_string(&mut text).expect("it is text");
+    text
+}
+
+fn a_killed_rank_ends_the_run(more: &[&str]) {
+    let scratch = Scratch::new();
+    let (mut run, pids) = start(&scratch, more);
+    assert_eq!(pids.len(), 2);
+    assert!(pids.iter().all(|&pid| lives(pid)));
+    kill(pids[1]);
+    wait_for("the run to end", SOON, || run.0.try_wait().expect("a child").is_some());
+    let status = run.0.wait().expect("it has ended");
+    let (printed, words) = (read(run.0.stdout.take()), read(run.0.stderr.take()));
+    assert_eq!(status.code(), Some(1), "{words}");
+    assert!(words.contains("rank 1") && words.contains("SIGKILL"), "{words}");
+    assert!(!words.contains("panicked"), "{words}");
+    assert!(printed.is_empty(), "{printed}");
+    assert!(pids.iter().all(|&pid| !lives(pid)), "a rank is left behind");
+    let check = scratch.run(&["check", "first"]);
+    assert_eq!(check.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&check.stderr).contains("did not finish"));
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_with_its_name_and_cause() {
+    a_killed_rank_ends_the_run(&[]);
+}
+
+#[test]
+fn a_killed_rank_ends_the_run_over_tcp_too() {
+    a_killed_rank_ends_the_run(&["--tcp", "--json"]);
+}
+
+#[test]
+fn ranks_do_not_outlive_their_launcher() {
+    let scratch = Scratch::new();
+    let (mut run, pids) = start(&scratch, &[]);
+    kill(run.0.id() as i32);
+    run.0.wait().expect("it has ended");
+    wait_for("the ranks to end", SOON, || pids.iter().all(|&pid| !lives(pid)));
+}
+
+#[test]
+fn a_run_that_diverges_says_so() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", &format!("{ENDLESS}training: {{learning_rate: 1e30}}\n"));
+    let output = scratch.run(&["execute", "--plan", text(&plan), "--steps", "200", "--oversubscribe", "--run", "first"]);
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(words.contains("the loss became") && words.contains("hint: lower the learning rate"), "{words}");
+    assert!(output.stdout.is_empty());
+}
