@@ -13,14 +13,13 @@ use std::collections::BTreeMap;
 ///
 /// The gradient of a parameter is a tensor of [`Role::ParameterGradient`].
 pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
-    let mut backward =
-        Backward {
-            graph: graph.clone(),
-            contributions: BTreeMap::new(),
-            parameter_gradients: BTreeMap::new(),
-            needed: needs_gradient(graph),
-            normalizer,
-        };
+    let mut backward = Backward {
+        graph: graph.clone(),
+        contributions: BTreeMap::new(),
+        parameter_gradients: BTreeMap::new(),
+        needed: needs_gradient(graph),
+        normalizer,
+    };
     for index in (0..graph.operators.len()).rev() {
         backward.operator(OperatorId(index));
     }

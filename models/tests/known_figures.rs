@@ -94,7 +94,8 @@ fn sizes_beyond_any_machine_are_refused_with_the_mend() {
         sequence,
         tied_embeddings: true,
     };
-    let resnet = Model::Resnet { depth: 50, stem: Default::default(), image: 8192, channels: 1 << 24, classes: 10, width: 1 << 24 };
+    let resnet =
+        Model::Resnet { depth: 50, stem: Default::default(), image: 8192, channels: 1 << 24, classes: 10, width: 1 << 24 };
     let many = 1 << 32;
     let cases = [
         (gpt(10_001, 16, 8, 32), 1, "`layers` is 10001"),

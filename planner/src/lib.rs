@@ -1,8 +1,9 @@
 //! The search over parallelism layouts.
 //!
 //! The nouns: a [`Request`] says what is to be laid out where, and which choices are [`Fixed`]; [`plan()`] enumerates the
-//! [`Layout`]s of the [`space`], drops those whose memory plan does not fit and those whose [`bound`] says that they cannot be among the best, has
-//! the simulator decide among the rest, in parallel, and returns [`Planned`]: [`Candidate`]s in order, and what the search did.
+//! [`Layout`](foretell_program::Layout)s of the [`space`], drops those whose memory plan does not fit and those whose [`bound`] says that
+//! they cannot be among the best, has the simulator decide among the rest, in parallel, and returns [`Planned`]: [`Candidate`]s in order,
+//! and what the search did.
 //! The answer does not depend on the number of threads. This crate knows no kernels and reads no files.
 //!
 //! ```

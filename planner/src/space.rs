@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn divisors_are_all_there_are_ascending() {
-        for number in 0..200 {
+        for number in 0usize..200 {
             let all: Vec<usize> = (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect();
             assert_eq!(divisors(number), all);
         }

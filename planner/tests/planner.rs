@@ -4,7 +4,7 @@
 use foretell_models::{Model, Stem};
 use foretell_planner::bound::compute_bound;
 use foretell_planner::space::layouts;
-use foretell_planner::{Fixed, Planned, PlannerError, Request, plan};
+use foretell_planner::{Planned, PlannerError, Request, plan};
 use foretell_program::{
     KernelSample, Layout, MachineIdentity, Optimizer, Plan, Profile, Recompute, Sample, Schedule, StageProgram, compile,
 };
@@ -48,7 +48,8 @@ prop_compose! {
 
 /// A profile of a device that is said to be faster at times than its kernels' samples, as a hand-written one might.
 fn profile(device: &str, paces: Vec<f64>) -> Profile {
-    let sample = |median: f64| Sample { median: Seconds::new(median), p10: Seconds::new(median), p90: Seconds::new(median), count: 9 };
+    let sample =
+        |median: f64| Sample { median: Seconds::new(median), p10: Seconds::new(median), p90: Seconds::new(median), count: 9 };
     Profile {
         device: device.into(),
         machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8 },
@@ -177,11 +178,10 @@ fn refusal(change: impl Fn(&mut Request<'_>)) -> PlannerError {
 #[test]
 fn what_does_not_fit_is_said_with_the_least_that_would() {
     let error = refusal(|request| request.memory_limit = Some("1MB".parse().expect("a size")));
-    let PlannerError::OutOfMemory { needed, limit, .. } = &error else { panic!("{error}") };
-    assert!(needed > limit);
+    assert!(matches!(&error, PlannerError::OutOfMemory { needed, limit, .. } if needed > limit), "{error}");
     let text = error.to_string();
     assert!(text.starts_with("no layout fits: the smallest needs "), "{text}");
-    assert!(text.contains("on a device of `a100") && text.contains("which has 1 MB; hint: use more devices"), "{text}");
+    assert!(text.contains("on a device of `a100") && text.contains("which has 977 KiB; hint: use more devices"), "{text}");
 }
 
 #[test]
@@ -190,8 +190,6 @@ fn sizes_beyond_any_machine_are_refused_at_once() {
     assert!(text.contains("more than 1048576 are not laid out); hint: use fewer nodes"), "{text}");
     let text = refusal(|request| request.fixed = "data=3,tensor=3,pipeline=1".parse().expect("well formed")).to_string();
     assert!(text.contains("divides 8 devices as asked; hint: "), "{text}");
-    let text = refusal(|request| request.fixed = "tensor=8,micro_batch=1,data=1".parse().expect("well formed")).to_string();
-    assert!(text.contains("hint: "), "{text}");
     let costs = CostModel::new(None, &DGX);
     let model = Model::named("mlp").expect("in the zoo");
     let base = Plan::new(Layout::default(), usize::MAX);

@@ -205,7 +205,10 @@ fn cuts(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError> {
         });
     }
     if let Some(cuts) = &plan.layout.cuts {
-        if cuts.len() != stages || cuts.contains(&0) || cuts.iter().try_fold(0usize, |sum, &one| sum.checked_add(one)) != Some(blocks) {
+        if cuts.len() != stages
+            || cuts.contains(&0)
+            || cuts.iter().try_fold(0usize, |sum, &one| sum.checked_add(one)) != Some(blocks)
+        {
             return Err(PlanError::Invalid {
                 field: "cuts",
                 reason: format!("{cuts:?} does not share out {blocks} blocks among {stages} stages"),

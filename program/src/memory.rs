@@ -61,6 +61,8 @@ struct Planner<'a> {
     users: Vec<Users>,
     /// Buffers that are over but for another stream: with the instruction after which they are free.
     waiting: Vec<(usize, BufferId)>,
+    /// What an instruction reads and writes: kept to be filled again.
+    touched: Vec<BufferId>,
 }
 
 impl<'a> Planner<'a> {
@@ -74,6 +76,7 @@ impl<'a> Planner<'a> {
             history: BTreeMap::new(),
             users: vec![Users::new(); count],
             waiting: Vec::new(),
+            touched: Vec::new(),
             program,
         };
         for (index, instruction) in planner.program.instructions.iter().enumerate() {
@@ -95,8 +98,8 @@ impl<'a> Planner<'a> {
             self.release_waiting(index);
             let instruction = &self.program.instructions[index];
             let stream = instruction.stream;
-            let (reads, writes) = (instruction.reads.clone(), instruction.writes.clone());
-            for &buffer in &writes {
+            for position in 0..instruction.writes.len() {
+                let buffer = self.program.instructions[index].writes[position];
                 if self.first[buffer.0 as usize] == Some(index) && !self.program.buffer(buffer).persistent {
                     match self.place_to_take_over(index, buffer) {
                         Some(dying) => self.take_over(index, dying, buffer),
@@ -105,10 +108,13 @@ impl<'a> Planner<'a> {
                 }
             }
             let id = InstructionId(index as u32);
-            let mut touched: Vec<BufferId> = reads.iter().chain(&writes).copied().collect();
+            let instruction = &self.program.instructions[index];
+            let mut touched = std::mem::take(&mut self.touched);
+            touched.clear();
+            touched.extend(instruction.reads.iter().chain(&instruction.writes));
             touched.sort_unstable();
             touched.dedup();
-            for buffer in touched {
+            for &buffer in &touched {
                 remember(&mut self.users[buffer.0 as usize], stream, id);
                 let over = self.last[buffer.0 as usize] == index && !self.program.buffer(buffer).persistent;
                 // One whose place was taken over has no place of its own any more.
@@ -116,6 +122,7 @@ impl<'a> Planner<'a> {
                     self.finish(index, buffer);
                 }
             }
+            self.touched = touched;
         }
         self.end
     }
@@ -140,7 +147,7 @@ impl<'a> Planner<'a> {
 
     fn take_over(&mut self, index: usize, dying: BufferId, output: BufferId) {
         self.program.buffers[output.0 as usize].offset = self.program.buffer(dying).offset;
-        let users = self.users[dying.0 as usize].clone();
+        let users = std::mem::take(&mut self.users[dying.0 as usize]);
         self.wait_for(index, &users);
         self.users[output.0 as usize] = users;
         self.last[dying.0 as usize] = usize::MAX;

@@ -350,10 +350,8 @@ impl Training {
                 return refuse(field, value, "a finite number of at least 0", hint);
             }
         }
-        let decays = [
-            ("training.beta1", self.beta1, "leave it out for 0.9"),
-            ("training.beta2", self.beta2, "leave it out for 0.999"),
-        ];
+        let decays =
+            [("training.beta1", self.beta1, "leave it out for 0.9"), ("training.beta2", self.beta2, "leave it out for 0.999")];
         for (field, value, hint) in decays {
             if !(0.0..1.0).contains(&value) {
                 return refuse(field, value, "from 0 up to but not 1", hint);

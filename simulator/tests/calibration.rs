@@ -45,6 +45,8 @@ fn profile() -> Profile {
         step_overhead: sample(10e-6),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
+        buffered_bytes: 0,
+        paces: vec![1.0],
         kernels: [64, 256, 1024, 4096]
             .into_iter()
             .map(|rows| kernel(matmul(rows), product_time(rows)))

@@ -13,23 +13,21 @@ pub(super) fn connect(program: &mut StageProgram) {
         let instruction = &program.instructions[index];
         let stream = instruction.stream;
         let root = |buffer: BufferId| program.buffers[buffer.0 as usize].parent.unwrap_or(buffer).0 as usize;
-        let reads: Vec<usize> = instruction.reads.iter().map(|&buffer| root(buffer)).collect();
-        let writes: Vec<usize> = instruction.writes.iter().map(|&buffer| root(buffer)).collect();
         let mut after: Vec<InstructionId> = Vec::new();
-        for &buffer in &reads {
+        for buffer in instruction.reads.iter().map(|&buffer| root(buffer)) {
             after.extend(others(&accesses[buffer].writes, stream));
         }
-        for &buffer in &writes {
+        for buffer in instruction.writes.iter().map(|&buffer| root(buffer)) {
             after.extend(others(&accesses[buffer].writes, stream));
             after.extend(others(&accesses[buffer].reads, stream));
         }
-        program.instructions[index].after = after;
-        for buffer in reads {
+        for buffer in instruction.reads.iter().map(|&buffer| root(buffer)) {
             remember(&mut accesses[buffer].reads, stream, id);
         }
-        for buffer in writes {
+        for buffer in instruction.writes.iter().map(|&buffer| root(buffer)) {
             remember(&mut accesses[buffer].writes, stream, id);
         }
+        program.instructions[index].after = after;
     }
 }
 
@@ -56,27 +54,28 @@ pub(super) fn prune(program: &mut StageProgram) {
     let streams = program.streams.len();
     // Of each stream, how far every stream is known to have come: the number of instructions of the list that must be over.
     let mut known = vec![vec![0u32; streams]; streams];
-    let mut known_at: Vec<Vec<u32>> = Vec::with_capacity(program.instructions.len());
+    // The same as of each instruction, one row after the other.
+    let mut known_at: Vec<u32> = Vec::with_capacity(program.instructions.len() * streams);
     for index in 0..program.instructions.len() {
         let stream = program.instructions[index].stream.0 as usize;
         let mut after = std::mem::take(&mut program.instructions[index].after);
         // The latest first: it may imply the earlier ones.
         after.sort_unstable_by(|a, b| b.cmp(a));
         after.dedup();
-        let mut kept = Vec::new();
-        for id in after {
-            let other = program.instructions[id.0 as usize].stream.0 as usize;
-            if known[stream][other] > id.0 {
-                continue;
+        after.retain(|id| {
+            let row = id.0 as usize;
+            let other = program.instructions[row].stream.0 as usize;
+            let is_news = known[stream][other] <= id.0;
+            if is_news {
+                for (mine, &theirs) in known[stream].iter_mut().zip(&known_at[row * streams..(row + 1) * streams]) {
+                    *mine = (*mine).max(theirs);
+                }
             }
-            kept.push(id);
-            for (mine, &theirs) in known[stream].iter_mut().zip(&known_at[id.0 as usize]) {
-                *mine = (*mine).max(theirs);
-            }
-        }
-        kept.sort_unstable();
-        program.instructions[index].after = kept;
+            is_news
+        });
+        after.reverse();
+        program.instructions[index].after = after;
         known[stream][stream] = index as u32 + 1;
-        known_at.push(known[stream].clone());
+        known_at.extend_from_slice(&known[stream]);
     }
 }

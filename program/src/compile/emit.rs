@@ -133,35 +133,35 @@ impl<'a> StageEmitter<'a> {
 
     /// Emits one operator: its inputs as it wants them, itself, the sums and sends of its outputs.
     fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
-        let operator = &self.lowering.graph.operators[id.0];
+        let lowering = self.lowering;
+        let operator = &lowering.graph.operators[id.0];
         let reads: Vec<BufferId> = operator
             .inputs
             .iter()
             .map(|input| {
-                let wanted = self.lowering.sharding.wanted(id, input);
+                let wanted = lowering.sharding.wanted(id, input);
                 self.fetch(input.tensor, micro_batch, wanted, phase)
             })
             .collect();
         let mut writes = Vec::with_capacity(operator.outputs.len());
         let mut accumulate = false;
         for output in &operator.outputs {
-            match self.lowering.graph.tensor(output.tensor).role {
+            match lowering.graph.tensor(output.tensor).role {
                 // Batch statistics were summed when the operator ran first.
                 Role::Sum if phase == Phase::Recompute => {}
                 Role::Sum | Role::ParameterGradient(_) => {
-                    let name = &self.lowering.graph.tensor(output.tensor).name;
+                    let name = &lowering.graph.tensor(output.tensor).name;
                     if let Some(&buffer) = self.kept.get(name) {
                         accumulate |= !self.written.insert(buffer);
                         writes.push(buffer);
                     }
                 }
-                _ => writes.push(self.new_variant(output.tensor, micro_batch, self.lowering.sharding.produced(output.tensor))),
+                _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),
             }
         }
-        let kernel = operator.kernel(&self.lowering.sharding.local_extents(&self.lowering.graph, id, self.mesh));
-        let name = operator.name.clone();
+        let kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, self.mesh));
         self.push(
-            &name,
+            &operator.name,
             Operation::Compute { kernel, accumulate, group: None },
             Stream::Compute,
             reads,
@@ -170,7 +170,7 @@ impl<'a> StageEmitter<'a> {
             phase,
         );
         for output in &operator.outputs {
-            if self.lowering.is_activation(output.tensor) {
+            if lowering.is_activation(output.tensor) {
                 self.settle(output.tensor, micro_batch, phase);
                 if phase != Phase::Recompute {
                     self.send(output.tensor, micro_batch, phase);
@@ -199,10 +199,11 @@ impl<'a> StageEmitter<'a> {
         if !self.live.contains_key(&(tensor, micro_batch)) {
             self.recompute(tensor, micro_batch);
         }
-        let variants = self.live.get(&(tensor, micro_batch)).cloned().unwrap_or_default();
-        match variants.iter().find(|(placements, _)| *placements == wanted) {
+        let variants = self.live.get(&(tensor, micro_batch));
+        match variants.and_then(|variants| variants.iter().find(|(placements, _)| *placements == wanted)) {
             Some(&(_, buffer)) => buffer,
             None => {
+                let variants = variants.cloned().unwrap_or_default();
                 let first = variants.first().map(|&(_, buffer)| buffer);
                 let (buffer, consumed) = self.convert(tensor, micro_batch, variants, wanted, phase);
                 let live = self.live.entry((tensor, micro_batch)).or_default();
@@ -222,8 +223,16 @@ impl<'a> StageEmitter<'a> {
         let samples = self.plan.layout.micro_batch;
         let first_sample = micro_batch * samples * self.plan.layout.data;
         let operation = Operation::Load { input: kind, first_sample, samples };
-        let name = self.lowering.graph.tensor(tensor).name.clone();
-        self.push(&name, operation, Stream::Load, vec![], vec![buffer], Some(micro_batch), Phase::Forward);
+        let lowering = self.lowering;
+        self.push(
+            &lowering.graph.tensor(tensor).name,
+            operation,
+            Stream::Load,
+            vec![],
+            vec![buffer],
+            Some(micro_batch),
+            Phase::Forward,
+        );
     }
 
     /// Runs the forward operators of a tensor's block again, as far as its backward pass needs them.
@@ -366,11 +375,12 @@ impl<'a> StageEmitter<'a> {
 
     /// A new buffer for a tensor of a micro-batch, in a placement.
     fn new_variant(&mut self, tensor: TensorId, micro_batch: usize, placements: Placements) -> BufferId {
-        let description = self.lowering.graph.tensor(tensor);
+        let lowering = self.lowering;
+        let description = lowering.graph.tensor(tensor);
         let full: Vec<usize> = description.dimensions.iter().map(|one| one.extent).collect();
         let data_type = description.storage.data_type(self.plan.precision);
-        let buffer =
-            self.buffer(&description.name.clone(), BufferRole::Activation, placements.local_shape(&full, self.mesh), data_type);
+        let shape = placements.local_shape(&full, self.mesh);
+        let buffer = self.buffer(&description.name, BufferRole::Activation, shape, data_type);
         self.live.entry((tensor, micro_batch)).or_default().push((placements, buffer));
         buffer
     }

@@ -6,9 +6,9 @@ use crate::mesh::Mesh;
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 
-/// The most instructions, roughly, of one step over all stages: operators times micro-batches. An instruction takes about half a
-/// kilobyte with its buffers. GPT-3's 96 layers with 1536 micro-batches have 5 million.
-const MOST_INSTRUCTIONS: usize = 20_000_000;
+/// The most instructions, roughly, of one step over all stages: operators times micro-batches. Training and evaluation together take 0.8 kB
+/// of the compiler's memory for each (measured with a small GPT), so 6 GB at most. GPT-3's 96 layers with 1536 micro-batches have 5 million.
+const MOST_INSTRUCTIONS: usize = 8_000_000;
 
 /// The most bytes (256 PiB) of all that one step makes over all ranks, if nothing of it were ever given up. An arena holds it several
 /// times over at most (copies in other placements, optimizer state), so that its offsets are 64-bit numbers.

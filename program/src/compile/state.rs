@@ -84,10 +84,8 @@ impl StageState {
                 }
             }
         }
-        let mut complete: Vec<(usize, usize, TensorId, TensorId)> = last
-            .into_iter()
-            .map(|(parameter, (index, position, gradient))| (index, position, parameter, gradient))
-            .collect();
+        let mut complete: Vec<(usize, usize, TensorId, TensorId)> =
+            last.into_iter().map(|(parameter, (index, position, gradient))| (index, position, parameter, gradient)).collect();
         complete.sort_unstable();
         let mut bucket_of = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
