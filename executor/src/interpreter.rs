@@ -9,6 +9,7 @@ use crate::board::{Board, MOST_STREAMS};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::line::Line;
+use crate::machine;
 use crate::samples::Samples;
 use crate::transport::Transport;
 use foretell_program::{Group, GroupId, Mesh, MetricKind, Operation, Program, Rank, StageProgram, Stream};
@@ -351,6 +352,7 @@ fn live(shared: &Shared, slot: usize, line: Line) {
 /// A list for each step that is begun.
 fn work(shared: &Shared, slot: usize, mut line: Line) {
     shared.board.enter(slot);
+    machine::flush_denormals();
     let mut step_number = 0;
     loop {
         loop {

@@ -97,6 +97,24 @@ pub(crate) fn pin_to_core(core: usize) -> Result<(), ExecutorError> {
     sched_setaffinity(None, &set).map_err(|error| ExecutorError::system(format!("stay on core {core}"), error.into()))
 }
 
+/// Has this thread take numbers too small for full precision (denormals) as zero. A velocity that nothing feeds any more decays into
+/// them and stays there, and each one costs the processor over a hundred cycles: four times the time of an optimizer's step was seen.
+pub(crate) fn flush_denormals() {
+    #[cfg(target_arch = "x86_64")]
+    {
+        /// "Flush to zero" for results, "denormals are zero" for operands.
+        const FLUSH: u32 = 1 << 15 | 1 << 6;
+        let mut control: u32 = 0;
+        // SAFETY: the instructions store and load this thread's control register of vector arithmetic; the bits that are set
+        // change how denormals are rounded and nothing else.
+        unsafe {
+            std::arch::asm!("stmxcsr [{0}]", in(reg) &mut control, options(nostack));
+            control |= FLUSH;
+            std::arch::asm!("ldmxcsr [{0}]", in(reg) &control, options(nostack));
+        }
+    }
+}
+
 /// A rank must not outlive its launcher, however that ends.
 pub(crate) fn die_with_parent() {
     // Where the kernel has no such wish the control connection's end still stops the rank.

@@ -29,6 +29,7 @@ pub(crate) const START_TIME: Duration = Duration::from_secs(30);
 /// Runs this process as a rank of the run that its environment names; what a launcher's children call.
 pub fn run_rank() -> ExitCode {
     machine::die_with_parent();
+    machine::flush_denormals();
     match join() {
         Ok(member) => match member.receive_job().and_then(|job| Ok((job, member.listen_for_orders()?))) {
             Ok((job, leave)) => {
