@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYOUTS = ["data=1,tensor=1,pipeline=1", "data=2,tensor=1,pipeline=1", "data=1,tensor=2,pipeline=1", "data=1,tensor=1,pipeline=2"]
 # model: (global batch, steps, samples that share batch statistics)
 MODELS = {
-    "mlp": (256, 2500, None),
-    str(ROOT / "examples/small-resnet.yaml"): (32, 2500, 8),
-    str(ROOT / "examples/small-gpt.yaml"): (16, 400, None),
+    "mlp": (256, 1000, None),
+    str(ROOT / "examples/small-resnet.yaml"): (32, 1000, 8),
+    str(ROOT / "examples/small-gpt.yaml"): (16, 200, None),
 }
 
 
@@ -36,7 +36,7 @@ def one(program, scratch, model, fix):
     grouped = ["--batch-norm-group", group] if group else []
     layout = call(program, "plan", "--model", model, "--topology", "local", "--global-batch", batch, *grouped,
                   "--fix", fix, "-o", plan)["plan"]["layout"]
-    call(program, "calibrate", "--topology", "local", "--plan", plan, "--calibration-time", "12s", "-o", profile)
+    call(program, "calibrate", "--topology", "local", "--plan", plan, "--calibration-time", "8s", "-o", profile)
     call(program, "execute", "--plan", plan, "--profile", profile, "--steps", steps, "--no-evaluation", "--run", run)
     check = call(program, "check", run)
     predicted = json.loads((run / "predicted.json").read_text())
