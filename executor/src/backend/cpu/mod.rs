@@ -111,14 +111,14 @@ impl Backend for CpuBackend {
                 Kernel::EmbeddingWeightGradient { vocabulary, hidden, .. } => {
                     movement::embedding_gradient(call, vocabulary, hidden)?;
                 }
-                Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::forward(call, sizes, micro_kernel, scratch);
+                Kernel::Attention(sizes) => {
+                    attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
-                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::gradient(call, sizes, micro_kernel, scratch);
+                Kernel::AttentionGradient(sizes) => {
+                    attention::gradient(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
+                Kernel::Split { columns, .. } => movement::split(call, columns),
+                Kernel::Join { columns, .. } => movement::join(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
                 Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,
                 Kernel::Sgd { momentum, nesterov, .. } => optimizers::sgd(call, momentum, nesterov),
