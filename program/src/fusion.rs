@@ -79,15 +79,15 @@ impl Packing {
             (None, None) => None,
             (gradient, join) => Some((gradient?, join?)),
         };
-        // Each tensor in between must go from its one maker to its one place, as it is.
+        // What lies in between must be read by the operators that are merged only, as it was made.
         let same_block = operator(split).block == operator(attention).block;
         let direct = |maker: OperatorId, output: usize, reader: OperatorId, input: usize| {
             let (Some(made), Some(read)) = (operator(maker).outputs.get(output), operator(reader).inputs.get(input)) else {
                 return false;
             };
-            let allowed = |id: &OperatorId| *id == reader || backward.is_some_and(|(gradient, _)| *id == gradient);
+            let merged = |id: &OperatorId| *id == attention || backward.is_some_and(|(one, two)| [one, two].contains(id));
             made.tensor == read.tensor
-                && consumers[made.tensor.0].iter().all(allowed)
+                && consumers[made.tensor.0].iter().all(merged)
                 && sharding.produced(made.tensor) == sharding.settled(made.tensor)
                 && sharding.settled(made.tensor) == sharding.wanted(reader, read)
         };

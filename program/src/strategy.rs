@@ -297,6 +297,12 @@ impl Chooser<'_> {
                 .find(|output| output.tensor == tensor)
                 .map(|output| self.sharding.strategies[forward.0].placements(output, Placement::Partial))
                 .unwrap_or_default(),
+            // The sum of what several readers send back, which is a partial sum where all of these are.
+            (Some(maker), None) if maker.kind == OperatorKind::Add && maker.pass != Pass::Forward => {
+                let mut parts = maker.inputs.iter().map(|input| self.will_be_produced(input.tensor));
+                let first = parts.next().unwrap_or_default();
+                if parts.all(|other| other == first) { first } else { self.sharding.produced[tensor.0] }
+            }
             _ => self.sharding.produced[tensor.0],
         }
     }

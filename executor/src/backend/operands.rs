@@ -102,7 +102,7 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             }
             Ok(())
         }
-        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) if sizes.head_dimension % 2 != 0 || sizes.theta == 0 => {
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) if !sizes.head_dimension.is_multiple_of(2) || sizes.theta == 0 => {
             impossible("rotary positions turn pairs of features by a base above zero")
         }
         Kernel::First { positions: 0, .. } => impossible("there is no first position"),

@@ -26,7 +26,7 @@ struct Strides {
     key_image: usize,
 }
 
-/// Positions and numbers of a block of queries.
+/// What follows from the sizes: where heads start, how queries are blocked, what a block sees.
 struct Plan<'a> {
     sizes: &'a Attention,
     strides: Strides,
