@@ -430,6 +430,8 @@ impl Chooser<'_> {
             if let Placement::Shard(dimension) = self.sharding.placements[input.tensor.0].get(Axis::Tensor)
                 && let Some(walked) = input.axes[dimension]
                 && self.can_share(operator, walked)
+                // With sequence parallelism a product gathers the sequence, and shares out its columns.
+                && !(operator.loops[walked.0].name == SEQUENCE && (is_product(operator) || operator.kind.is_attention()))
             {
                 return Some(walked);
             }

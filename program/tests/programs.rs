@@ -364,6 +364,68 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
 }
 
 #[test]
+fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
+    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
+    let stage = &program.stages[0];
+    // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
+    // all-gather, and what a product reads is gathered again for its weight's gradient.
+    assert_eq!(count(stage, "reduce_scatter"), 3 * 4 + 2, "{program}");
+    assert!(count(stage, "all_gather") >= 3 * 4 + 2, "{program}");
+    let activations = |stage: &StageProgram| {
+        let norms = stage.instructions.iter().filter(|one| one.operation.kind() == "layer_norm");
+        norms.map(|one| stage.buffer(one.writes[0]).shape.clone()).collect::<Vec<_>>()
+    };
+    assert!(activations(stage).iter().all(|shape| shape[..] == [1, 4, 32]), "norms have half of the sequence: {program}");
+    // The gradients of what every rank has whole are sums over the ranks of `tensor`, too.
+    assert!(count(stage, "all_reduce") >= 1);
+}
+
+#[test]
+fn zero_shards_what_it_says() {
+    let model = Model::Mlp { widths: vec![64, 64, 64, 16] };
+    let program = |zero| program(&model, Layout { data: 4, zero, ..Layout::default() }, 8);
+    let kept = |program: &Program, role| -> u64 {
+        let buffers = program.stages[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
+        buffers.map(|one| one.bytes.count()).sum()
+    };
+    use foretell_program::BufferRole::{Gradient, OptimizerState, Parameter};
+    let whole = program(0);
+    let shares = |zero| {
+        let program = program(zero);
+        [Parameter, Gradient, OptimizerState].map(|role| kept(&whole, role) as f64 / kept(&program, role) as f64)
+    };
+    let is_about =
+        |shares: [f64; 3], expected: [f64; 3]| shares.iter().zip(expected).all(|(one, two)| (one / two - 1.0).abs() < 0.02);
+    assert!(is_about(shares(1), [1.0, 1.0, 4.0]), "{:?}", shares(1));
+    assert!(is_about(shares(2), [1.0, 4.0, 4.0]), "{:?}", shares(2));
+    assert!(is_about(shares(3), [4.0, 4.0, 4.0]), "{:?}", shares(3));
+    let hybrid = Layout { data: 4, zero: 3, shard_group: Some(2), ..Layout::default() };
+    let hybrid = compile(&model, "model", &Plan::new(hybrid, 8)).expect("a plan that fits").training;
+    assert!((kept(&whole, Parameter) as f64 / kept(&hybrid, Parameter) as f64 - 2.0).abs() < 0.02);
+    // Two kinds of groups: shards within a shard group, sums over those of the same position in all of them.
+    assert_eq!(hybrid.stages[0].groups.len(), 2);
+}
+
+#[test]
+fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
+    let model = Model::Gpt { layers: 4, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: false };
+    let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
+    let stage = &program.stages[0];
+    let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
+        stage.instructions.iter().position(predicate).expect("there is one")
+    };
+    let gathers: Vec<usize> =
+        (0..stage.instructions.len()).filter(|&index| stage.instructions[index].operation.kind() == "all_gather").collect();
+    let attention = first(&|one| one.operation.kind().starts_with("attention"));
+    // Before the first layer's attention: the embedding's, the first layer's own and the second's.
+    assert!(gathers.iter().filter(|&&index| index < attention).count() >= 3, "{program}");
+    // And they are dropped: fewer bytes at once than all parameters.
+    let all: u64 = gathers.iter().map(|&index| stage.buffer(stage.instructions[index].writes[0]).bytes.count()).sum();
+    assert!(stage.arena.count() < all * 3, "{} and {all}", stage.arena);
+}
+
+#[test]
 fn an_all_reduced_tensor_is_whole_for_everyone() {
     // A sum that is made in place leaves no summands: whoever reads the buffer afterwards finds what is whole.
     let model = Model::Gpt { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, tied_embeddings: true };
