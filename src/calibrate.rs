@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model, Model::Gpt { .. });
+        let sequences = model.model.sample().tokens().is_some();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
@@ -162,7 +162,8 @@ pub fn wanted(
 fn collect(compiled: &Compiled, kernels: &mut BTreeSet<(Kernel, bool)>) -> Bytes {
     for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
         if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
-            kernels.insert((kernel.without_constants(), *accumulate));
+            let members = (0..kernel.parts()).map(|index| (kernel.for_member(index).without_constants(), *accumulate));
+            kernels.extend(members);
         }
     }
     compiled.arenas().into_iter().fold(Bytes::ZERO, Bytes::max)
@@ -173,8 +174,33 @@ fn small_models() -> Vec<NamedModel> {
     let gpt = Model::Gpt { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, tied_embeddings: true };
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
+    let llama = Model::Llama {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        kv_heads: Some(2),
+        ffn: 768,
+        vocab: 1024,
+        sequence: 128,
+        tied_embeddings: false,
+        rope_theta: 10_000,
+    };
+    let bert = Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128 };
+    let vit = Model::Vit { layers: 1, hidden: 256, heads: 4, ffn: None, patch: 4, image: 32, channels: 3, classes: 10 };
+    let vgg = Model::Vgg {
+        depth: 11,
+        batch_norm: false,
+        stem: foretell_models::Stem::Small,
+        image: 32,
+        channels: 3,
+        classes: 10,
+        width: 32,
+        hidden: 512,
+    };
+    let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
     [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
-        .map(|(name, model)| NamedModel { name: name.into(), model })
         .into_iter()
+        .chain(others)
+        .map(|(name, model)| NamedModel { name: name.into(), model })
         .collect()
 }
