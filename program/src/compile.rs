@@ -114,9 +114,9 @@ impl Lowering {
         let mut stages = Vec::with_capacity(cuts.len());
         for (stage, state) in states.iter().enumerate() {
             let tasks = match purpose {
-                Purpose::Training => plan.layout.schedule.order(cuts.len(), micro_batches, stage),
+                Purpose::Training => plan.layout.schedule.order(cuts.len(), micro_batches, 1, stage),
                 Purpose::Evaluation => {
-                    (0..micro_batches).map(|micro_batch| Task { pass: StagePass::Forward, micro_batch }).collect()
+                    (0..micro_batches).map(|micro_batch| Task { pass: StagePass::Forward, micro_batch, chunk: 0 }).collect()
                 }
             };
             let mut emitter = StageEmitter::new(self, plan, mesh, &stage_of_block, stage, state);

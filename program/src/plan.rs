@@ -307,6 +307,9 @@ impl Plan {
         if sequence_parallel {
             return refuse("sequence_parallel", "sequence parallelism cannot be laid out yet", "use `sequence_parallel: false`");
         }
+        if !self.layout.schedule.allows(1) || self.layout.schedule.splits_backward() {
+            return refuse("schedule", "it cannot be laid out yet", "use `schedule: 1f1b`");
+        }
         if virtual_stages != 1 {
             return refuse("virtual_stages", "interleaved schedules cannot be laid out yet", "use `virtual_stages: 1`");
         }

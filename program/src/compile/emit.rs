@@ -112,11 +112,11 @@ impl<'a> StageEmitter<'a> {
             }
             let operators = match task.pass {
                 StagePass::Forward => self.forward.clone(),
-                StagePass::Backward => self.backward.clone(),
+                _ => self.backward.clone(),
             };
             let phase = match task.pass {
                 StagePass::Forward => Phase::Forward,
-                StagePass::Backward => Phase::Backward,
+                _ => Phase::Backward,
             };
             for id in operators {
                 self.operator(id, task.micro_batch, phase);
@@ -126,7 +126,7 @@ impl<'a> StageEmitter<'a> {
             }
             match task.pass {
                 StagePass::Forward => self.forget_recomputable(task.micro_batch),
-                StagePass::Backward => self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch),
+                _ => self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch),
             }
         }
     }
@@ -299,7 +299,7 @@ impl<'a> StageEmitter<'a> {
     fn incoming(&self, pass: StagePass) -> Vec<TensorId> {
         let operators = match pass {
             StagePass::Forward => &self.forward,
-            StagePass::Backward => &self.backward,
+            _ => &self.backward,
         };
         let mut tensors: Vec<(OperatorId, TensorId)> = Vec::new();
         for &id in operators {
