@@ -5,6 +5,8 @@
 
 use super::Lowering;
 use super::convert::Consumed;
+use super::cuts::Cuts;
+use super::messages::{Receive, pass_of};
 use super::state::StageState;
 use crate::mesh::{Group, Mesh};
 use crate::placement::Placements;
@@ -24,7 +26,7 @@ pub(super) struct StageEmitter<'a> {
     pub(super) plan: &'a Plan,
     pub(super) mesh: &'a Mesh,
     pub(super) state: &'a StageState,
-    stage_of_block: &'a [usize],
+    cuts: &'a Cuts,
     pub(super) program: StageProgram,
     names: HashMap<String, u32>,
     /// The variants of a tensor of a micro-batch that are in memory.
@@ -37,10 +39,10 @@ pub(super) struct StageEmitter<'a> {
     pub(super) buckets: Vec<BucketBuffers>,
     /// The root of all batch statistics.
     pub(super) statistics: Option<BufferId>,
-    /// For each bucket, how many of its writers are still to come in the last backward pass.
+    /// For each bucket, how many of its writers are still to come.
     writers_left: Vec<usize>,
-    forward: Vec<OperatorId>,
-    backward: Vec<OperatorId>,
+    /// The operators of each pass through each chunk, in the graph's order.
+    operators: HashMap<(usize, StagePass), Vec<OperatorId>>,
     /// Of each block, the forward operators whose outputs its backward pass needs.
     needed_again: Vec<Vec<OperatorId>>,
 }
@@ -58,7 +60,7 @@ impl<'a> StageEmitter<'a> {
         lowering: &'a Lowering,
         plan: &'a Plan,
         mesh: &'a Mesh,
-        stage_of_block: &'a [usize],
+        cuts: &'a Cuts,
         stage: usize,
         state: &'a StageState,
     ) -> Self {
@@ -77,7 +79,7 @@ impl<'a> StageEmitter<'a> {
             plan,
             mesh,
             state,
-            stage_of_block,
+            cuts,
             program,
             names: HashMap::new(),
             live: HashMap::new(),
@@ -86,10 +88,15 @@ impl<'a> StageEmitter<'a> {
             buckets: Vec::new(),
             statistics: None,
             writers_left: state.buckets.iter().map(|bucket| bucket.writers).collect(),
-            forward: lowering.operators(stage, StagePass::Forward, stage_of_block),
-            backward: lowering.operators(stage, StagePass::Backward, stage_of_block),
+            operators: HashMap::new(),
             needed_again: Vec::new(),
         };
+        for (index, operator) in lowering.graph.operators.iter().enumerate() {
+            if cuts.stage_of_block[operator.block] == stage {
+                let pass = (cuts.chunk_of_block[operator.block], pass_of(plan.layout.schedule, operator.pass));
+                emitter.operators.entry(pass).or_default().push(OperatorId(index));
+            }
+        }
         emitter.stream(Stream::Compute);
         emitter.keep_state();
         emitter.keep_sums();
@@ -103,30 +110,33 @@ impl<'a> StageEmitter<'a> {
         self.program
     }
 
-    /// Emits a schedule's tasks.
-    pub(super) fn tasks(&mut self, tasks: &[Task]) {
-        let last_backward = tasks.iter().rposition(|task| task.pass == StagePass::Backward);
-        for (index, task) in tasks.iter().enumerate() {
-            for tensor in self.incoming(task.pass) {
-                self.receive(tensor, task);
+    /// Emits a schedule's tasks, each after what is to be received before it.
+    pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>]) {
+        let mut left: HashMap<usize, usize> = HashMap::new();
+        for task in tasks {
+            *left.entry(task.micro_batch).or_default() += 1;
+        }
+        for writers in &mut self.writers_left {
+            *writers *= left.len();
+        }
+        for (task, receives) in tasks.iter().zip(receives) {
+            for receive in receives {
+                self.receive(receive);
             }
-            let operators = match task.pass {
-                StagePass::Forward => self.forward.clone(),
-                _ => self.backward.clone(),
-            };
-            let phase = match task.pass {
-                StagePass::Forward => Phase::Forward,
-                _ => Phase::Backward,
-            };
-            for id in operators {
+            let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
+            for id in self.operators.get(&(task.chunk, task.pass)).cloned().unwrap_or_default() {
                 self.operator(id, task.micro_batch, phase);
-                if last_backward == Some(index) {
-                    self.reduce_complete_buckets(id);
-                }
+                self.reduce_complete_buckets(id);
             }
-            match task.pass {
-                StagePass::Forward => self.forget_recomputable(task.micro_batch),
-                _ => self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch),
+            if task.pass == StagePass::Forward {
+                self.forget_recomputable(task);
+            }
+            // Until its last task a micro-batch's tensors may be read: by other chunks, and by gradients of parameters that were put off.
+            if let Some(left) = left.get_mut(&task.micro_batch) {
+                *left -= 1;
+                if *left == 0 {
+                    self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
+                }
             }
         }
     }
@@ -271,7 +281,7 @@ impl<'a> StageEmitter<'a> {
             }
         }
         let mut blocks = vec![Vec::new(); graph.blocks.len()];
-        for &id in &self.forward {
+        for id in self.forward_operators() {
             let operator = &graph.operators[id.0];
             if needed[id.0] && graph.blocks[operator.block].recomputable {
                 blocks[operator.block].push(id);
@@ -280,10 +290,22 @@ impl<'a> StageEmitter<'a> {
         blocks
     }
 
-    /// After a forward pass, forgets what only the same block has read and can make again.
-    fn forget_recomputable(&mut self, micro_batch: usize) {
+    /// The forward operators of all the stage's chunks, in the graph's order.
+    fn forward_operators(&self) -> Vec<OperatorId> {
+        let all = self.operators.iter().filter(|((_, pass), _)| *pass == StagePass::Forward);
+        let mut operators: Vec<OperatorId> = all.flat_map(|(_, operators)| operators.iter().copied()).collect();
+        operators.sort_unstable();
+        operators
+    }
+
+    /// After a forward pass through a chunk, forgets what only the same block has read and can make again.
+    fn forget_recomputable(&mut self, task: &Task) {
+        let micro_batch = task.micro_batch;
         let graph = &self.lowering.graph;
         for (block, operators) in self.needed_again.iter().enumerate() {
+            if self.cuts.chunk_of_block[block] != task.chunk {
+                continue;
+            }
             for output in operators.iter().flat_map(|id| &graph.operators[id.0].outputs) {
                 let leaves_block = self.lowering.consumers[output.tensor.0]
                     .iter()
@@ -295,53 +317,26 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// The tensors that a pass of this stage reads and the same pass of another stage makes, in the order in which they are made.
-    fn incoming(&self, pass: StagePass) -> Vec<TensorId> {
-        let operators = match pass {
-            StagePass::Forward => &self.forward,
-            _ => &self.backward,
-        };
-        let mut tensors: Vec<(OperatorId, TensorId)> = Vec::new();
-        for &id in operators {
-            for input in &self.lowering.graph.operators[id.0].inputs {
-                if let Some(maker) = self.lowering.makers[input.tensor.0] {
-                    let made_by = &self.lowering.graph.operators[maker.0];
-                    let same_pass = (made_by.pass == Pass::Forward) == (pass == StagePass::Forward);
-                    if same_pass
-                        && self.lowering.is_activation(input.tensor)
-                        && self.stage_of_block[made_by.block] != self.program.stage
-                    {
-                        tensors.push((maker, input.tensor));
-                    }
-                }
-            }
-        }
-        tensors.sort_unstable();
-        tensors.dedup();
-        tensors.into_iter().map(|(_, tensor)| tensor).collect()
-    }
-
-    fn receive(&mut self, tensor: TensorId, task: &Task) {
-        let Some(maker) = self.lowering.makers[tensor.0] else { return };
-        let stage = self.stage_of_block[self.lowering.graph.operators[maker.0].block];
-        let placements = self.lowering.sharding.settled(tensor);
-        let buffer = self.new_variant(tensor, task.micro_batch, placements);
+    fn receive(&mut self, receive: &Receive) {
+        let &Receive { tensor, micro_batch, from } = receive;
+        let lowering = self.lowering;
+        let Some(maker) = lowering.makers[tensor.0] else { return };
+        let buffer = self.new_variant(tensor, micro_batch, lowering.sharding.settled(tensor));
         let bytes = self.program.buffer(buffer).bytes;
-        let name = self.lowering.graph.tensor(tensor).name.clone();
-        let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
+        let phase = if lowering.graph.operators[maker.0].pass == Pass::Forward { Phase::Forward } else { Phase::Backward };
         self.push(
-            &name,
-            Operation::Receive { stage, bytes },
-            Stream::ReceiveFrom(stage),
+            &lowering.graph.tensor(tensor).name,
+            Operation::Receive { stage: from, bytes },
+            Stream::ReceiveFrom(from),
             vec![],
             vec![buffer],
-            Some(task.micro_batch),
+            Some(micro_batch),
             phase,
         );
     }
 
     fn send(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
-        for stage in self.lowering.other_readers(tensor, self.program.stage, self.stage_of_block) {
+        for stage in self.lowering.other_readers(tensor, self.program.stage, &self.cuts.stage_of_block) {
             let settled = self.lowering.sharding.settled(tensor);
             let buffer = self.fetch(tensor, micro_batch, settled, phase);
             let bytes = self.program.buffer(buffer).bytes;
@@ -363,9 +358,13 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// After an operator of the last backward pass: reduces the buckets whose last gradient it was.
+    /// After an operator: reduces the buckets to which it was the last to add in this step.
     fn reduce_complete_buckets(&mut self, id: OperatorId) {
-        for index in self.state.buckets_written(&self.lowering.graph.operators[id.0]) {
+        let operator = &self.lowering.graph.operators[id.0];
+        if operator.pass != Pass::WeightGradient {
+            return;
+        }
+        for index in self.state.buckets_written(operator) {
             self.writers_left[index] -= 1;
             if self.writers_left[index] == 0 {
                 self.reduce(index);
@@ -464,7 +463,7 @@ impl<'a> StageEmitter<'a> {
 
     /// The loss and the count of right predictions, in the stage that makes them.
     fn keep_sums(&mut self) {
-        for id in self.forward.clone() {
+        for id in self.forward_operators() {
             for output in &self.lowering.graph.operators[id.0].outputs {
                 let tensor = self.lowering.graph.tensor(output.tensor);
                 if tensor.role != Role::Sum || self.kept.contains_key(&tensor.name) {

@@ -3,7 +3,8 @@
 //! A bucket is a run of parameters whose gradients are complete at about the same time and are shared out alike, so that one
 //! collective reduces and one kernel updates them. Training and evaluation have the same state in the same place.
 
-use super::{Lowering, stage_of_block};
+use super::Lowering;
+use super::cuts::Cuts;
 use crate::mesh::{Axis, Mesh};
 use crate::placement::Placements;
 use crate::plan::{Plan, PlanError};
@@ -69,8 +70,8 @@ pub(super) struct StageState {
 }
 
 impl StageState {
-    pub(super) fn plan(lowering: &Lowering, cuts: &[usize], stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let stage_of_block = stage_of_block(cuts);
+    pub(super) fn plan(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
+        let stage_of_block = cuts.stage_of_block.clone();
         let graph = &lowering.graph;
         // Of each parameter its gradient and who adds to it last; then in the order in which the backward pass completes them.
         let mut last: HashMap<TensorId, (usize, usize, TensorId)> = HashMap::new();
