@@ -65,7 +65,9 @@ fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError>
     for operator in &graph.operators {
         work[operator.block] += operator.kernel(&operator.extents()).flops().value();
     }
-    Ok(even_cuts(&work, positions))
+    let cuts = even_cuts(&work, positions);
+    // Where a stage has several chunks, it is their sum that counts: all of them are to be even, not the largest alone.
+    Ok(if chunks > 1 { levelled(&work, &cuts) } else { cuts })
 }
 
 /// Cuts `work` into `stages` runs whose largest sum is least: exact, by dynamic programming over prefixes.
@@ -108,6 +110,55 @@ fn even_cuts(work: &[f64], stages: usize) -> Vec<usize> {
     cuts
 }
 
+/// Of all cuts whose largest sum is that of `cuts` those whose sums differ least: with the least sum of squares.
+fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
+    let blocks = work.len();
+    let mut prefix = vec![0.0];
+    for (index, &amount) in work.iter().enumerate() {
+        prefix.push(prefix[index] + amount);
+    }
+    let mut end = 0;
+    let sums = cuts.iter().map(|&cut| {
+        end += cut;
+        prefix[end] - prefix[end - cut]
+    });
+    let most = sums.fold(0.0, f64::max);
+    // As in `even_cuts`: the least sum of squares of the runs so far over the first `end` blocks, and where the last of them began.
+    let mut best = vec![f64::INFINITY; blocks + 1];
+    best[0] = 0.0;
+    let mut starts: Vec<Vec<usize>> = Vec::with_capacity(cuts.len());
+    for _ in cuts {
+        let mut least = vec![f64::INFINITY; blocks + 1];
+        let mut began = vec![0; blocks + 1];
+        for end in 1..=blocks {
+            for start in (0..end).rev() {
+                let last = prefix[end] - prefix[start];
+                if last > most {
+                    break;
+                }
+                let squares = best[start] + last * last;
+                if squares < least[end] {
+                    (least[end], began[end]) = (squares, start);
+                }
+            }
+        }
+        best = least;
+        starts.push(began);
+    }
+    let mut end = blocks;
+    let mut levelled: Vec<usize> = starts
+        .iter()
+        .rev()
+        .map(|began| {
+            let cut = end - began[end];
+            end = began[end];
+            cut
+        })
+        .collect();
+    levelled.reverse();
+    levelled
+}
+
 /// The first of `range` where what holds from some point on holds, by bisection.
 fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> Option<usize> {
     let (mut from, mut until) = (range.start, range.end);
@@ -124,13 +175,22 @@ fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::even_cuts;
+    use super::{even_cuts, levelled};
 
     #[test]
     fn cuts_are_the_most_even_there_are() {
         assert_eq!(even_cuts(&[1.0, 1.0, 1.0, 3.0], 2), [3, 1]);
         assert_eq!(even_cuts(&[5.0, 1.0, 1.0, 1.0, 1.0, 5.0], 3), [1, 4, 1]);
         assert_eq!(even_cuts(&[0.0, 0.0, 0.0], 3), [1, 1, 1], "every stage has a block, even one without work");
+    }
+
+    #[test]
+    fn levelled_cuts_have_no_larger_run_and_differ_less() {
+        let work = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0];
+        assert_eq!(levelled(&work, &[3, 3, 1]), [3, 3, 1]);
+        assert_eq!(levelled(&work, &[1, 2, 3, 1]), [2, 2, 2, 1]);
+        let cuts = levelled(&[1.0; 7], &[3, 3, 1]);
+        assert_eq!(cuts.iter().map(|cut| cut * cut).sum::<usize>(), 17, "{cuts:?}");
     }
 
     #[test]
