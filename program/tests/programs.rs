@@ -136,8 +136,8 @@ fn assert_no_deadlock(program: &Program) {
     let stream_of = |stage: usize, wanted: &Stream| program.stages[stage].streams.iter().position(|one| one == wanted);
     loop {
         let mut progress = false;
-        for stage in 0..program.stages.len() {
-            for stream in 0..streams[stage].len() {
+        for (stage, lists) in streams.iter().enumerate() {
+            for stream in 0..lists.len() {
                 while let Some(id) = head(&next, &done, stage, stream) {
                     let others: Vec<(usize, Option<usize>)> = match &program.stages[stage].instructions[id].operation {
                         Operation::Send { stage: to, .. } => vec![(*to, stream_of(*to, &Stream::ReceiveFrom(stage)))],
