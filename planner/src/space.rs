@@ -138,9 +138,14 @@ fn schedules(stages: usize, blocks: usize, micro_batches: usize, fixed: &Fixed) 
         let considered = fixed.virtual_stages.as_ref().map_or(usual, std::slice::from_ref);
         for &chunks in considered.iter().filter(|&&chunks| schedule.allows(chunks)) {
             // With a smaller last group of micro-batches interleaving saves little, and with one alone nothing.
-            let in_groups = schedule != Schedule::Interleaved || micro_batches.is_multiple_of(stages);
+            let is_worth_it = match schedule {
+                Schedule::Interleaved => micro_batches.is_multiple_of(stages),
+                // A pipeline that is never full is mostly bubble, whatever fills it.
+                Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleV => micro_batches >= stages,
+                Schedule::Gpipe | Schedule::OneForwardOneBackward => true,
+            };
             let is_chosen = fixed.schedule.is_some() || fixed.virtual_stages.is_some();
-            if (in_groups || is_chosen) && stages.checked_mul(chunks).is_some_and(|positions| positions <= blocks) {
+            if (is_worth_it || is_chosen) && stages.checked_mul(chunks).is_some_and(|positions| positions <= blocks) {
                 found.push((schedule, chunks));
             }
         }
