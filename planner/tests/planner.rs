@@ -52,7 +52,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         |median: f64| Sample { median: Seconds::new(median), p10: Seconds::new(median), p90: Seconds::new(median), count: 9 };
     Profile {
         device: device.into(),
-        machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8 },
+        machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8, cores: None },
         backend: "cuda".into(),
         transport: "nccl".into(),
         measured_at: 0,
