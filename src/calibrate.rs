@@ -181,15 +181,8 @@ pub fn measure(
         sharers: ground.places().iter().filter(|other| other.core == place.core).count(),
         speed: place.speed,
     });
-    let job = CalibrationJob {
-        kernels,
-        footprint,
-        groups,
-        devices: devices_of.collect(),
-        patience,
-        duration: calibration_time,
-        model,
-    };
+    let job =
+        CalibrationJob { kernels, footprint, groups, devices: devices_of.collect(), patience, duration: calibration_time, model };
     let bar = output::progress(100, "calibrate");
     let mut show = |share: f64| bar.set_position((share * 100.0) as u64);
     let profile = calibrate(&job, devices, &kind, &ground.options, &mut show)?;

@@ -92,7 +92,9 @@ impl From<foretell_lab::LabError> for Failure {
     fn from(error: foretell_lab::LabError) -> Self {
         use foretell_lab::LabError;
         match error {
-            LabError::Unsupported { .. } | LabError::Topology(_) | LabError::NoSuchNode { .. } => Failure::Input(error.to_string()),
+            LabError::Unsupported { .. } | LabError::Topology(_) | LabError::NoSuchNode { .. } => {
+                Failure::Input(error.to_string())
+            }
             _ => Failure::Undone(error.to_string()),
         }
     }

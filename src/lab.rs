@@ -15,7 +15,9 @@ use std::process::ExitCode;
 
 /// Make the hosts that a topology file with `lab: true` describes, of network namespaces on this machine
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  foretell lab up --topology lab-2x1g\n  foretell lab exec --topology lab-2x1g host-0 -- ping -c 1 10.77.0.2\n  foretell lab down --topology lab-2x1g")]
+#[command(
+    after_help = "Example:\n  foretell lab up --topology lab-2x1g\n  foretell lab exec --topology lab-2x1g host-0 -- ip route\n  foretell lab down --topology lab-2x1g"
+)]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,

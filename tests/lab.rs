@@ -79,9 +79,8 @@ fn a_lab_is_made_used_and_taken_down_without_a_trace() {
     assert!(words(&["lab", "up", "--topology", &topology]).contains("is up already; hint: take it down with `foretell lab down"));
     assert!(words(&["lab", "exec", "--topology", &topology, "other", "--", "true"]).contains("it has `fast`, `slow`"));
     // A command that goes on in the lab does not outlive it.
-    let mut inside = Run(
-        scratch.command(&["lab", "exec", "--topology", &topology, "fast", "--", "sleep", "600"]).spawn().expect("it starts"),
-    );
+    let mut inside =
+        Run(scratch.command(&["lab", "exec", "--topology", &topology, "fast", "--", "sleep", "600"]).spawn().expect("it starts"));
     std::thread::sleep(Duration::from_millis(200));
     let down = scratch.json(&["lab", "down", "--topology", &topology]);
     assert_eq!(down["taken_down"], true);
@@ -137,7 +136,8 @@ fn rate(scratch: &Scratch, topology: &str, from: &str, to: &str, address: &str, 
     let send = "import socket,sys,time\nc=socket.create_connection((sys.argv[1],5001))\nb=bytes(int(sys.argv[2]))\n\
                 t=time.perf_counter()\nc.sendall(b)\nc.shutdown(1)\nc.recv(1)\nprint(time.perf_counter()-t)";
     let inside = |node: &str, words: &[&str]| {
-        let mut command = scratch.command(&[&["lab", "exec", "--topology", topology, node, "--", "python3", "-c"], words].concat());
+        let mut command =
+            scratch.command(&[&["lab", "exec", "--topology", topology, node, "--", "python3", "-c"], words].concat());
         command.stdout(Stdio::piped());
         command
     };
@@ -202,9 +202,7 @@ fn endless(scratch: &Scratch, name: &str) -> (Run, Vec<i32>) {
     let arguments = ["execute", "--plan", text(&plan), "--steps", "100000000", "--no-evaluation", "--run", "first"];
     let run = Run(scratch.command(&arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts"));
     let (pids, metrics) = (scratch.path("first/ranks/pids"), scratch.path("first/metrics.jsonl"));
-    wait_for("the run to train", || {
-        pids.is_file() && std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0)
-    });
+    wait_for("the run to train", || pids.is_file() && std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0));
     let pids = std::fs::read_to_string(pids).expect("it is there");
     (run, pids.lines().map(|line| line.parse().expect("a process's number")).collect())
 }

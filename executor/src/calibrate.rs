@@ -69,10 +69,9 @@ pub fn calibrate(
     let each = |part: fn(&Overheads) -> Sample| together(&overheads.iter().map(part).collect::<Vec<_>>());
     let mean = |part: fn(&Overheads) -> f64| overheads.iter().map(part).sum::<f64>() / overheads.len().max(1) as f64;
     let cores = (!options.places.is_empty()).then(|| machine::core_count().min(devices));
-    let slow_kinds = speeds.iter().map(|(kind, speeds)| RelativeSpeed {
-        device: kind.clone(),
-        speed: speeds.iter().sum::<f64>() / speeds.len() as f64,
-    });
+    let slow_kinds = speeds
+        .iter()
+        .map(|(kind, speeds)| RelativeSpeed { device: kind.clone(), speed: speeds.iter().sum::<f64>() / speeds.len() as f64 });
     Ok(Profile {
         device: device.into(),
         machine: MachineIdentity { cores, ..machine::identity(devices) },

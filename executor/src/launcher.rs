@@ -5,7 +5,8 @@ use crate::job::{Job, Order, Report};
 use crate::line::STREAM_COUNT;
 use crate::machine;
 use crate::rank::{
-    ADDRESS_VARIABLE, CORE_VARIABLE, LAUNCHER_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME, TRANSPORT_VARIABLE, WORLD_VARIABLE,
+    ADDRESS_VARIABLE, CORE_VARIABLE, LAUNCHER_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME, TRANSPORT_VARIABLE,
+    WORLD_VARIABLE,
 };
 use crate::transport::{ControlServer, Event, RunKey, Segment, SegmentShape, TransportError};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -72,7 +73,7 @@ impl Place {
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     places: Vec<Place>,
-    /// Cores that ranks may be on, where they are not this machine's.
+    /// Whether they were given, and are hosts of a lab.
     pub(crate) is_lab: bool,
 }
 
@@ -91,12 +92,6 @@ impl Places {
 
     pub(crate) fn of(&self, rank: usize) -> &Place {
         &self.places[rank % self.places.len()]
-    }
-
-    /// How many of so many ranks are on the core of a rank.
-    pub(crate) fn sharers(&self, rank: usize, world_size: usize) -> usize {
-        let core = self.of(rank).core;
-        (0..world_size).filter(|&other| self.of(other).core == core).count().max(1)
     }
 
     /// The ranks of each host, in the order of the first.
@@ -165,8 +160,9 @@ impl Ranks {
             if let Some(core) = place.core {
                 command.env(CORE_VARIABLE, core.to_string());
             }
-            // Who waits by trying again and again takes time from those that it shares a core with, or from its own quota.
-            if places.is_lab && (place.speed < 1.0 || places.sharers(rank, world_size) > 1) {
+            // Messages between hosts take long beside a wake-up, and who waits by trying again and again takes time from its own
+            // kernels, from those that it shares a core with, or from its quota.
+            if places.is_lab {
                 command.env(SPIN_VARIABLE, "0");
             }
             if let Some(folder) = &options.logs {

@@ -239,7 +239,8 @@ pub(crate) fn remove(id: &str) -> Result<(), LabError> {
             }
         }
         if started.elapsed() > PATIENCE {
-            let left = refused.map_or_else(|| format!("{} and what runs in it", namespaces.join(", ")), |error| error.to_string());
+            let left =
+                refused.map_or_else(|| format!("{} and what runs in it", namespaces.join(", ")), |error| error.to_string());
             return Err(LabError::Left { name: id.into(), left });
         }
         std::thread::sleep(Duration::from_millis(10));

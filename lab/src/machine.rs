@@ -98,9 +98,7 @@ pub fn missing() -> Vec<String> {
         ("tc", format!("-n {name} qdisc add dev one root handle 1: htb default 1")),
     ];
     for (program, words) in steps {
-        tried = tried.and_then(|()| {
-            run(&Command { program, arguments: words.split_whitespace().map(str::to_owned).collect() })
-        });
+        tried = tried.and_then(|()| run(&Command { program, arguments: words.split_whitespace().map(str::to_owned).collect() }));
     }
     if namespace_file(&name).exists() {
         tried = tried.and(delete_namespace(&name));

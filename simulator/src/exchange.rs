@@ -178,7 +178,9 @@ mod tests {
     }
 
     fn alone(table: &ExchangeTable, ranks: usize, bytes: f64) -> (f64, Source) {
-        let cost = table.cost((Exchange::AllReduce, Reach::Node), ranks, bytes, bytes, Seconds::ZERO, Quantile::Median).expect("was measured");
+        let cost = table
+            .cost((Exchange::AllReduce, Reach::Node), ranks, bytes, bytes, Seconds::ZERO, Quantile::Median)
+            .expect("was measured");
         ((cost.latency + cost.flow).value(), cost.source)
     }
 
@@ -221,7 +223,8 @@ mod tests {
     fn handing_over_is_not_counted_twice() {
         let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
         let handoff = Seconds::new(2e-6);
-        let cost = table.cost((Exchange::AllReduce, Reach::Node), 2, 1024.0, 1024.0, handoff, Quantile::Median).expect("was measured");
+        let cost =
+            table.cost((Exchange::AllReduce, Reach::Node), 2, 1024.0, 1024.0, handoff, Quantile::Median).expect("was measured");
         assert!(((cost.latency + cost.flow).value() - 6e-6).abs() < 1e-15);
     }
 }

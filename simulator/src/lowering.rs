@@ -148,18 +148,7 @@ impl<'a> Lowered<'a> {
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let capacities = number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
-        Ok(Self {
-            program,
-            costs,
-            ranks,
-            stages,
-            groups,
-            channels,
-            exchanges,
-            capacities,
-            processors,
-            uncalibrated_kernels,
-        })
+        Ok(Self { program, costs, ranks, stages, groups, channels, exchanges, capacities, processors, uncalibrated_kernels })
     }
 
     /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].

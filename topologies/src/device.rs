@@ -52,8 +52,7 @@ impl DeviceKind {
 
     /// Whether the figures of two kinds describe the same device, whatever share of it each has.
     pub fn is_like(&self, other: &DeviceKind) -> bool {
-        let whole =
-            |kind: &DeviceKind| DeviceKind { name: String::new(), cpu_quota: None, source: None, ..kind.clone() };
+        let whole = |kind: &DeviceKind| DeviceKind { name: String::new(), cpu_quota: None, source: None, ..kind.clone() };
         whole(self) == whole(other)
     }
 
