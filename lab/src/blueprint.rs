@@ -123,10 +123,7 @@ impl Blueprint {
                 commands.pair(&port, "eth0", Some(&namespace));
                 commands.attach(&port, &leaf.map_or_else(|| "switch".into(), |leaf| format!("leaf{leaf}")));
                 commands.ip(Some(&namespace), &format!("address add {address}/16 dev eth0"));
-                commands.ip(
-                    Some(&namespace),
-                    &format!("link set eth0 up gso_max_size {PIECE_BYTES} gso_ipv4_max_size {PIECE_BYTES}"),
-                );
+                commands.ip(Some(&namespace), &format!("link set eth0 up gso_max_size {PIECE_BYTES}"));
                 commands.shape(Some(&namespace), "eth0", nics.total_bandwidth());
                 commands.shape(None, &port, nics.total_bandwidth());
             }

@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Where `ip` keeps the named namespaces.
 const NAMESPACES: &str = "/run/netns";
@@ -73,6 +74,13 @@ fn is_program(name: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(name).is_file()))
 }
 
+/// A name for what is tried, another for each thread that tries. It is one that belongs to this process, so that it is cleared away if that
+/// is killed meanwhile.
+fn probe() -> String {
+    static TRIED: AtomicUsize = AtomicUsize::new(0);
+    format!("probe-{}~{}", TRIED.fetch_add(1, Ordering::Relaxed), std::process::id())
+}
+
 /// What is missing for a lab on this machine, in words; nothing if one can be made. It is tried: a namespace with a link of the kind that
 /// labs have is made and removed again.
 pub fn missing() -> Vec<String> {
@@ -90,7 +98,7 @@ pub fn missing() -> Vec<String> {
     if !rustix::process::geteuid().is_root() {
         return vec!["the rights of root".into()];
     }
-    let name = format!("{PREFIX}probe~{}_switches", std::process::id());
+    let name = format!("{PREFIX}{}_switches", probe());
     let mut tried = run(&ip(&format!("netns add {name}")));
     let steps = [
         ("ip", format!("-n {name} link add switch type bridge")),
@@ -114,7 +122,7 @@ pub fn missing_for_quotas() -> Option<String> {
     match Hierarchy::find() {
         None => Some("control groups that limit processors".into()),
         Some(hierarchy) => {
-            let id = format!("probe~{}", std::process::id());
+            let id = probe();
             let tried = hierarchy.make(&id, "device-0", 0.5);
             hierarchy.remove(&id);
             tried.err().map(|error| error.to_string())
