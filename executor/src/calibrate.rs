@@ -76,7 +76,7 @@ pub fn calibrate(
         device: device.into(),
         machine: MachineIdentity { cores, ..machine::identity(devices) },
         backend: "cpu".into(),
-        transport: if options.transport == TransportKind::Tcp { "tcp" } else { "shared_memory" }.into(),
+        transport: if options.transport == TransportKind::Tcp || cores.is_some() { "tcp" } else { "shared_memory" }.into(),
         measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         instruction_overhead: each(|overheads| overheads.instruction),
         stream_handoff: each(|overheads| overheads.handoff),

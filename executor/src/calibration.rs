@@ -41,7 +41,7 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
     let mut bench = KernelBench::new(job, job.devices.get(member.rank.0).is_some_and(CalibratedDevice::is_partial))?;
     let partial = job.devices.get(member.rank.0).filter(|device| device.is_partial());
-    let mut watch = Watch::new(job.kernels.len(), partial.is_some());
+    let mut watch = Watch::new(job.kernels.len());
     let started = clock::now();
     let mut go_on = true;
     while go_on {
@@ -121,8 +121,6 @@ struct Watch {
     samples: Vec<Vec<Sample>>,
     /// One a kernel and pass.
     visits: Vec<Visit>,
-    /// Whether durations are of the processor's time, because the device is not always running.
-    is_partial: bool,
 }
 
 /// A kernel that was timed for a while.
@@ -135,8 +133,8 @@ struct Visit {
 }
 
 impl Watch {
-    fn new(kernels: usize, is_partial: bool) -> Self {
-        Self { samples: vec![Vec::new(); kernels], visits: Vec::new(), is_partial }
+    fn new(kernels: usize) -> Self {
+        Self { samples: vec![Vec::new(); kernels], visits: Vec::new() }
     }
 
     fn add(&mut self, kernel: usize, Timed { seconds, elapsed }: Timed) {
@@ -190,17 +188,12 @@ impl Watch {
         let mut paces = Vec::new();
         let (mut spent, mut usual) = (0.0, 0.0);
         for visit in &self.visits {
-            spent += if self.is_partial { visit.elapsed } else { visit.spent };
+            spent += visit.spent;
             usual += visit.spent * best[visit.kernel] / visit.median.max(f64::MIN_POSITIVE);
             if spent >= WINDOW {
                 paces.push(spent / usual);
                 (spent, usual) = (0.0, 0.0);
             }
-        }
-        // Who has only a share of a core is slower for that alone, which is not to be counted here.
-        if self.is_partial && !paces.is_empty() {
-            let usual = Data::new(paces.clone()).quantile(0.2);
-            paces.iter_mut().for_each(|pace| *pace /= usual);
         }
         paces
     }
@@ -238,7 +231,8 @@ struct Timed {
 
 /// Times kernels on sets of operands of their own.
 struct KernelBench {
-    /// What the durations are differences of.
+    /// What the durations are differences of: the time of a device that is not always running is the processor's. How cores are shared is not
+    /// in the samples; the simulator has ranks share them.
     clock: fn() -> u64,
     backend: CpuBackend,
     arena: Arena,
