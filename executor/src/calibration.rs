@@ -9,7 +9,7 @@ use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::job::{CalibratedDevice, CalibrationJob, Report};
-use crate::line::OWN_STREAM;
+use crate::line::{OWN_STREAM, STREAM_COUNT};
 use crate::overheads;
 use crate::rank::Member;
 use crate::samples::{Samples, sample_shape};
@@ -88,10 +88,12 @@ fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -
             continue;
         }
         let is_everyone = wanted.ranks.len() == member.world_size;
-        // A pair of ranks has one channel on each stream.
+        // A pair of ranks has one channel on each stream, so each group takes one of its own, from the last down.
         let mut own = match is_everyone {
             true => None,
-            false => Some(Group::new(Arc::clone(&member.transport), &wanted.ranks, StreamNumber(number as u16 % OWN_STREAM.0))?),
+            false => {
+                Some(Group::new(Arc::clone(&member.transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?)
+            }
         };
         let group = own.as_mut().unwrap_or(&mut *everyone);
         for &bytes in &wanted.messages {

@@ -63,6 +63,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         communication_share: 0.2,
         buffered_bytes: 4096,
         paces,
+        speeds: Vec::new(),
         kernels: vec![KernelSample {
             kernel: foretell_models::Kernel::Relu { elements: 1 << 20 },
             accumulate: false,
