@@ -57,7 +57,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         |median: f64| Sample { median: Seconds::new(median), p10: Seconds::new(median), p90: Seconds::new(median), count: 9 };
     Profile {
         device: device.into(),
-        machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8 },
+        machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8, cores: None },
         backend: "cuda".into(),
         transport: "nccl".into(),
         measured_at: 0,
@@ -68,6 +68,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         communication_share: 0.2,
         buffered_bytes: 4096,
         paces,
+        speeds: Vec::new(),
         kernels: vec![KernelSample {
             kernel: foretell_models::Kernel::Relu { elements: 1 << 20 },
             accumulate: false,
