@@ -153,7 +153,10 @@ impl Choices {
     /// The ranks that may be used: a device each; with `--oversubscribe`, as with `mpirun`, those of the layout that is fixed.
     pub fn devices(&self, topology: &Topology) -> usize {
         match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
-            (true, Some(data), Some(tensor), Some(pipeline)) => data.saturating_mul(tensor).saturating_mul(pipeline),
+            (true, Some(data), Some(tensor), Some(pipeline)) => {
+                let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
+                others.into_iter().fold(data, usize::saturating_mul)
+            }
             _ => topology.device_count(),
         }
     }
