@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model, Model::Gpt { .. });
+        let sequences = matches!(model.model, Model::Gpt { .. } | Model::LstmSeq2seq { .. });
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
@@ -173,7 +173,16 @@ fn small_models() -> Vec<NamedModel> {
     let gpt = Model::Gpt { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, tied_embeddings: true };
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
-    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
+    let lstm = Model::LstmSeq2seq {
+        layers: 1,
+        hidden: 128,
+        embedding: None,
+        source_vocab: 1024,
+        target_vocab: 1024,
+        source_sequence: 32,
+        target_sequence: 32,
+    };
+    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt), ("small-lstm", lstm)]
         .map(|(name, model)| NamedModel { name: name.into(), model })
         .into_iter()
         .collect()

@@ -201,5 +201,6 @@ fn family(model: &Model) -> &'static str {
         Model::Mlp { .. } => "mlp",
         Model::Resnet { .. } => "resnet",
         Model::Gpt { .. } => "gpt",
+        Model::LstmSeq2seq { .. } => "lstm-seq2seq",
     }
 }

@@ -269,6 +269,15 @@ fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
         (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(*vocabulary),
         (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(*classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
+        (Kernel::RouteGradient { experts, .. }, 2) => Some(*experts),
+        (Kernel::Dispatch(sizes) | Kernel::DispatchGradient(sizes), 1) => Some(sizes.experts),
+        (Kernel::DispatchGradient(sizes), 2) => Some(sizes.capacity),
+        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 2) => {
+            Some(sizes.experts)
+        }
+        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 3) => {
+            Some(sizes.capacity)
+        }
         _ => None,
     }
 }
@@ -357,6 +366,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     let count = 64.min(dataset.len(Split::Training));
     let kind = match shape {
         crate::data::SampleShape::Tokens { .. } => InputKind::Tokens,
+        crate::data::SampleShape::Pair { .. } => InputKind::SourceTokens,
         _ => InputKind::Features,
     };
     let bytes = Bytes::new((count * dataset.sample_size() * 4) as u64);

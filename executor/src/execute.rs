@@ -30,6 +30,9 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
+    /// Of a mixture of experts: how often a token was sent to an expert that had no slot left, over all mixtures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_tokens: Option<u64>,
 }
 
 /// One evaluation, as `evaluation.jsonl` has it.
@@ -193,10 +196,12 @@ impl Collector {
         let seconds = end.saturating_sub(begin) as f64 * 1e-9;
         let metrics = parts.iter().map(|part| &part.metrics);
         let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
-        let gradient_norm = sum(metrics, MetricKind::SquaredGradientNorm).sqrt();
+        let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
+        let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
+        let dropped_tokens = has_mixtures.then(|| sum(metrics, MetricKind::Dropped) as u64);
         self.last_end = Some(end);
         let samples_per_second = self.samples as f64 / seconds;
-        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm })
+        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens })
     }
 
     fn evaluated(&self, step: usize) -> bool {

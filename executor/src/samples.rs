@@ -21,6 +21,9 @@ pub fn sample_shape(sample: Sample) -> SampleShape {
         Sample::Image { size, channels, classes } => SampleShape::Image { channels, height: size, width: size, classes },
         Sample::Features { width, classes } => SampleShape::Features { width, classes },
         Sample::Tokens { sequence, vocabulary } => SampleShape::Tokens { sequence, vocabulary },
+        Sample::Pair { source, target, source_vocabulary, target_vocabulary } => {
+            SampleShape::Pair { source, target, source_vocabulary, target_vocabulary }
+        }
     }
 }
 
@@ -43,8 +46,21 @@ impl Samples {
         let integers = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), elements) };
         match (input, self.dataset.wanted()) {
             (InputKind::Images | InputKind::Features, _) => self.dataset.fill_images(self.split, indices, floats())?,
+            // A data set makes the sequences of a pair together.
+            (kind, SampleShape::Pair { source, target, .. }) => {
+                let of_samples = |length: usize| vec![0; indices.len().saturating_mul(length)];
+                let (mut sources, mut tokens, mut labels) = (of_samples(source), of_samples(target), of_samples(target));
+                let place = integers();
+                match kind {
+                    InputKind::SourceTokens => {
+                        self.dataset.fill_pairs(self.split, indices, place, &mut tokens, &mut labels)?;
+                    }
+                    InputKind::Labels => self.dataset.fill_pairs(self.split, indices, &mut sources, &mut tokens, place)?,
+                    _ => self.dataset.fill_pairs(self.split, indices, &mut sources, place, &mut labels)?,
+                }
+            }
             // A data set makes tokens and the labels that follow them together.
-            (InputKind::Tokens, _) => {
+            (InputKind::Tokens | InputKind::SourceTokens, _) => {
                 let mut labels = vec![0; elements];
                 self.dataset.fill_tokens(self.split, indices, integers(), &mut labels)?;
             }

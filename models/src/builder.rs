@@ -1,5 +1,10 @@
 //! Building graphs: one method an operator, so that a model file reads like the model.
 
+mod mixture;
+mod recurrence;
+
+pub(crate) use mixture::MixtureShape;
+
 use crate::graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, Role, Storage, Tensor, TensorId,
@@ -90,6 +95,7 @@ impl GraphBuilder {
             InputKind::Images => ("images", Storage::Precision),
             InputKind::Features => ("features", Storage::Precision),
             InputKind::Tokens => ("tokens", Storage::Integer),
+            InputKind::SourceTokens => ("source_tokens", Storage::Integer),
             InputKind::Labels => ("labels", Storage::Integer),
         };
         self.tensor(name, Role::Input(kind), dimensions, storage)
@@ -104,7 +110,12 @@ impl GraphBuilder {
         permutation: Vec<usize>,
         shape: Vec<usize>,
     ) -> TensorId {
-        self.tensor(name, Role::Parameter(Parameter { initialisation, permutation, shape }), dimensions, Storage::Precision)
+        self.tensor(
+            name,
+            Role::Parameter(Parameter { initialisation, permutation, shape, parts: Vec::new() }),
+            dimensions,
+            Storage::Precision,
+        )
     }
 
     /// A parameter whose public form has the same elements in the same order, in `shape`.

@@ -4,7 +4,7 @@
 //! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
-use crate::kernel::{Kernel, WeightLayout, Window};
+use crate::kernel::{Kernel, Mixture, Recurrence, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
 /// A tensor's place in [`Graph::tensors`].
@@ -57,8 +57,10 @@ pub enum InputKind {
     Images,
     /// Feature vectors `[batch, features]`.
     Features,
-    /// Token ids `[batch, sequence]`.
+    /// Token ids `[batch, sequence]`; of a sequence to be made from another, those that come before each of its own.
     Tokens,
+    /// Token ids `[batch, sequence]` of the sequence from which another is made.
+    SourceTokens,
     /// A class per sample, or per position of a sequence.
     Labels,
 }
@@ -85,6 +87,9 @@ pub struct Parameter {
     pub permutation: Vec<usize>,
     /// The public shape, whose elements are ours permuted.
     pub shape: Vec<usize>,
+    /// Where the public form is several tensors, as the experts of a mixture are: their names. Each is one index of the first dimension of
+    /// `shape` and has the shape of the others. Empty where it is one tensor, under the tensor's own name.
+    pub parts: Vec<String>,
 }
 
 /// What a tensor is for.
@@ -117,7 +122,35 @@ pub struct Tensor {
     pub storage: Storage,
 }
 
+/// A tensor of a parameter's public form: what a file of weights has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicTensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements, counted in the order of [`Parameter::shape`].
+    pub elements: std::ops::Range<usize>,
+}
+
 impl Tensor {
+    /// The tensors under which a parameter is publicly known, in order: one, but for the stacked experts of a mixture. None of what is
+    /// not a parameter.
+    pub fn public_tensors(&self) -> Vec<PublicTensor> {
+        let Role::Parameter(Parameter { shape, parts, .. }) = &self.role else { return Vec::new() };
+        if parts.is_empty() {
+            return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
+        }
+        let shape = shape.get(1..).unwrap_or_default().to_vec();
+        let length: usize = shape.iter().product();
+        let part = |(index, name): (usize, &String)| PublicTensor {
+            name: name.clone(),
+            shape: shape.clone(),
+            elements: index * length..(index + 1) * length,
+        };
+        parts.iter().enumerate().map(part).collect()
+    }
+
     /// The number of elements over all ranks.
     pub fn elements(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.extent).product()
@@ -146,6 +179,8 @@ pub enum Extent {
     Heads,
     /// Rows of an embedding's table.
     Vocabulary,
+    /// Experts of a mixture.
+    Experts,
 }
 
 /// A loop dimension of an operator.
@@ -171,6 +206,15 @@ pub struct Operand {
     pub tensor: TensorId,
     /// For each of its dimensions the loop that walks it; `None` where every rank needs (or makes) all of it.
     pub axes: Vec<Option<LoopId>>,
+}
+
+/// How tokens are shared out to the slots of a mixture's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Experts that a token is sent to.
+    pub top: usize,
+    /// Slots of an expert for each sample. A rank's samples share theirs.
+    pub per_sample: usize,
 }
 
 /// What an operator computes. The loops carry the sizes, this the rest.
@@ -218,6 +262,32 @@ pub enum OperatorKind {
     /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
         normalizer: usize,
+    },
+    /// Experts that a token is sent to.
+    Route {
+        top: usize,
+    },
+    RouteGradient {
+        top: usize,
+    },
+    Dispatch(Slots),
+    DispatchGradient(Slots),
+    Combine(Slots),
+    CombineInputGradient(Slots),
+    CombineGateGradient(Slots),
+    ExpertMatmul,
+    ExpertMatmulInputGradient,
+    ExpertMatmulWeightGradient,
+    Lstm {
+        initial: bool,
+    },
+    LstmGradient {
+        initial: bool,
+        outputs: bool,
+        last: bool,
+    },
+    LstmWeightGradient {
+        initial: bool,
     },
 }
 
@@ -328,6 +398,15 @@ impl Operator {
         let contracted = size(Extent::Contracted);
         let features = size(Extent::Features);
         let positions = size(Extent::Positions);
+        let experts = size(Extent::Experts);
+        let mixture = |Slots { top, per_sample }: Slots| Mixture {
+            tokens: rows * positions,
+            experts,
+            capacity: rows * per_sample,
+            top,
+            hidden: features,
+        };
+        let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
         // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
@@ -385,6 +464,21 @@ impl Operator {
             OperatorKind::CrossEntropyGradient { normalizer } => {
                 Kernel::CrossEntropyGradient { rows, classes: features, normalizer }
             }
+            OperatorKind::Route { top } => Kernel::Route { tokens: rows * positions, experts, top },
+            OperatorKind::RouteGradient { top } => Kernel::RouteGradient { tokens: rows * positions, experts, top },
+            OperatorKind::Dispatch(slots) => Kernel::Dispatch(mixture(slots)),
+            OperatorKind::DispatchGradient(slots) => Kernel::DispatchGradient(mixture(slots)),
+            OperatorKind::Combine(slots) => Kernel::Combine(mixture(slots)),
+            OperatorKind::CombineInputGradient(slots) => Kernel::CombineInputGradient(mixture(slots)),
+            OperatorKind::CombineGateGradient(slots) => Kernel::CombineGateGradient(mixture(slots)),
+            OperatorKind::Lstm { initial } => Kernel::Lstm(recurrence(initial)),
+            OperatorKind::LstmGradient { initial, outputs, last } => {
+                Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
+            }
+            OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
         }
     }
 }

@@ -28,7 +28,7 @@ mod zoo;
 pub use differentiate::differentiate;
 pub use graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
-    Parameter, Pass, Role, Storage, Tensor, TensorId,
+    Parameter, Pass, PublicTensor, Role, Slots, Storage, Tensor, TensorId,
 };
-pub use kernel::{Kernel, Traffic, WeightLayout, Window};
+pub use kernel::{Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
 pub use specification::{GraphOptions, Model, ModelError, Sample, Stem};

@@ -97,6 +97,25 @@ pub enum Model {
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
     },
+    /// An encoder and a decoder of LSTM layers (Sutskever et al. 2014): the decoder begins in the states in which the encoder ends.
+    #[serde(rename = "lstm-seq2seq")]
+    LstmSeq2seq {
+        /// Layers of the encoder, and of the decoder.
+        layers: usize,
+        /// Features of a state.
+        hidden: usize,
+        /// Features of a token; as `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        embedding: Option<usize>,
+        /// Tokens that there are in what is read.
+        source_vocab: usize,
+        /// Tokens that there are in what is written.
+        target_vocab: usize,
+        /// Tokens that are read.
+        source_sequence: usize,
+        /// Tokens that are written.
+        target_sequence: usize,
+    },
 }
 
 fn default_image() -> usize {
@@ -145,6 +164,17 @@ pub enum Sample {
         /// Tokens that there are.
         vocabulary: usize,
     },
+    /// A sequence, and another to be made from it: each position's label is its token, its input the token before.
+    Pair {
+        /// Positions of the first.
+        source: usize,
+        /// Positions of the second.
+        target: usize,
+        /// Tokens that there are in the first.
+        source_vocabulary: usize,
+        /// Tokens that there are in the second.
+        target_vocabulary: usize,
+    },
 }
 
 /// For what, and for how many samples, a graph is built.
@@ -183,6 +213,12 @@ impl Model {
             }
             Model::Resnet { image, channels, classes, .. } => Sample::Image { size: image, channels, classes },
             Model::Gpt { sequence, vocab, .. } => Sample::Tokens { sequence, vocabulary: vocab },
+            Model::LstmSeq2seq { source_vocab, target_vocab, source_sequence, target_sequence, .. } => Sample::Pair {
+                source: source_sequence,
+                target: target_sequence,
+                source_vocabulary: source_vocab,
+                target_vocabulary: target_vocab,
+            },
         }
     }
 
@@ -246,6 +282,16 @@ impl Model {
                 };
                 zoo::gpt(name, &shape, options)
             }
+            Model::LstmSeq2seq { layers, hidden, embedding, source_vocab, target_vocab, source_sequence, target_sequence } => {
+                let shape = zoo::LstmShape {
+                    layers: *layers,
+                    hidden: *hidden,
+                    embedding: embedding.unwrap_or(*hidden),
+                    vocabularies: [*source_vocab, *target_vocab],
+                    sequences: [*source_sequence, *target_sequence],
+                };
+                zoo::lstm_seq2seq(name, &shape, options)
+            }
         }
     }
 
@@ -279,6 +325,27 @@ impl Model {
                         format!("`image` is {image}"),
                         "images are 32 to 8192 pixels wide, or from 4 with `stem: small`",
                     );
+                }
+                Ok(())
+            }
+            Model::LstmSeq2seq { layers, hidden, embedding, source_vocab, target_vocab, source_sequence, target_sequence } => {
+                for (what, value) in [
+                    ("layers", layers),
+                    ("hidden", hidden),
+                    ("embedding", embedding.unwrap_or(1)),
+                    ("source_vocab", source_vocab),
+                    ("target_vocab", target_vocab),
+                    ("source_sequence", source_sequence),
+                    ("target_sequence", target_sequence),
+                ] {
+                    positive(what, value)?;
+                }
+                // Four gates lie side by side.
+                if hidden > 1 << 22 {
+                    return wrong(format!("`hidden` is {hidden}"), "a recurrent layer has 4,194,304 features at most");
+                }
+                if layers > MOST_LAYERS / 2 {
+                    return wrong(format!("`layers` is {layers}"), "encoder and decoder have 5,000 layers each at most");
                 }
                 Ok(())
             }

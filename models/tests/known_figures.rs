@@ -21,6 +21,8 @@ fn every_model_has_the_published_number_of_parameters() {
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
+        // The first tutorial of github.com/bentrevett/pytorch-seq2seq, on Multi30k.
+        ("lstm-seq2seq", 13_898_501),
     ];
     for (name, parameters) in published {
         assert_eq!(graph(name).parameter_count(), parameters, "{name}");

@@ -322,6 +322,8 @@ pub enum MetricKind {
     Correct,
     /// The sum of squares of the gradient.
     SquaredGradientNorm,
+    /// Choices of experts that found no slot.
+    Dropped,
 }
 
 impl fmt::Display for Stream {

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_models::{Kernel, Mixture, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -221,6 +221,26 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
             at(&[batch, sequence, heads, head_dimension], [causal, false, false])
         }
         Kernel::CrossEntropy { rows, classes } | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
+        Kernel::Route { tokens, experts, top } | Kernel::RouteGradient { tokens, experts, top } => plain(&[tokens, experts, top]),
+        Kernel::Dispatch(mixture)
+        | Kernel::DispatchGradient(mixture)
+        | Kernel::Combine(mixture)
+        | Kernel::CombineInputGradient(mixture)
+        | Kernel::CombineGateGradient(mixture) => {
+            let Mixture { tokens, experts, capacity, top, hidden } = mixture;
+            plain(&[tokens, experts, capacity, top, hidden])
+        }
+        Kernel::Lstm(sizes) | Kernel::LstmWeightGradient(sizes) => {
+            at(&[sizes.batch, sizes.sequence, sizes.hidden], [sizes.initial, false, false])
+        }
+        Kernel::LstmGradient { sizes, outputs, last } => {
+            at(&[sizes.batch, sizes.sequence, sizes.hidden], [sizes.initial, outputs, last])
+        }
+        Kernel::ExpertMatmul { experts, rows, columns, contracted }
+        | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
+        | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+            plain(&[experts, rows, columns, contracted])
+        }
         Kernel::Slice { outer, parts, inner }
         | Kernel::Interleave { outer, parts, inner }
         | Kernel::Deinterleave { outer, parts, inner } => plain(&[outer, parts, inner]),

@@ -11,20 +11,24 @@ use super::{BackendError, KernelCall};
 pub struct OperandBytes {
     /// What it reads.
     pub reads: Vec<Bytes>,
-    /// What it writes. The third of [`Kernel::BatchNorm`] is optional and listed here.
+    /// What it writes. The third of [`Kernel::BatchNorm`] and of [`Kernel::Dispatch`] is optional and listed here.
     pub writes: Vec<Bytes>,
 }
 
-/// Elements of up to four operands a side, without an allocation.
+/// The most operands that a kernel has on a side.
+const MOST: usize = 8;
+
+/// Elements of the operands of each side, without an allocation.
 struct Elements {
-    reads: ([usize; 4], usize),
-    writes: ([usize; 4], usize),
+    reads: ([usize; MOST], usize),
+    writes: ([usize; MOST], usize),
 }
 
 /// The sizes of `kernel`'s operands in single precision.
 pub fn operand_bytes(kernel: &Kernel) -> OperandBytes {
     let elements = elements(kernel);
-    let bytes = |(sizes, count): ([usize; 4], usize)| sizes.iter().take(count).map(|&size| Bytes::new(4 * size as u64)).collect();
+    let bytes =
+        |(sizes, count): ([usize; MOST], usize)| sizes.iter().take(count).map(|&size| Bytes::new(4 * size as u64)).collect();
     OperandBytes { reads: bytes(elements.reads), writes: bytes(elements.writes) }
 }
 
@@ -33,7 +37,7 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
     let kernel = call.kernel.name();
     check_sizes(call.kernel)?;
     let elements = elements(call.kernel);
-    let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. }));
+    let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. } | Kernel::Dispatch(_)));
     for (side, operands, (sizes, count), optional) in
         [("reads", call.reads, elements.reads, 0), ("writes", call.writes, elements.writes, optional)]
     {
@@ -88,6 +92,12 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
         Kernel::RunningStatistics { contributions: 0, .. } => impossible("no statistics contribute"),
         Kernel::CrossEntropyGradient { normalizer: 0, .. } => impossible("the normalizer is zero"),
         Kernel::CrossEntropy { classes: 0, .. } => impossible("there are no classes"),
+        Kernel::Route { experts, top, .. } if *top == 0 || top > experts => {
+            impossible("a token is sent to no expert, or to more than there are")
+        }
+        Kernel::Dispatch(mixture) if mixture.capacity > i32::MAX as usize => {
+            impossible("an expert has more slots than an index of 32 bits can name")
+        }
         _ => Ok(()),
     }
 }
@@ -168,6 +178,60 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
         Kernel::CrossEntropyGradient { rows, classes, .. } => operands(&[rows * classes, rows, rows], &[rows * classes]),
+        Kernel::Route { tokens, experts, top } => operands(&[tokens * experts], &[tokens * top, tokens * top]),
+        Kernel::RouteGradient { tokens, experts, top } => operands(&[tokens * top; 3], &[tokens * experts]),
+        Kernel::Dispatch(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), choices], &[mixture.slot_elements(), choices, 1])
+        }
+        Kernel::DispatchGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.slot_elements(), choices, choices], &[mixture.token_elements()])
+        }
+        Kernel::Combine(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.slot_elements(), choices, choices, choices], &[mixture.token_elements()])
+        }
+        Kernel::CombineInputGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), choices, choices, choices], &[mixture.slot_elements()])
+        }
+        Kernel::CombineGateGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), mixture.slot_elements(), choices, choices], &[choices])
+        }
+        Kernel::Lstm(sizes) => {
+            let y = sizes.output_elements();
+            let reads = [4 * y, sizes.weight_elements(), sizes.state_elements()];
+            operands(&reads[..2 + usize::from(sizes.initial)], &[y, 4 * y, y, sizes.state_elements()])
+        }
+        Kernel::LstmGradient { sizes, outputs, last } => {
+            let (y, state) = (sizes.output_elements(), sizes.state_elements());
+            // What may be missing stands first and last.
+            let reads = [y, state, sizes.weight_elements(), 4 * y, y, state];
+            let mut present = [0; 6];
+            let mut count = 0;
+            for (size, is_present) in reads.into_iter().zip([outputs, last, true, true, true, sizes.initial]) {
+                if is_present {
+                    present[count] = size;
+                    count += 1;
+                }
+            }
+            operands(&present[..count], &[4 * y, state][..1 + usize::from(sizes.initial)])
+        }
+        Kernel::LstmWeightGradient(sizes) => {
+            let reads = [4 * sizes.output_elements(), sizes.output_elements(), sizes.state_elements()];
+            operands(&reads[..2 + usize::from(sizes.initial)], &[sizes.weight_elements()])
+        }
+        Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * contracted, experts * columns * contracted], &[experts * rows * columns])
+        }
+        Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * columns, experts * columns * contracted], &[experts * rows * contracted])
+        }
+        Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * columns, experts * rows * contracted], &[experts * columns * contracted])
+        }
         Kernel::Sgd { elements, momentum: true, .. } => operands(&[elements], &[elements, elements]),
         Kernel::Sgd { elements, momentum: false, .. } => operands(&[elements], &[elements]),
         Kernel::AdamW { elements } => operands(&[elements], &[elements, elements, elements]),
@@ -187,7 +251,7 @@ fn output_elements(window: &Window) -> usize {
 
 fn operands(reads: &[usize], writes: &[usize]) -> Elements {
     let fill = |sizes: &[usize]| {
-        let mut filled = [0; 4];
+        let mut filled = [0; MOST];
         filled.iter_mut().zip(sizes).for_each(|(slot, &size)| *slot = size);
         (filled, sizes.len())
     };

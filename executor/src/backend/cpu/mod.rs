@@ -7,11 +7,14 @@ mod convolution;
 mod cross_entropy;
 mod direct;
 mod elementwise;
+mod experts;
 mod head_products;
 mod layer_norm;
+mod lstm;
 mod matmul;
 mod memory;
 mod micro_kernel;
+mod mixture;
 mod movement;
 mod optimizers;
 mod pooling;
@@ -121,6 +124,25 @@ impl Backend for CpuBackend {
                 }
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
                 Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,
+                Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
+                Kernel::RouteGradient { experts, top, .. } => mixture::route_gradient(call, experts, top)?,
+                Kernel::Dispatch(ref sizes) => mixture::dispatch(call, sizes)?,
+                Kernel::DispatchGradient(ref sizes) => mixture::dispatch_gradient(call, sizes)?,
+                Kernel::Combine(ref sizes) => mixture::combine(call, sizes)?,
+                Kernel::CombineInputGradient(ref sizes) => mixture::combine_input_gradient(call, sizes)?,
+                Kernel::CombineGateGradient(ref sizes) => mixture::combine_gate_gradient(call, sizes)?,
+                Kernel::Lstm(ref sizes) => lstm::forward(call, sizes, scratch),
+                Kernel::LstmGradient { ref sizes, outputs, last } => lstm::gradient(call, sizes, outputs, last, scratch),
+                Kernel::LstmWeightGradient(ref sizes) => lstm::weight_gradient(call, sizes, scratch),
+                Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                    experts::forward(call, experts, [rows, columns, contracted], micro_kernel, scratch);
+                }
+                Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                    experts::input_gradient(call, experts, [rows, columns, contracted]);
+                }
+                Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                    experts::weight_gradient(call, experts, [rows, columns, contracted]);
+                }
                 Kernel::Sgd { momentum, nesterov, .. } => optimizers::sgd(call, momentum, nesterov),
                 Kernel::AdamW { .. } => optimizers::adamw(call),
                 Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod gradients;
+mod lstm;
+mod mixture;
 mod reference;
 mod speeds;
 
@@ -123,6 +125,8 @@ fn cases() -> Vec<Kernel> {
             ]);
         }
     }
+    cases.extend(mixture::cases());
+    cases.extend(lstm::cases());
     for [outer, parts, inner] in [[1, 1, 1], [3, 4, 5], [1, 2, 33]] {
         cases.extend([
             Kernel::Slice { outer, parts, inner },
@@ -152,7 +156,7 @@ fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
         (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(vocabulary),
         (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
-        _ => None,
+        _ => mixture::integers(kernel, index),
     }
 }
 
@@ -204,7 +208,7 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
             let mut written = forward(Kernel::Attention { batch, sequence, heads, head_dimension, causal }, &reads[1..2]);
             (reads[3], reads[2]) = (written.remove(1), written.remove(0));
         }
-        _ => {}
+        _ => mixture::make_consistent(kernel, &mut reads),
     }
     (reads, writes)
 }
@@ -256,7 +260,7 @@ fn run_on(
     if share_first {
         memory[reads.len()] = memory[0].clone();
     }
-    let integer_write = |index| matches!(kernel, Kernel::MaxPool(_)) && index == 1;
+    let integer_write = |index| matches!(kernel, Kernel::MaxPool(_) | Kernel::Route { .. } | Kernel::Dispatch(_)) && index == 1;
     memory[reads.len()..]
         .iter()
         .enumerate()

@@ -303,6 +303,22 @@ pub(super) fn run(
             after
         }
         Kernel::SumOfSquares { .. } => vec![vec![reads[0].iter().map(|x| x * x).sum()]],
+        Kernel::Dispatch(_) => {
+            let mut written = super::mixture::reference(kernel, reads);
+            written[2] = added(2, written[2].clone());
+            written
+        }
+        Kernel::Route { .. }
+        | Kernel::RouteGradient { .. }
+        | Kernel::DispatchGradient(_)
+        | Kernel::Combine(_)
+        | Kernel::CombineInputGradient(_)
+        | Kernel::CombineGateGradient(_)
+        | Kernel::ExpertMatmul { .. }
+        | Kernel::ExpertMatmulInputGradient { .. } => super::mixture::reference(kernel, reads),
+        Kernel::ExpertMatmulWeightGradient { .. } => vec![added(0, super::mixture::reference(kernel, reads).remove(0))],
+        Kernel::Lstm(_) | Kernel::LstmGradient { .. } => super::lstm::reference(kernel, reads),
+        Kernel::LstmWeightGradient(_) => vec![added(0, super::lstm::reference(kernel, reads).remove(0))],
         Kernel::Slice { outer, parts, inner } => {
             vec![index3([outer, 1, inner]).map(|[o, _, i]| reads[0][(o * parts + group_index) * inner + i]).collect()]
         }
