@@ -5,6 +5,7 @@ mod recurrence;
 
 pub(crate) use mixture::MixtureShape;
 
+use crate::attention::RelativePositions;
 use crate::graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, Role, Storage, Tensor, TensorId,
@@ -30,6 +31,17 @@ pub(crate) enum Mode {
     Training,
     /// Running statistics.
     Inference,
+}
+
+/// What [`GraphBuilder::attention`] needs to know besides its inputs.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionKind {
+    /// Whether a position sees only those before it and itself.
+    pub(crate) causal: bool,
+    /// Whether scores are multiplied by `1/√head_dimension`.
+    pub(crate) scaled: bool,
+    /// Relative positions, with their table.
+    pub(crate) relative: Option<(RelativePositions, TensorId)>,
 }
 
 impl GraphBuilder {
@@ -212,6 +224,15 @@ impl GraphBuilder {
         self.elementwise(name, OperatorKind::Gelu, &[x])
     }
 
+    /// `y = x / √square`.
+    pub(crate) fn scale(&mut self, name: &str, x: TensorId, square: usize) -> TensorId {
+        self.elementwise(name, OperatorKind::Scale { square }, &[x])
+    }
+
+    pub(crate) fn multiply(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::Multiply, &[a, b])
+    }
+
     pub(crate) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
         self.elementwise(name, OperatorKind::Add, &[a, b])
     }
@@ -390,28 +411,61 @@ impl GraphBuilder {
         y
     }
 
-    /// Attention over packed `[batch, sequence, projections, heads, head_dimension]`.
-    pub(crate) fn attention(&mut self, name: &str, qkv: TensorId, causal: bool) -> TensorId {
-        let dimensions = self.dimensions(qkv);
-        let [batch, sequence, heads, features] = [dimensions[0], dimensions[1], dimensions[3], dimensions[4]];
-        let loops = vec![
-            shared(&batch, Extent::Rows),
-            shared(&heads, Extent::Heads),
-            Loop { shardable: false, ..shared(&sequence, Extent::Positions) },
-            Loop { shardable: false, ..shared(&features, Extent::Features) },
-        ];
-        let [batch_loop, heads_loop] = [Some(LoopId(0)), Some(LoopId(1))];
-        let out = self.activation(name, vec![batch, sequence, heads, features], Storage::Precision);
-        let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), vec![batch, heads, sequence], Storage::Single);
+    /// Takes packed `[batch, sequence, projections, heads, head_dimension]` apart, into one tensor a projection.
+    pub(crate) fn split<const PARTS: usize>(&mut self, name: &str, x: TensorId) -> [TensorId; PARTS] {
+        let dimensions = self.dimensions(x);
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 | 1 => shared(one, Extent::Rows),
+                2 => Loop { shardable: false, ..shared(one, Extent::Parts) },
+                _ => shared(one, Extent::Features),
+            })
+            .collect();
+        let whole = walk(0, dimensions.len());
+        let axes: Vec<Option<LoopId>> =
+            whole.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &axis)| axis).collect();
+        let part: Vec<Dimension> = dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &one)| one).collect();
+        let parts = std::array::from_fn(|index| self.activation(&format!("{name}.{index}"), part.clone(), Storage::Precision));
+        let outputs = parts.iter().map(|&tensor| operand(tensor, axes.clone())).collect();
+        self.operator(name, OperatorKind::Split, loops, vec![operand(x, whole)], outputs);
+        parts
+    }
+
+    /// Attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v `[batch, keys, heads, head_dimension]`, with a table
+    /// `[buckets, heads (, group)]` of relative positions if there is one.
+    pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
+        let AttentionKind { causal, scaled, relative } = kind;
+        let query = self.dimensions(q);
+        let key = self.dimensions(k);
+        let head_count = query.len() - 3;
+        let heads = &query[2..2 + head_count];
+        let mut loops = vec![shared(&query[0], Extent::Rows)];
+        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shared(one, role)));
+        let head_loops = walk(1, head_count);
+        let [sequence, keys, features] = [1, 2, 3].map(|place| Some(LoopId(head_count + place)));
+        loops.push(shared(&query[1], Extent::Positions));
+        loops.push(Loop { name: "keys", shardable: false, ..shared(&key[1], Extent::Keys) });
+        loops.push(Loop { shardable: false, ..shared(&query[2 + head_count], Extent::Features) });
+        let batch = Some(LoopId(0));
+        let query_axes = [vec![batch, sequence], head_loops.clone(), vec![features]].concat();
+        let key_axes = vec![batch, keys, head_loops[0], features];
+        let log_sum_dimensions = [&query[..1], heads, &query[1..2]].concat();
+        let log_sum_axes = [vec![batch], head_loops.clone(), vec![sequence]].concat();
+        let out = self.activation(name, query, Storage::Precision);
+        let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), log_sum_dimensions, Storage::Single);
+        let mut inputs = vec![operand(q, query_axes.clone()), operand(k, key_axes.clone()), operand(v, key_axes)];
+        if let Some((_, table)) = relative {
+            inputs.push(operand(table, [vec![None], head_loops].concat()));
+        }
+        let relative = relative.map(|(relative, _)| relative);
         self.operator(
             name,
-            OperatorKind::Attention { causal },
+            OperatorKind::Attention { causal, scaled, relative, packed: false },
             loops,
-            vec![operand(qkv, vec![batch_loop, None, None, heads_loop, None])],
-            vec![
-                operand(out, vec![batch_loop, None, heads_loop, None]),
-                operand(log_sum_exp, vec![batch_loop, heads_loop, None]),
-            ],
+            inputs,
+            vec![operand(out, query_axes), operand(log_sum_exp, log_sum_axes)],
         );
         out
     }

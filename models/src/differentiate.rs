@@ -99,9 +99,24 @@ impl Backward {
             OperatorKind::Embedding => {
                 self.weight_gradient(id, OperatorKind::EmbeddingWeightGradient, vec![dy, input(0)], &[1]);
             }
-            OperatorKind::Attention { causal } => {
-                let reads = vec![dy, input(0), output(0), output(1)];
-                self.input_gradient(id, OperatorKind::AttentionGradient { causal }, reads, 0);
+            OperatorKind::Attention { causal, scaled, relative, packed } => {
+                let mut reads = vec![dy, input(0), input(1), input(2), output(0), output(1)];
+                reads.extend(forward.inputs.get(3).cloned());
+                let kind = OperatorKind::AttentionGradient { causal, scaled, relative, packed };
+                self.joint_gradient(id, kind, reads, &[0, 1, 2], &[3]);
+            }
+            OperatorKind::Split => {
+                let mut reads = vec![dy];
+                for part in &forward.outputs[1..] {
+                    let Some(tensor) = self.gradient(part, &forward) else { return };
+                    reads.push(Operand { tensor, axes: part.axes.clone() });
+                }
+                self.input_gradient(id, OperatorKind::Join, reads, 0);
+            }
+            OperatorKind::Scale { square } => self.input_gradient(id, OperatorKind::Scale { square }, vec![dy], 0),
+            OperatorKind::Multiply => {
+                self.input_gradient(id, OperatorKind::Multiply, vec![dy.clone(), input(0)], 1);
+                self.input_gradient(id, OperatorKind::Multiply, vec![dy, input(1)], 0);
             }
             OperatorKind::Route { top } => {
                 self.input_gradient(id, OperatorKind::RouteGradient { top }, vec![dy, output(0), output(1)], 0);
@@ -178,6 +193,31 @@ impl Backward {
         let dx = self.gradient_tensor(&input);
         self.push(id, kind, Pass::InputGradient, reads, vec![dx.clone()]);
         self.contributions.entry(input.tensor).or_default().push(dx);
+    }
+
+    /// Adds an operator that makes the gradients of several inputs in one pass, and adds to those of the parameters among `parameters` that
+    /// there are.
+    fn joint_gradient(
+        &mut self,
+        id: OperatorId,
+        kind: OperatorKind,
+        reads: Vec<Operand>,
+        inputs: &[usize],
+        parameters: &[usize],
+    ) {
+        let forward = self.graph.operators[id.0].clone();
+        let made: Vec<Operand> = inputs.iter().map(|&index| self.gradient_tensor(&forward.inputs[index])).collect();
+        let mut writes = made.clone();
+        for parameter in parameters.iter().filter_map(|&index| forward.inputs.get(index)) {
+            writes.push(Operand { tensor: self.parameter_gradient(parameter.tensor), axes: parameter.axes.clone() });
+        }
+        self.push(id, kind, Pass::InputGradient, reads, writes);
+        for (&index, gradient) in inputs.iter().zip(made) {
+            let input = forward.inputs[index].tensor;
+            if self.needed[input.0] {
+                self.contributions.entry(input).or_default().push(gradient);
+            }
+        }
     }
 
     /// Adds an operator that adds to the gradients of the parameters among the forward operator's inputs.

@@ -4,6 +4,7 @@
 //! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
+use crate::attention::{Attention, RelativePositions};
 use crate::kernel::{Kernel, Mixture, Recurrence, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
@@ -175,8 +176,14 @@ pub enum Extent {
     Features,
     /// Positions within a group, sequence or image.
     Positions,
-    /// Attention heads.
+    /// Attention heads; of keys and values where these have fewer.
     Heads,
+    /// Query heads of each key head.
+    Group,
+    /// Positions that are attended to.
+    Keys,
+    /// Tensors that one is split into.
+    Parts,
     /// Rows of an embedding's table.
     Vocabulary,
     /// Experts of a mixture.
@@ -252,12 +259,21 @@ pub enum OperatorKind {
     LayerNormWeightGradient,
     Embedding,
     EmbeddingWeightGradient,
+    /// `packed` is set by fusion only.
     Attention {
         causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        packed: bool,
     },
     AttentionGradient {
         causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        packed: bool,
     },
+    Split,
+    Join,
     CrossEntropy,
     /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
@@ -278,6 +294,11 @@ pub enum OperatorKind {
     ExpertMatmul,
     ExpertMatmulInputGradient,
     ExpertMatmulWeightGradient,
+    /// What the divisor is the root of.
+    Scale {
+        square: usize,
+    },
+    Multiply,
     Lstm {
         initial: bool,
     },
@@ -411,6 +432,20 @@ impl Operator {
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
+        let attention = |causal, scaled, relative, packed| Attention {
+            batch: rows,
+            queries: positions,
+            keys: size(Extent::Keys),
+            key_heads: size(Extent::Heads),
+            group: size(Extent::Group),
+            head_dimension: features,
+            causal,
+            scaled,
+            relative,
+            packed,
+            query_parts: 1,
+            query_offset: 0,
+        };
         match self.kind {
             OperatorKind::Matmul { weight, relu } => {
                 Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
@@ -446,20 +481,14 @@ impl Operator {
             OperatorKind::EmbeddingWeightGradient => {
                 Kernel::EmbeddingWeightGradient { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features }
             }
-            OperatorKind::Attention { causal } => Kernel::Attention {
-                batch: rows,
-                sequence: positions,
-                heads: size(Extent::Heads),
-                head_dimension: features,
-                causal,
-            },
-            OperatorKind::AttentionGradient { causal } => Kernel::AttentionGradient {
-                batch: rows,
-                sequence: positions,
-                heads: size(Extent::Heads),
-                head_dimension: features,
-                causal,
-            },
+            OperatorKind::Attention { causal, scaled, relative, packed } => {
+                Kernel::Attention(attention(causal, scaled, relative, packed))
+            }
+            OperatorKind::AttentionGradient { causal, scaled, relative, packed } => {
+                Kernel::AttentionGradient(attention(causal, scaled, relative, packed))
+            }
+            OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
+            OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
             OperatorKind::CrossEntropyGradient { normalizer } => {
                 Kernel::CrossEntropyGradient { rows, classes: features, normalizer }
@@ -476,6 +505,8 @@ impl Operator {
                 Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
             }
             OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
+            OperatorKind::Scale { square } => Kernel::Scale { elements: elements(), square },
             OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
             OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
             OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },

@@ -5,6 +5,7 @@
 //! Every tensor is dense and row-major in the order that the variant states; images have their channels last.
 //! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
 
+use crate::attention::Attention;
 use foretell_units::{Bytes, DataType, Flops};
 use serde::{Deserialize, Serialize};
 
@@ -324,32 +325,29 @@ pub enum Kernel {
         /// Features.
         hidden: usize,
     },
-    /// Softmax attention, scaled by `1/√head_dimension`. Reads qkv `[batch, sequence, 3, heads, head_dimension]`;
-    /// writes out `[batch, sequence, heads, head_dimension]`, log-sum-exp `[batch, heads, sequence]`.
-    Attention {
-        /// Sequences.
-        batch: usize,
-        /// Positions of a sequence.
-        sequence: usize,
-        /// Heads on this rank.
-        heads: usize,
-        /// Features of a head.
-        head_dimension: usize,
-        /// Whether a position sees only those before it and itself.
-        causal: bool,
+    /// Softmax attention. Reads q `[batch, queries, heads, head_dimension]`, k and v `[batch, keys, key_heads, head_dimension]` (packed: one
+    /// tensor) and, with relative positions, a table `[buckets, heads]`; writes out, shaped as q, and log-sum-exp `[batch, heads, queries]`.
+    Attention(Attention),
+    /// Reads dout, q, k, v (packed: one tensor), out, log-sum-exp (, table); writes dq, dk, dv (packed: one tensor) (, dtable, which may
+    /// accumulate). Recomputes the scores, as FlashAttention does (Dao et al. 2022).
+    AttentionGradient(Attention),
+    /// One tensor to several: reads x `[rows, parts, columns]`; writes `parts` tensors `[rows, columns]`.
+    Split {
+        /// Rows of each.
+        rows: usize,
+        /// How many there are: eight at most.
+        parts: usize,
+        /// Columns of each.
+        columns: usize,
     },
-    /// Reads dout, qkv, out, log-sum-exp; writes dqkv. Recomputes the scores, as FlashAttention does (Dao et al. 2022).
-    AttentionGradient {
-        /// As in [`Kernel::Attention`].
-        batch: usize,
-        /// As in [`Kernel::Attention`].
-        sequence: usize,
-        /// As in [`Kernel::Attention`].
-        heads: usize,
-        /// As in [`Kernel::Attention`].
-        head_dimension: usize,
-        /// As in [`Kernel::Attention`].
-        causal: bool,
+    /// The reverse of [`Kernel::Split`]: reads `parts` tensors; writes one.
+    Join {
+        /// As in [`Kernel::Split`].
+        rows: usize,
+        /// As in [`Kernel::Split`].
+        parts: usize,
+        /// As in [`Kernel::Split`].
+        columns: usize,
     },
     /// Softmax cross-entropy. Reads logits `[rows, classes]`, labels (`Int32` `[rows]`, -1 is ignored); writes loss `[1]` (sum over rows; may
     /// accumulate), correct `[1]` (rows whose largest logit is the label's; may accumulate), log-sum-exp `[rows]`.
@@ -451,6 +449,18 @@ pub enum Kernel {
     },
     /// Reads dprojected, y (, state); writes dw (may accumulate).
     LstmWeightGradient(Recurrence),
+    /// `y = x / √square`. Reads x; writes y (may be x itself). Its own gradient.
+    Scale {
+        /// Elements.
+        elements: usize,
+        /// What the divisor is the root of.
+        square: usize,
+    },
+    /// `y = a b`, element by element. Reads a, b; writes y (may be a itself). The gradients of both are products too.
+    Multiply {
+        /// Elements.
+        elements: usize,
+    },
     /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient; writes parameter, and velocity when there is momentum, in place.
     Sgd {
         /// Elements.
@@ -541,8 +551,10 @@ impl Kernel {
             Kernel::LayerNormWeightGradient { .. } => "layer_norm_weight_gradient",
             Kernel::Embedding { .. } => "embedding",
             Kernel::EmbeddingWeightGradient { .. } => "embedding_weight_gradient",
-            Kernel::Attention { .. } => "attention",
-            Kernel::AttentionGradient { .. } => "attention_gradient",
+            Kernel::Attention(_) => "attention",
+            Kernel::AttentionGradient(_) => "attention_gradient",
+            Kernel::Split { .. } => "split",
+            Kernel::Join { .. } => "join",
             Kernel::CrossEntropy { .. } => "cross_entropy",
             Kernel::CrossEntropyGradient { .. } => "cross_entropy_gradient",
             Kernel::Route { .. } => "route",
@@ -558,12 +570,31 @@ impl Kernel {
             Kernel::Lstm(_) => "lstm",
             Kernel::LstmGradient { .. } => "lstm_gradient",
             Kernel::LstmWeightGradient(_) => "lstm_weight_gradient",
+            Kernel::Scale { .. } => "scale",
+            Kernel::Multiply { .. } => "multiply",
             Kernel::Sgd { .. } => "sgd",
             Kernel::AdamW { .. } => "adamw",
             Kernel::SumOfSquares { .. } => "sum_of_squares",
             Kernel::Slice { .. } => "slice",
             Kernel::Interleave { .. } => "interleave",
             Kernel::Deinterleave { .. } => "deinterleave",
+        }
+    }
+
+    /// What the member `index` of a group of ranks runs: kernels whose work depends on which part of a sequence the rank has, made concrete.
+    pub fn for_member(self, index: usize) -> Self {
+        match self {
+            Kernel::Attention(sizes) => Kernel::Attention(sizes.for_member(index)),
+            Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.for_member(index)),
+            kernel => kernel,
+        }
+    }
+
+    /// Into how many parts a group has cut what the kernel works on, where it must know which part it has; 1 where it need not.
+    pub fn parts(&self) -> usize {
+        match self {
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.query_parts,
+            _ => 1,
         }
     }
 
@@ -583,8 +614,8 @@ impl Kernel {
                 | Kernel::Convolution(_)
                 | Kernel::ConvolutionInputGradient(_)
                 | Kernel::ConvolutionWeightGradient(_)
-                | Kernel::Attention { .. }
-                | Kernel::AttentionGradient { .. }
+                | Kernel::Attention(_)
+                | Kernel::AttentionGradient(_)
         )
     }
 
@@ -610,12 +641,10 @@ impl Kernel {
             | Kernel::ConvolutionWeightGradient(window) => {
                 2.0 * window.output_elements() as f64 * product(&[window.size, window.size, window.in_channels])
             }
-            Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                4.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
-            }
-            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
+            Kernel::Attention(sizes) => 4.0 * product(&[sizes.batch, sizes.heads(), sizes.head_dimension]) * sizes.scores(),
+            Kernel::AttentionGradient(sizes) => {
                 // One product to recompute the scores and four for the gradients.
-                10.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
+                10.0 * product(&[sizes.batch, sizes.heads(), sizes.head_dimension]) * sizes.scores()
             }
             Kernel::AdamW { elements } => 12.0 * elements as f64,
             Kernel::Gelu { elements } | Kernel::GeluGradient { elements } => 12.0 * elements as f64,
@@ -629,13 +658,10 @@ impl Kernel {
     /// The arithmetic that counts for model FLOPs utilisation: matrix products only, attention in full and without recomputation,
     /// as Megatron-LM and PaLM count it (Chowdhery et al. 2022, appendix B).
     pub fn model_flops(&self) -> Flops {
+        let full = |sizes: &Attention| product(&[sizes.batch, sizes.heads(), sizes.head_dimension, sizes.queries, sizes.keys]);
         match *self {
-            Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-                Flops::new(4.0 * product(&[batch, heads, head_dimension, sequence, sequence]))
-            }
-            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-                Flops::new(8.0 * product(&[batch, heads, head_dimension, sequence, sequence]))
-            }
+            Kernel::Attention(sizes) => Flops::new(4.0 * full(&sizes)),
+            Kernel::AttentionGradient(sizes) => Flops::new(8.0 * full(&sizes)),
             kernel if kernel.is_matrix_product() => kernel.flops(),
             _ => Flops::ZERO,
         }
@@ -656,7 +682,10 @@ impl Kernel {
             }
             Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
             Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),
-            Kernel::Relu { elements } | Kernel::Gelu { elements } => traffic(elements, elements, 0),
+            Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::Scale { elements, .. } => {
+                traffic(elements, elements, 0)
+            }
+            Kernel::Multiply { elements } => traffic(2 * elements, elements, 0),
             Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
                 traffic(2 * elements, elements, 0)
             }
@@ -700,13 +729,16 @@ impl Kernel {
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
                 traffic(tokens * hidden, 0, vocabulary * hidden + 2 * tokens * hidden)
             }
-            Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-                let elements = batch * sequence * heads * head_dimension;
-                traffic(3 * elements, elements, batch * heads * sequence)
+            Kernel::Attention(sizes) => {
+                let [q, k] = [sizes.query_elements(), sizes.key_elements()];
+                traffic(q + 2 * k + sizes.table_elements(), q, sizes.rows())
             }
-            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-                let elements = batch * sequence * heads * head_dimension;
-                traffic(5 * elements, 3 * elements, batch * heads * sequence)
+            Kernel::AttentionGradient(sizes) => {
+                let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+                traffic(3 * q + 2 * k + table, q + 2 * k, sizes.rows() + table)
+            }
+            Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => {
+                traffic(rows * parts * columns, rows * parts * columns, 0)
             }
             Kernel::CrossEntropy { rows, classes } => traffic(rows * classes, 0, 2 * rows),
             Kernel::CrossEntropyGradient { rows, classes, .. } => traffic(rows * classes, rows * classes, 2 * rows),
@@ -767,10 +799,4 @@ impl Kernel {
 
 fn product(extents: &[usize]) -> f64 {
     extents.iter().map(|&extent| extent as f64).product()
-}
-
-/// Query-key pairs of one head.
-fn scores(sequence: usize, causal: bool) -> f64 {
-    let length = sequence as f64;
-    if causal { length * (length + 1.0) / 2.0 } else { length * length }
 }

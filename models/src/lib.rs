@@ -18,6 +18,7 @@
 //! # Ok::<(), foretell_models::ModelError>(())
 //! ```
 
+mod attention;
 mod builder;
 mod differentiate;
 mod graph;
@@ -25,6 +26,7 @@ mod kernel;
 mod specification;
 mod zoo;
 
+pub use attention::{Attention, RelativePositions};
 pub use differentiate::differentiate;
 pub use graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,

@@ -272,6 +272,8 @@ pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
         | Kernel::ReluGradient { .. }
         | Kernel::GeluGradient { .. }
         | Kernel::Add { .. }
+        | Kernel::Scale { .. }
+        | Kernel::Multiply { .. }
         | Kernel::CrossEntropyGradient { .. } => Some(0),
         _ => None,
     }

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Kernel, Mixture, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, Mixture, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -191,6 +191,8 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::Gelu { elements }
         | Kernel::GeluGradient { elements }
         | Kernel::Add { elements }
+        | Kernel::Scale { elements, .. }
+        | Kernel::Multiply { elements }
         | Kernel::AdamW { elements }
         | Kernel::SumOfSquares { elements } => plain(&[elements]),
         Kernel::Sgd { elements, momentum, nesterov } => at(&[elements], [momentum, nesterov, false]),
@@ -216,10 +218,13 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         Kernel::Embedding { tokens, vocabulary, hidden } | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
             plain(&[tokens, vocabulary, hidden])
         }
-        Kernel::Attention { batch, sequence, heads, head_dimension, causal }
-        | Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-            at(&[batch, sequence, heads, head_dimension], [causal, false, false])
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+            let Attention { batch, queries, keys, key_heads, group, head_dimension, causal, packed, .. } = sizes;
+            // The pairs that are seen are to those that there are as the work of a causal part is to that of a whole.
+            let unseen = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
+            at(&[batch, queries, keys, key_heads, group, head_dimension, unseen], [causal, packed, sizes.relative.is_some()])
         }
+        Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),
         Kernel::CrossEntropy { rows, classes } | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
         Kernel::Route { tokens, experts, top } | Kernel::RouteGradient { tokens, experts, top } => plain(&[tokens, experts, top]),
         Kernel::Dispatch(mixture)

@@ -74,7 +74,7 @@ pub struct KernelCall<'a> {
     pub accumulate: bool,
     /// For [`Kernel::Sgd`] and [`Kernel::AdamW`].
     pub hyperparameters: &'a Hyperparameters,
-    /// The rank's index in its group, for [`Kernel::Slice`].
+    /// The rank's index in its group, for [`Kernel::Slice`] and kernels that know positions ([`Kernel::for_member`]).
     pub group_index: usize,
 }
 

@@ -54,7 +54,11 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
             }
         }
     }
-    if let Kernel::Slice { parts, .. } = *call.kernel
+    let parts = match *call.kernel {
+        Kernel::Slice { parts, .. } => Some(parts),
+        ref kernel => Some(kernel.parts()).filter(|&parts| parts != 1),
+    };
+    if let Some(parts) = parts
         && call.group_index >= parts
     {
         let value = i32::try_from(call.group_index).unwrap_or(i32::MAX);
@@ -91,6 +95,19 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
         }
         Kernel::RunningStatistics { contributions: 0, .. } => impossible("no statistics contribute"),
         Kernel::CrossEntropyGradient { normalizer: 0, .. } => impossible("the normalizer is zero"),
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+            if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
+                return impossible("packed attention has as many keys as queries, and of as many heads");
+            }
+            if sizes.relative.is_some_and(|relative| relative.buckets < 4 || relative.max_distance <= relative.buckets) {
+                return impossible("relative positions need four buckets, and a distance beyond them");
+            }
+            Ok(())
+        }
+        Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST).contains(parts) => {
+            impossible("a tensor is split into one to eight")
+        }
+        Kernel::Scale { square: 0, .. } => impossible("a divisor is zero"),
         Kernel::CrossEntropy { classes: 0, .. } => impossible("there are no classes"),
         Kernel::Route { experts, top, .. } if *top == 0 || top > experts => {
             impossible("a token is sent to no expert, or to more than there are")
@@ -116,7 +133,10 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),
-        Kernel::Relu { elements } | Kernel::Gelu { elements } => operands(&[elements], &[elements]),
+        Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::Scale { elements, .. } => {
+            operands(&[elements], &[elements])
+        }
+        Kernel::Multiply { elements } => operands(&[elements, elements], &[elements]),
         Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
             operands(&[elements, elements], &[elements])
         }
@@ -168,14 +188,23 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
             operands(&[tokens * hidden, tokens], &[vocabulary * hidden])
         }
-        Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-            let out = batch * sequence * heads * head_dimension;
-            operands(&[3 * out], &[out, batch * heads * sequence])
+        Kernel::Attention(sizes) => {
+            let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+            let reads = if sizes.packed { [3 * q, table, 0, 0] } else { [q, k, k, table] };
+            let count = if sizes.packed { 1 } else { 3 } + usize::from(sizes.relative.is_some());
+            operands(&reads[..count], &[q, sizes.rows()])
         }
-        Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-            let out = batch * sequence * heads * head_dimension;
-            operands(&[out, 3 * out, out, batch * heads * sequence], &[3 * out])
+        Kernel::AttentionGradient(sizes) => {
+            let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+            let tables = usize::from(sizes.relative.is_some());
+            if sizes.packed {
+                operands(&[q, 3 * q, q, sizes.rows(), table][..4 + tables], &[3 * q, table][..1 + tables])
+            } else {
+                operands(&[q, q, k, k, q, sizes.rows(), table][..6 + tables], &[q, k, k, table][..3 + tables])
+            }
         }
+        Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST][..parts]),
+        Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST][..parts], &[rows * parts * columns]),
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
         Kernel::CrossEntropyGradient { rows, classes, .. } => operands(&[rows * classes, rows, rows], &[rows * classes]),
         Kernel::Route { tokens, experts, top } => operands(&[tokens * experts], &[tokens * top, tokens * top]),

@@ -1,6 +1,6 @@
 //! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names.
 
-use crate::builder::{GraphBuilder, dimension};
+use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::WeightLayout;
 use crate::specification::GraphOptions;
@@ -71,7 +71,9 @@ impl Gpt<'_> {
         let y = self.builder.layer_norm(&name("ln_1"), x);
         let weight_dimensions = [&[hidden_dimension][..], &projections].concat();
         let y = self.linear(&name("attn.c_attn"), y, weight_dimensions, 1, [hidden, 3 * hidden], WEIGHTS);
-        let y = self.builder.attention(&name("attn"), y, true);
+        let qkv = self.builder.split(&name("attn.split"), y);
+        let kind = AttentionKind { causal: true, scaled: true, relative: None };
+        let y = self.builder.attention(&name("attn"), qkv, kind);
         let weight_dimensions = vec![head_dimensions[0], head_dimensions[1], hidden_dimension];
         let y = self.linear(&name("attn.c_proj"), y, weight_dimensions, 2, [hidden, hidden], residual);
         let x = self.builder.add(&name("attn.residual"), x, y);

@@ -114,16 +114,18 @@ impl Backend for CpuBackend {
                 Kernel::EmbeddingWeightGradient { vocabulary, hidden, .. } => {
                     movement::embedding_gradient(call, vocabulary, hidden)?;
                 }
-                Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::forward(call, sizes, micro_kernel, scratch);
+                Kernel::Attention(sizes) => {
+                    attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
-                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::gradient(call, sizes, micro_kernel, scratch);
+                Kernel::AttentionGradient(sizes) => {
+                    attention::gradient(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
+                Kernel::Split { columns, .. } => movement::split(call, columns),
+                Kernel::Join { columns, .. } => movement::join(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
                 Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,
+                Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
+                Kernel::Multiply { .. } => elementwise::multiply(call),
                 Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
                 Kernel::RouteGradient { experts, top, .. } => mixture::route_gradient(call, experts, top)?,
                 Kernel::Dispatch(ref sizes) => mixture::dispatch(call, sizes)?,

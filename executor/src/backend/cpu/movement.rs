@@ -34,6 +34,38 @@ pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize
 /// # Safety
 ///
 /// The call's operands are checked and valid.
+pub(super) unsafe fn split(call: &KernelCall<'_>, columns: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let x = unsafe { floats(&call.reads[0]) };
+    let (columns, parts) = (columns.max(1), call.writes.len());
+    for (index, write) in call.writes.iter().enumerate() {
+        // SAFETY: as above; one part at a time.
+        let part = unsafe { floats_mut(write) };
+        for (row, x) in part.chunks_exact_mut(columns).zip(x.chunks_exact(parts * columns)) {
+            row.copy_from_slice(&x[index * columns..][..columns]);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn join(call: &KernelCall<'_>, columns: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let y = unsafe { floats_mut(&call.writes[0]) };
+    let (columns, parts) = (columns.max(1), call.reads.len());
+    for (index, read) in call.reads.iter().enumerate() {
+        // SAFETY: as above.
+        let part = unsafe { floats(read) };
+        for (row, y) in part.chunks_exact(columns).zip(y.chunks_exact_mut(parts * columns)) {
+            y[index * columns..][..columns].copy_from_slice(row);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
 pub(super) unsafe fn embedding(call: &KernelCall<'_>, vocabulary: usize, hidden: usize) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid and do not overlap.
     let (ids, table, y) = unsafe { (integers(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };

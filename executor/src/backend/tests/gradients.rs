@@ -5,7 +5,7 @@ use foretell_models::{Kernel, Mixture, WeightLayout};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::{PARAMETERS, Tensor, counts, operands, reference, rounded, run, window};
+use super::{PARAMETERS, Tensor, attentions, counts, last_member, operands, reference, rounded, run, window};
 
 /// A forward kernel, one of its reads, the gradient kernel of that read, which of its writes is the gradient, and its reads,
 /// from the upstream gradient, the forward kernel's reads and what that wrote.
@@ -68,11 +68,18 @@ fn cases() -> Vec<Case> {
     let (tokens, vocabulary, hidden) = (20, 9, 8);
     let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden };
     case(Kernel::Embedding { tokens, vocabulary, hidden }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
-    for causal in [false, true] {
-        let (batch, sequence, heads, head_dimension) = (2, 70, 2, 8);
-        let forward = Kernel::Attention { batch, sequence, heads, head_dimension, causal };
-        let gradient = Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal };
-        case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), y[0].clone(), y[1].clone()]);
+    for sizes in attentions() {
+        let (forward, gradient) = (Kernel::Attention(sizes), Kernel::AttentionGradient(sizes));
+        /// The upstream gradient, the inputs, what was written, and the table if there is one.
+        fn reads(u: &Tensor, x: &[Tensor], y: &[Tensor]) -> Vec<Tensor> {
+            // Packed inputs are one tensor, others three; a table follows either.
+            let inputs = if x.len() < 3 { 1 } else { 3 };
+            [&[u.clone()], &x[..inputs], &y[..2], &x[inputs..]].concat()
+        }
+        let inputs = counts(&forward).0.len();
+        for input in 0..inputs {
+            case(forward, input, gradient, input, reads);
+        }
     }
     let (experts, top) = (7, 3);
     case(Kernel::Route { tokens, experts, top }, 0, Kernel::RouteGradient { tokens, experts, top }, 0, |u, _, y| {
@@ -103,7 +110,7 @@ fn every_gradient_is_the_slope_of_its_forward_kernel() {
     let mut random = ChaCha8Rng::seed_from_u64(3);
     for Case { forward, input, gradient, write, reads: gradient_reads } in cases() {
         let (reads, before) = operands(&forward, &mut random);
-        let value = |reads: &[Tensor]| reference::run(&forward, reads, &before, false, &PARAMETERS, 0);
+        let value = |reads: &[Tensor]| reference::run(&forward, reads, &before, false, &PARAMETERS, last_member(&forward));
         // A loss is its own upstream gradient; of the others the first write is the output.
         let upstream = if matches!(forward, Kernel::CrossEntropy { .. }) {
             vec![1.0]
@@ -123,7 +130,7 @@ fn every_gradient_is_the_slope_of_its_forward_kernel() {
         let written = rounded(value(&reads));
         let computed_reads = gradient_reads(&upstream, &reads, &written);
         let zeros: Vec<Tensor> = counts(&gradient).1.into_iter().map(|count| vec![0.0; count]).collect();
-        let computed = run(&gradient, &computed_reads, &zeros, false, false, 0);
+        let computed = run(&gradient, &computed_reads, &zeros, false, false, last_member(&gradient));
         let projected = dot(&computed[write], &direction);
         let scale = dot(&computed[write].iter().map(|g| g.abs()).collect(), &direction.iter().map(|d| d.abs()).collect());
         assert!(

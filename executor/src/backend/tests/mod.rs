@@ -8,7 +8,7 @@ mod mixture;
 mod reference;
 mod speeds;
 
-use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, RelativePositions, WeightLayout, Window};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -31,6 +31,46 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
 fn window(extents: [usize; 8]) -> Window {
     let [batch, height, width, in_channels, out_channels, size, stride, padding] = extents;
     Window { batch, height, width, in_channels, out_channels, size, stride, padding }
+}
+
+/// Attention of as many keys as queries, without grouping.
+fn attention([batch, sequence, heads, head_dimension]: [usize; 4], causal: bool, packed: bool) -> Attention {
+    Attention {
+        batch,
+        queries: sequence,
+        keys: sequence,
+        key_heads: heads,
+        group: 1,
+        head_dimension,
+        causal,
+        scaled: true,
+        relative: None,
+        packed,
+        query_parts: 1,
+        query_offset: 0,
+    }
+}
+
+/// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions.
+fn attentions() -> Vec<Attention> {
+    let mut all = Vec::new();
+    for causal in [false, true] {
+        for extents in [[1, 1, 1, 1], [2, 65, 3, 5], [1, 200, 2, 16], [1, 7, 1, 64]] {
+            all.extend([true, false].map(|packed| attention(extents, causal, packed)));
+        }
+        let plain = attention([2, 66, 2, 8], causal, false);
+        let relative = |bidirectional| Some(RelativePositions { buckets: 8, max_distance: 20, bidirectional });
+        all.extend([
+            Attention { group: 3, ..plain },
+            Attention { keys: 91, query_offset: 25, scaled: false, ..plain },
+            Attention { queries: 22, query_parts: 3, group: 2, ..plain },
+            Attention { queries: 33, keys: 99, query_parts: 3, head_dimension: 17, ..plain },
+            Attention { relative: relative(true), ..plain },
+            Attention { relative: relative(false), scaled: false, packed: true, ..plain },
+            Attention { relative: relative(!causal), queries: 22, query_parts: 3, group: 2, batch: 1, ..plain },
+        ]);
+    }
+    all
 }
 
 /// Kernels of every kind at sizes that no block, tile or vector divides.
@@ -62,6 +102,8 @@ fn cases() -> Vec<Kernel> {
             Kernel::Gelu { elements },
             Kernel::GeluGradient { elements },
             Kernel::Add { elements },
+            Kernel::Scale { elements, square: 512 },
+            Kernel::Multiply { elements },
             Kernel::SumOfSquares { elements },
             Kernel::AdamW { elements },
         ]);
@@ -117,13 +159,11 @@ fn cases() -> Vec<Kernel> {
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden },
         ]);
     }
-    for causal in [false, true] {
-        for [batch, sequence, heads, head_dimension] in [[1, 1, 1, 1], [2, 65, 3, 5], [1, 200, 2, 16], [1, 7, 1, 64]] {
-            cases.extend([
-                Kernel::Attention { batch, sequence, heads, head_dimension, causal },
-                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal },
-            ]);
-        }
+    for sizes in attentions() {
+        cases.extend([Kernel::Attention(sizes), Kernel::AttentionGradient(sizes)]);
+    }
+    for [rows, parts, columns] in [[1, 1, 1], [7, 3, 10], [2, 8, 3]] {
+        cases.extend([Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns }]);
     }
     cases.extend(mixture::cases());
     cases.extend(lstm::cases());
@@ -146,6 +186,8 @@ fn in_place(kernel: &Kernel) -> bool {
             | Kernel::ReluGradient { .. }
             | Kernel::GeluGradient { .. }
             | Kernel::Add { .. }
+            | Kernel::Scale { .. }
+            | Kernel::Multiply { .. }
             | Kernel::CrossEntropyGradient { .. }
     )
 }
@@ -182,7 +224,7 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
     let mut writes: Vec<Tensor> = writes.into_iter().map(|count| (0..count).map(|_| number()).collect()).collect();
     let forward = |forward: Kernel, reads: &[Tensor]| {
         let before: Vec<Tensor> = counts(&forward).1.into_iter().map(|count| vec![0.0; count]).collect();
-        rounded(reference::run(&forward, reads, &before, false, &PARAMETERS, 0))
+        rounded(reference::run(&forward, reads, &before, false, &PARAMETERS, last_member(&forward)))
     };
     match *kernel {
         Kernel::BatchNormInference { channels, .. } => reads[3][channels..].iter_mut().for_each(|variance| *variance += 1.5),
@@ -204,13 +246,21 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
             let ones = vec![1.0; features];
             reads[2] = forward(Kernel::LayerNorm { rows, features }, &[reads[1].clone(), ones.clone(), ones]).remove(1);
         }
-        Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-            let mut written = forward(Kernel::Attention { batch, sequence, heads, head_dimension, causal }, &reads[1..2]);
-            (reads[3], reads[2]) = (written.remove(1), written.remove(0));
+        Kernel::AttentionGradient(sizes) => {
+            let inputs = if sizes.packed { 1 } else { 3 };
+            let mut forward_reads = reads[1..1 + inputs].to_vec();
+            forward_reads.extend(sizes.relative.map(|_| reads[reads.len() - 1].clone()));
+            let mut written = forward(Kernel::Attention(sizes), &forward_reads);
+            (reads[2 + inputs], reads[1 + inputs]) = (written.remove(1), written.remove(0));
         }
         _ => mixture::make_consistent(kernel, &mut reads),
     }
     (reads, writes)
+}
+
+/// The index of the last of the ranks among whom what the kernel works on is cut into parts.
+fn last_member(kernel: &Kernel) -> usize {
+    if let Kernel::Slice { parts, .. } = *kernel { parts - 1 } else { kernel.parts() - 1 }
 }
 
 /// As numbers of single precision, which is what a kernel is given.
@@ -292,7 +342,7 @@ fn every_kernel_computes_what_the_reference_does() {
     let mut backends = CpuBackend::variants();
     for kernel in cases() {
         let (reads, before) = operands(&kernel, &mut random);
-        let group_index = if let Kernel::Slice { parts, .. } = kernel { parts - 1 } else { 0 };
+        let group_index = last_member(&kernel);
         for accumulate in [false, true] {
             let expected = reference::run(&kernel, &reads, &before, accumulate, &PARAMETERS, group_index);
             let mode = if accumulate { "accumulating" } else { "overwriting" };

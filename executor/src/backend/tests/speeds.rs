@@ -6,7 +6,7 @@ use std::time::Instant;
 use foretell_models::{Kernel, WeightLayout, Window};
 use foretell_units::DataType;
 
-use super::{CpuBackend, Hyperparameters, KernelCall, Operand, integers, operand_bytes, window};
+use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, window};
 use crate::backend::Backend as _;
 
 /// The least seconds of a call, over at least a fifth of a second.
@@ -68,11 +68,12 @@ fn print_kernel_speeds_of_a_transformer() {
         print_products(1024, contracted, columns, WeightLayout::InOut, true, false);
     }
     print_products(1024, 256, 8192, WeightLayout::OutIn, false, false);
-    let (batch, sequence, heads, head_dimension, causal) = (8, 128, 4, 64, true);
-    print_speed(Kernel::Attention { batch, sequence, heads, head_dimension, causal });
-    print_speed(Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal });
-    print_speed(Kernel::Attention { batch: 1, sequence: 1024, heads, head_dimension, causal });
-    print_speed(Kernel::AttentionGradient { batch: 1, sequence: 1024, heads, head_dimension, causal });
+    for extents in [[8, 128, 4, 64], [1, 1024, 4, 64]] {
+        for packed in [true, false] {
+            print_speed(Kernel::Attention(attention(extents, true, packed)));
+            print_speed(Kernel::AttentionGradient(attention(extents, true, packed)));
+        }
+    }
     let (rows, features, tokens, hidden, vocabulary, classes) = (1024, 256, 1024, 256, 8192, 8192);
     print_speed(Kernel::LayerNorm { rows, features });
     print_speed(Kernel::LayerNormInputGradient { rows, features });
