@@ -156,8 +156,10 @@ fn check_slots(call: &KernelCall<'_>, sizes: &Mixture, choices: &[i32], places: 
 /// The elements of a choice's slot, if it found one.
 #[inline(always)]
 fn slot(choice: i32, place: i32, sizes: &Mixture) -> Option<std::ops::Range<usize>> {
-    let first = (choice as usize * sizes.capacity + place as usize) * sizes.hidden;
-    (place != FULL).then_some(first..first.wrapping_add(sizes.hidden))
+    (place != FULL).then(|| {
+        let first = (choice as usize * sizes.capacity + place as usize) * sizes.hidden;
+        first..first + sizes.hidden
+    })
 }
 
 multiversion! {
