@@ -7,7 +7,7 @@ use crate::output;
 use crate::plan_file::PlanFile;
 use clap::Args;
 use foretell_executor::{CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes};
-use foretell_models::{Kernel, Model};
+use foretell_models::{CapacityFactor, Kernel, Model, Sample};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Operation, Plan, Profile, compile};
 use foretell_topologies::Topology;
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model, Model::Gpt { .. } | Model::LstmSeq2seq { .. });
+        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
@@ -173,6 +173,58 @@ fn small_models() -> Vec<NamedModel> {
     let gpt = Model::Gpt { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, tied_embeddings: true };
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
+    let llama = Model::Llama {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        kv_heads: Some(2),
+        ffn: 768,
+        vocab: 1024,
+        sequence: 128,
+        tied_embeddings: false,
+        rope_theta: 10_000,
+    };
+    let bert = Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128 };
+    let vit = Model::Vit { layers: 1, hidden: 256, heads: 4, ffn: None, patch: 4, image: 32, channels: 3, classes: 10 };
+    let vgg = Model::Vgg {
+        depth: 11,
+        batch_norm: false,
+        stem: foretell_models::Stem::Small,
+        image: 32,
+        channels: 3,
+        classes: 10,
+        width: 32,
+        hidden: 512,
+    };
+    let moe = Model::Moe {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        kv_heads: None,
+        ffn: 256,
+        vocab: 1024,
+        sequence: 128,
+        experts: 4,
+        top_k: 2,
+        moe_every: 1,
+        capacity_factor: CapacityFactor::default(),
+        rope_theta: 10_000,
+        tied_embeddings: false,
+    };
+    let t5 = Model::T5 {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        head_dimension: None,
+        ffn: 512,
+        vocab: 1024,
+        source_sequence: 64,
+        target_sequence: 64,
+        relative_buckets: 32,
+        relative_max_distance: 128,
+        gated: true,
+        tied_embeddings: true,
+    };
     let lstm = Model::LstmSeq2seq {
         layers: 1,
         hidden: 128,
@@ -182,8 +234,12 @@ fn small_models() -> Vec<NamedModel> {
         source_sequence: 32,
         target_sequence: 32,
     };
-    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt), ("small-lstm", lstm)]
-        .map(|(name, model)| NamedModel { name: name.into(), model })
+    let sequences = [("small-moe", moe), ("small-t5", t5), ("small-lstm", lstm)];
+    let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
+    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
         .into_iter()
+        .chain(others)
+        .chain(sequences)
+        .map(|(name, model)| NamedModel { name: name.into(), model })
         .collect()
 }

@@ -9,7 +9,7 @@ use crate::predict::{self, Foretold};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, sample_shape, supported};
+use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_topologies::{Architecture, Topology};
@@ -113,7 +113,7 @@ impl TrainingArguments {
             return Err(Failure::Input("a run of no steps trains nothing; hint: ask for 1 at least".into()));
         }
         supported(plan)?;
-        let shape = sample_shape(model.sample());
+        let shape = model.sample();
         Dataset::open(&self.data_for(model), &shape, self.seed)
             .and_then(|data| data.steps_per_epoch(plan.global_batch))
             .map_err(foretell_executor::ExecutorError::from)?;
@@ -121,7 +121,7 @@ impl TrainingArguments {
     }
 
     fn data_for(&self, model: &Model) -> DataSource {
-        self.data.clone().unwrap_or_else(|| DataSource::default_for(&sample_shape(model.sample())))
+        self.data.clone().unwrap_or_else(|| DataSource::default_for(&model.sample()))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::job::{CalibrationJob, Report};
 use crate::line::OWN_STREAM;
 use crate::overheads;
 use crate::rank::Member;
-use crate::samples::{Samples, sample_shape};
+use crate::samples::Samples;
 use crate::transport::Group;
 use foretell_models::{InputKind, Kernel, Model};
 use foretell_program::{Exchange, Sample};
@@ -361,12 +361,12 @@ fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorE
 
 /// Seconds a byte of prepared samples.
 fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
-    let shape = sample_shape(model.sample());
+    let shape = model.sample();
     let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
     let count = 64.min(dataset.len(Split::Training));
     let kind = match shape {
-        crate::data::SampleShape::Tokens { .. } => InputKind::Tokens,
-        crate::data::SampleShape::Pair { .. } => InputKind::SourceTokens,
+        foretell_models::Sample::Pair { .. } => InputKind::SourceTokens,
+        _ if shape.tokens().is_some() => InputKind::Tokens,
         _ => InputKind::Features,
     };
     let bytes = Bytes::new((count * dataset.sample_size() * 4) as u64);

@@ -46,7 +46,6 @@ pub use job::{CalibrationJob, Length, TrainingJob};
 pub use launcher::{LaunchOptions, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
-pub use samples::sample_shape;
 
 use foretell_program::Plan;
 use foretell_units::DataType;

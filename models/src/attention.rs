@@ -109,6 +109,39 @@ impl Attention {
     }
 }
 
+/// The sizes of a rotary position embedding (Su et al. 2021), which turns the pairs `(f, f + head_dimension / 2)` of features of each head by
+/// `position · theta^(-2f / head_dimension)`, as Hugging Face's Llama pairs them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rope {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence on this rank.
+    pub positions: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head: an even number.
+    pub head_dimension: usize,
+    /// The base of the frequencies.
+    pub theta: usize,
+    /// Into how many parts a group of ranks has cut the positions; the rank's index in the group says which part this is.
+    pub position_parts: usize,
+    /// The first position of the first part.
+    pub position_offset: usize,
+}
+
+impl Rope {
+    /// Elements of the input and of the output.
+    pub fn elements(&self) -> usize {
+        self.batch * self.positions * self.heads * self.head_dimension
+    }
+
+    /// The work of the member `index` of a group that has cut the positions into parts.
+    pub fn for_member(self, index: usize) -> Self {
+        let position_offset = self.position_offset + (index % self.position_parts.max(1)) * self.positions;
+        Self { position_parts: 1, position_offset, ..self }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Attention, RelativePositions};

@@ -10,7 +10,7 @@ use crate::graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, Role, Storage, Tensor, TensorId,
 };
-use crate::kernel::{WeightLayout, Window};
+use crate::kernel::{Epsilon, WeightLayout, Window};
 
 /// A dimension of a name and an extent.
 pub(crate) fn dimension(name: &'static str, extent: usize) -> Dimension {
@@ -109,6 +109,7 @@ impl GraphBuilder {
             InputKind::Tokens => ("tokens", Storage::Integer),
             InputKind::SourceTokens => ("source_tokens", Storage::Integer),
             InputKind::Labels => ("labels", Storage::Integer),
+            InputKind::TokenTypes => ("token_types", Storage::Integer),
         };
         self.tensor(name, Role::Input(kind), dimensions, storage)
     }
@@ -231,6 +232,15 @@ impl GraphBuilder {
 
     pub(crate) fn multiply(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
         self.elementwise(name, OperatorKind::Multiply, &[a, b])
+    }
+
+    pub(crate) fn gelu_exact(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::GeluExact, &[x])
+    }
+
+    /// `gate · σ(gate) · x`.
+    pub(crate) fn silu_multiply(&mut self, name: &str, gate: TensorId, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::SiluMultiply, &[gate, x])
     }
 
     pub(crate) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
@@ -361,7 +371,7 @@ impl GraphBuilder {
     }
 
     /// Layer normalisation over the last dimension.
-    pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId) -> TensorId {
+    pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
@@ -382,12 +392,136 @@ impl GraphBuilder {
         let saved = self.activation(&format!("{name}.saved"), saved_dimensions, Storage::Single);
         self.operator(
             name,
-            OperatorKind::LayerNorm,
+            OperatorKind::LayerNorm(epsilon),
             loops,
             vec![operand(x, all.clone()), operand(scale, feature.clone()), operand(shift, feature)],
             vec![operand(y, all), operand(saved, saved_axes)],
         );
         y
+    }
+
+    /// Division of the last dimension by its root mean square.
+    pub(crate) fn rms_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let row_count = dimensions.len() - 1;
+        let features = dimensions[row_count];
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shared(&features, Extent::Features) });
+        let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
+        let all = walk(0, dimensions.len());
+        let rows = walk(0, row_count);
+        let saved = dimensions[..row_count].to_vec();
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let saved = self.activation(&format!("{name}.saved"), saved, Storage::Single);
+        self.operator(
+            name,
+            OperatorKind::RmsNorm(epsilon),
+            loops,
+            vec![operand(x, all.clone()), operand(scale, vec![Some(LoopId(row_count))])],
+            vec![operand(y, all), operand(saved, rows)],
+        );
+        y
+    }
+
+    /// Rotary position embedding of x `[batch, sequence, heads.., head_dimension]`.
+    pub(crate) fn rope(&mut self, name: &str, x: TensorId, theta: usize) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let last = dimensions.len() - 1;
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 => shared(one, Extent::Rows),
+                1 => shared(one, Extent::Positions),
+                index if index < last => shared(one, Extent::Heads),
+                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+            })
+            .collect();
+        let all = walk(0, dimensions.len());
+        let y = self.activation(name, dimensions, Storage::Precision);
+        self.operator(name, OperatorKind::Rope { theta }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        y
+    }
+
+    /// The pixels of x `[batch, height, width, channels]` as a sequence, after a learned row: `[batch, 1 + pixels, channels]`.
+    pub(crate) fn prepend(&mut self, name: &str, x: TensorId, row: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let positions = dimensions[1].extent * dimensions[2].extent;
+        let loops = vec![
+            shared(&dimensions[0], Extent::Rows),
+            Loop { name: "positions", extent: positions, role: Extent::Positions, shardable: false },
+            shared(&dimensions[3], Extent::Features),
+        ];
+        let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
+        let y_dimensions = vec![dimensions[0], dimension("sequence", positions + 1), dimension("hidden", dimensions[3].extent)];
+        let y = self.activation(name, y_dimensions, Storage::Precision);
+        self.operator(
+            name,
+            OperatorKind::Prepend,
+            loops,
+            vec![operand(x, vec![batch, None, None, features]), operand(row, vec![features])],
+            vec![operand(y, vec![batch, None, features])],
+        );
+        y
+    }
+
+    /// The first position of x `[batch, sequence, features]`.
+    pub(crate) fn first(&mut self, name: &str, x: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let loops = vec![
+            shared(&dimensions[0], Extent::Rows),
+            Loop { shardable: false, ..shared(&dimensions[1], Extent::Positions) },
+            shared(&dimensions[2], Extent::Features),
+        ];
+        let y = self.activation(name, vec![dimensions[0], dimensions[2]], Storage::Precision);
+        let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
+        self.operator(
+            name,
+            OperatorKind::First,
+            loops,
+            vec![operand(x, vec![batch, Some(LoopId(1)), features])],
+            vec![operand(y, vec![batch, features])],
+        );
+        y
+    }
+
+    /// A `Linear` from the last `contracted` dimensions of x to `outputs`, with a bias if that is told how to start. Its public shapes are
+    /// `[outputs, inputs]` and `[outputs]`.
+    pub(crate) fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        contracted: usize,
+        outputs: &[Dimension],
+        weights: Initialisation,
+        bias: Option<Initialisation>,
+    ) -> TensorId {
+        self.linear_as([name, &format!("{name}.weight"), &format!("{name}.bias")], x, contracted, outputs, weights, bias)
+    }
+
+    /// The same with names for itself, its weight and its bias.
+    pub(crate) fn linear_as(
+        &mut self,
+        [name, weight_name, bias_name]: [&str; 3],
+        x: TensorId,
+        contracted: usize,
+        outputs: &[Dimension],
+        weights: Initialisation,
+        bias: Option<Initialisation>,
+    ) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let inputs = &dimensions[dimensions.len() - contracted..];
+        let size = |dimensions: &[Dimension]| dimensions.iter().map(|one| one.extent).product::<usize>();
+        let shape = vec![size(outputs), size(inputs)];
+        let weight = self.parameter(weight_name.into(), [outputs, inputs].concat(), shape, weights);
+        let y = self.matmul(name, x, weight, contracted, WeightLayout::OutIn);
+        match bias {
+            None => y,
+            Some(initialisation) => {
+                let bias = self.parameter(bias_name.into(), outputs.to_vec(), vec![size(outputs)], initialisation);
+                self.bias_add(&format!("{name}.bias"), y, bias)
+            }
+        }
     }
 
     /// Rows of `table` `[vocabulary, hidden]` looked up by token.

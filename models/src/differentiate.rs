@@ -91,11 +91,27 @@ impl Backward {
             OperatorKind::GlobalAveragePool => {
                 self.input_gradient(id, OperatorKind::GlobalAveragePoolGradient, vec![dy], 0);
             }
-            OperatorKind::LayerNorm => {
+            OperatorKind::LayerNorm(_) => {
                 let reads = vec![dy.clone(), input(0), input(1), output(1)];
                 self.input_gradient(id, OperatorKind::LayerNormInputGradient, reads, 0);
                 self.weight_gradient(id, OperatorKind::LayerNormWeightGradient, vec![dy, input(0), output(1)], &[1, 2]);
             }
+            OperatorKind::GeluExact => self.input_gradient(id, OperatorKind::GeluExactGradient, vec![dy, input(0)], 0),
+            OperatorKind::SiluMultiply => {
+                let reads = vec![dy, input(0), input(1)];
+                self.joint_gradient(id, OperatorKind::SiluMultiplyGradient, reads, &[0, 1], &[]);
+            }
+            OperatorKind::RmsNorm(_) => {
+                let reads = vec![dy.clone(), input(0), input(1), output(1)];
+                self.input_gradient(id, OperatorKind::RmsNormInputGradient, reads, 0);
+                self.weight_gradient(id, OperatorKind::RmsNormWeightGradient, vec![dy, input(0), output(1)], &[1]);
+            }
+            OperatorKind::Rope { theta } => self.input_gradient(id, OperatorKind::RopeGradient { theta }, vec![dy], 0),
+            OperatorKind::Prepend => {
+                self.input_gradient(id, OperatorKind::PrependInputGradient, vec![dy.clone()], 0);
+                self.weight_gradient(id, OperatorKind::PrependWeightGradient, vec![dy], &[1]);
+            }
+            OperatorKind::First => self.input_gradient(id, OperatorKind::FirstGradient, vec![dy], 0),
             OperatorKind::Embedding => {
                 self.weight_gradient(id, OperatorKind::EmbeddingWeightGradient, vec![dy, input(0)], &[1]);
             }

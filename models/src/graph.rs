@@ -4,8 +4,8 @@
 //! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
-use crate::attention::{Attention, RelativePositions};
-use crate::kernel::{Kernel, Mixture, Recurrence, WeightLayout, Window};
+use crate::attention::{Attention, RelativePositions, Rope};
+use crate::kernel::{Epsilon, Kernel, Mixture, Recurrence, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
 /// A tensor's place in [`Graph::tensors`].
@@ -64,6 +64,8 @@ pub enum InputKind {
     SourceTokens,
     /// A class per sample, or per position of a sequence.
     Labels,
+    /// To which of the texts of a sample a token belongs, `[batch, sequence]`: all to the first.
+    TokenTypes,
 }
 
 /// How a parameter starts, as the model's authors start it.
@@ -241,6 +243,10 @@ pub enum OperatorKind {
     ReluGradient,
     Gelu,
     GeluGradient,
+    GeluExact,
+    GeluExactGradient,
+    SiluMultiply,
+    SiluMultiplyGradient,
     Add,
     /// The window's batch and channels are those of the loops.
     Convolution(Window),
@@ -254,9 +260,24 @@ pub enum OperatorKind {
     MaxPoolGradient(Window),
     GlobalAveragePool,
     GlobalAveragePoolGradient,
-    LayerNorm,
+    LayerNorm(Epsilon),
     LayerNormInputGradient,
     LayerNormWeightGradient,
+    RmsNorm(Epsilon),
+    RmsNormInputGradient,
+    RmsNormWeightGradient,
+    /// The base of the frequencies.
+    Rope {
+        theta: usize,
+    },
+    RopeGradient {
+        theta: usize,
+    },
+    Prepend,
+    PrependInputGradient,
+    PrependWeightGradient,
+    First,
+    FirstGradient,
     Embedding,
     EmbeddingWeightGradient,
     /// `packed` is set by fusion only.
@@ -446,6 +467,15 @@ impl Operator {
             query_parts: 1,
             query_offset: 0,
         };
+        let rope = |theta| Rope {
+            batch: rows,
+            positions,
+            heads: size(Extent::Heads),
+            head_dimension: features,
+            theta,
+            position_parts: 1,
+            position_offset: 0,
+        };
         match self.kind {
             OperatorKind::Matmul { weight, relu } => {
                 Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
@@ -458,6 +488,10 @@ impl Operator {
             OperatorKind::ReluGradient => Kernel::ReluGradient { elements: elements() },
             OperatorKind::Gelu => Kernel::Gelu { elements: elements() },
             OperatorKind::GeluGradient => Kernel::GeluGradient { elements: elements() },
+            OperatorKind::GeluExact => Kernel::GeluExact { elements: elements() },
+            OperatorKind::GeluExactGradient => Kernel::GeluExactGradient { elements: elements() },
+            OperatorKind::SiluMultiply => Kernel::SiluMultiply { elements: elements() },
+            OperatorKind::SiluMultiplyGradient => Kernel::SiluMultiplyGradient { elements: elements() },
             OperatorKind::Add => Kernel::Add { elements: elements() },
             OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
             OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
@@ -474,9 +508,19 @@ impl Operator {
             OperatorKind::GlobalAveragePoolGradient => {
                 Kernel::GlobalAveragePoolGradient { batch: rows, positions, channels: features }
             }
-            OperatorKind::LayerNorm => Kernel::LayerNorm { rows, features },
+            OperatorKind::LayerNorm(epsilon) => Kernel::LayerNorm { rows, features, epsilon },
             OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
             OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
+            OperatorKind::RmsNorm(epsilon) => Kernel::RmsNorm { rows, features, epsilon },
+            OperatorKind::RmsNormInputGradient => Kernel::RmsNormInputGradient { rows, features },
+            OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
+            OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
+            OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
+            OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
+            OperatorKind::PrependInputGradient => Kernel::PrependInputGradient { batch: rows, positions, features },
+            OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },
+            OperatorKind::First => Kernel::First { batch: rows, positions, features },
+            OperatorKind::FirstGradient => Kernel::FirstGradient { batch: rows, positions, features },
             OperatorKind::Embedding => Kernel::Embedding { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features },
             OperatorKind::EmbeddingWeightGradient => {
                 Kernel::EmbeddingWeightGradient { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features }

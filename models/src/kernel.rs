@@ -5,7 +5,7 @@
 //! Every tensor is dense and row-major in the order that the variant states; images have their channels last.
 //! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
 
-use crate::attention::Attention;
+use crate::attention::{Attention, Rope};
 use foretell_units::{Bytes, DataType, Flops};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,25 @@ pub enum WeightLayout {
     OutIn,
     /// `[contracted, columns]`, as GPT-2's `Conv1D` keeps it.
     InOut,
+}
+
+/// What a norm adds to the variance: `10^-digits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epsilon {
+    digits: u8,
+}
+
+impl Epsilon {
+    /// `10^-digits`.
+    pub const fn new(digits: u8) -> Self {
+        Self { digits }
+    }
+
+    /// The number.
+    pub fn value(self) -> f64 {
+        10f64.powi(-i32::from(self.digits))
+    }
 }
 
 /// The sizes of a two-dimensional convolution or pooling; `height` and `width` are the *input's*.
@@ -211,6 +230,26 @@ pub enum Kernel {
         /// Elements.
         elements: usize,
     },
+    /// GELU as it is defined, by the error function (Hendrycks and Gimpel 2016). Reads x; writes y.
+    GeluExact {
+        /// Elements.
+        elements: usize,
+    },
+    /// Reads dy, x; writes dx (may be dy itself).
+    GeluExactGradient {
+        /// Elements.
+        elements: usize,
+    },
+    /// `y = gate · σ(gate) · x`, the product in SwiGLU (Shazeer 2020). Reads gate, x; writes y.
+    SiluMultiply {
+        /// Elements.
+        elements: usize,
+    },
+    /// Reads dy, gate, x; writes dgate (may be dy itself), dx.
+    SiluMultiplyGradient {
+        /// Elements.
+        elements: usize,
+    },
     /// `y = a + b`. Reads a, b; writes y (may be a itself).
     Add {
         /// Elements.
@@ -286,12 +325,14 @@ pub enum Kernel {
         /// Channels.
         channels: usize,
     },
-    /// Layer normalisation of each row, ε = 1e-5. Reads x, scale, shift; writes y, saved `[rows, 2]` (mean, reciprocal standard deviation).
+    /// Layer normalisation of each row. Reads x, scale, shift; writes y, saved `[rows, 2]` (mean, reciprocal standard deviation).
     LayerNorm {
         /// Rows.
         rows: usize,
         /// Features of a row.
         features: usize,
+        /// What is added to the variance.
+        epsilon: Epsilon,
     },
     /// Reads dy, x, scale, saved; writes dx.
     LayerNormInputGradient {
@@ -305,6 +346,78 @@ pub enum Kernel {
         /// Rows.
         rows: usize,
         /// Features of a row.
+        features: usize,
+    },
+    /// Each row over its root mean square (Zhang and Sennrich 2019). Reads x, scale; writes y, saved `[rows]` (the reciprocal of the root).
+    RmsNorm {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+        /// What is added to the mean square.
+        epsilon: Epsilon,
+    },
+    /// Reads dy, x, scale, saved; writes dx.
+    RmsNormInputGradient {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// Reads dy, x, saved; writes dscale (may accumulate).
+    RmsNormWeightGradient {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// Rotary position embedding. Reads x `[batch, positions, heads, head_dimension]`; writes y (may be x itself).
+    Rope(Rope),
+    /// The same turned back. Reads dy; writes dx (may be dy itself).
+    RopeGradient(Rope),
+    /// Puts one row before the others: reads x `[batch, positions, features]`, row `[features]`; writes y `[batch, positions + 1, features]`.
+    Prepend {
+        /// Sequences.
+        batch: usize,
+        /// Positions of x.
+        positions: usize,
+        /// Features of a position.
+        features: usize,
+    },
+    /// Reads dy; writes dx.
+    PrependInputGradient {
+        /// As in [`Kernel::Prepend`].
+        batch: usize,
+        /// As in [`Kernel::Prepend`].
+        positions: usize,
+        /// As in [`Kernel::Prepend`].
+        features: usize,
+    },
+    /// Reads dy; writes drow (may accumulate).
+    PrependWeightGradient {
+        /// As in [`Kernel::Prepend`].
+        batch: usize,
+        /// As in [`Kernel::Prepend`].
+        positions: usize,
+        /// As in [`Kernel::Prepend`].
+        features: usize,
+    },
+    /// The first position of each sequence: reads x `[batch, positions, features]`; writes y `[batch, features]`.
+    First {
+        /// Sequences.
+        batch: usize,
+        /// Positions of x.
+        positions: usize,
+        /// Features of a position.
+        features: usize,
+    },
+    /// Reads dy; writes dx, zero but at the first positions.
+    FirstGradient {
+        /// As in [`Kernel::First`].
+        batch: usize,
+        /// As in [`Kernel::First`].
+        positions: usize,
+        /// As in [`Kernel::First`].
         features: usize,
     },
     /// `y[t] = table[ids[t]]`. Reads ids (`Int32`), table `[vocabulary, hidden]`; writes y `[tokens, hidden]`.
@@ -533,6 +646,10 @@ impl Kernel {
             Kernel::ReluGradient { .. } => "relu_gradient",
             Kernel::Gelu { .. } => "gelu",
             Kernel::GeluGradient { .. } => "gelu_gradient",
+            Kernel::GeluExact { .. } => "gelu_exact",
+            Kernel::GeluExactGradient { .. } => "gelu_exact_gradient",
+            Kernel::SiluMultiply { .. } => "silu_multiply",
+            Kernel::SiluMultiplyGradient { .. } => "silu_multiply_gradient",
             Kernel::Add { .. } => "add",
             Kernel::Convolution(_) => "convolution",
             Kernel::ConvolutionInputGradient(_) => "convolution_input_gradient",
@@ -549,6 +666,16 @@ impl Kernel {
             Kernel::LayerNorm { .. } => "layer_norm",
             Kernel::LayerNormInputGradient { .. } => "layer_norm_input_gradient",
             Kernel::LayerNormWeightGradient { .. } => "layer_norm_weight_gradient",
+            Kernel::RmsNorm { .. } => "rms_norm",
+            Kernel::RmsNormInputGradient { .. } => "rms_norm_input_gradient",
+            Kernel::RmsNormWeightGradient { .. } => "rms_norm_weight_gradient",
+            Kernel::Rope(_) => "rope",
+            Kernel::RopeGradient(_) => "rope_gradient",
+            Kernel::Prepend { .. } => "prepend",
+            Kernel::PrependInputGradient { .. } => "prepend_input_gradient",
+            Kernel::PrependWeightGradient { .. } => "prepend_weight_gradient",
+            Kernel::First { .. } => "first",
+            Kernel::FirstGradient { .. } => "first_gradient",
             Kernel::Embedding { .. } => "embedding",
             Kernel::EmbeddingWeightGradient { .. } => "embedding_weight_gradient",
             Kernel::Attention(_) => "attention",
@@ -586,6 +713,8 @@ impl Kernel {
         match self {
             Kernel::Attention(sizes) => Kernel::Attention(sizes.for_member(index)),
             Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.for_member(index)),
+            Kernel::Rope(sizes) => Kernel::Rope(sizes.for_member(index)),
+            Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.for_member(index)),
             kernel => kernel,
         }
     }
@@ -594,6 +723,7 @@ impl Kernel {
     pub fn parts(&self) -> usize {
         match self {
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.query_parts,
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.position_parts,
             _ => 1,
         }
     }
@@ -648,6 +778,10 @@ impl Kernel {
             }
             Kernel::AdamW { elements } => 12.0 * elements as f64,
             Kernel::Gelu { elements } | Kernel::GeluGradient { elements } => 12.0 * elements as f64,
+            Kernel::GeluExact { elements } | Kernel::GeluExactGradient { elements } => 20.0 * elements as f64,
+            Kernel::SiluMultiply { elements } => 10.0 * elements as f64,
+            Kernel::SiluMultiplyGradient { elements } => 14.0 * elements as f64,
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => 3.0 * sizes.elements() as f64,
             _ => {
                 let traffic = self.traffic();
                 (traffic.read.max(traffic.written).max(traffic.single)) as f64
@@ -682,13 +816,17 @@ impl Kernel {
             }
             Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
             Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),
-            Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::Scale { elements, .. } => {
+            Kernel::Multiply { elements } => traffic(2 * elements, elements, 0),
+            Kernel::Scale { elements, .. } => traffic(elements, elements, 0),
+            Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
                 traffic(elements, elements, 0)
             }
-            Kernel::Multiply { elements } => traffic(2 * elements, elements, 0),
-            Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
-                traffic(2 * elements, elements, 0)
-            }
+            Kernel::ReluGradient { elements }
+            | Kernel::GeluGradient { elements }
+            | Kernel::GeluExactGradient { elements }
+            | Kernel::SiluMultiply { elements }
+            | Kernel::Add { elements } => traffic(2 * elements, elements, 0),
+            Kernel::SiluMultiplyGradient { elements } => traffic(3 * elements, 2 * elements, 0),
             Kernel::Convolution(window) => {
                 traffic(window.input_elements() + window.weight_elements(), window.output_elements(), 0)
             }
@@ -722,7 +860,21 @@ impl Kernel {
             Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
                 traffic(batch * channels, batch * positions * channels, 0)
             }
-            Kernel::LayerNorm { rows, features } => traffic(rows * features, rows * features, 2 * rows),
+            Kernel::LayerNorm { rows, features, .. } => traffic(rows * features, rows * features, 2 * rows),
+            Kernel::RmsNorm { rows, features, .. } => traffic(rows * features, rows * features, rows),
+            Kernel::RmsNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, rows),
+            Kernel::RmsNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, rows + features),
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => traffic(sizes.elements(), sizes.elements(), 0),
+            Kernel::Prepend { batch, positions, features } => {
+                traffic((batch * positions + 1) * features, batch * (positions + 1) * features, 0)
+            }
+            Kernel::PrependInputGradient { batch, positions, features } => {
+                let elements = batch * positions * features;
+                traffic(elements, elements, 0)
+            }
+            Kernel::PrependWeightGradient { batch, features, .. } => traffic(batch * features, 0, features),
+            Kernel::First { batch, features, .. } => traffic(batch * features, batch * features, 0),
+            Kernel::FirstGradient { batch, positions, features } => traffic(batch * features, batch * positions * features, 0),
             Kernel::LayerNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, 2 * rows),
             Kernel::LayerNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, 2 * rows + 2 * features),
             Kernel::Embedding { tokens, hidden, .. } => traffic(tokens * hidden, tokens * hidden, tokens),

@@ -26,11 +26,11 @@ mod kernel;
 mod specification;
 mod zoo;
 
-pub use attention::{Attention, RelativePositions};
+pub use attention::{Attention, RelativePositions, Rope};
 pub use differentiate::differentiate;
 pub use graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, PublicTensor, Role, Slots, Storage, Tensor, TensorId,
 };
-pub use kernel::{Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
-pub use specification::{GraphOptions, Model, ModelError, Sample, Stem};
+pub use kernel::{Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
+pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, Sample, Stem};

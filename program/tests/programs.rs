@@ -133,6 +133,19 @@ fn models() -> impl Strategy<Value = Model> {
             sequence: 8,
             tied_embeddings,
         }),
+        prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            kv_heads: Some(kv_heads),
+            ffn: 24,
+            vocab: 32,
+            sequence: 8,
+            tied_embeddings: false,
+            rope_theta: 10_000,
+        }),
+        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8 }),
+        Just(Model::Vit { layers: 2, hidden: 16, heads: 4, ffn: None, patch: 4, image: 8, channels: 1, classes: 10 }),
     ]
 }
 
@@ -241,6 +254,39 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
     assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4, "{program}");
     assert_eq!(count(&program.stages[0], "all_gather"), 0);
+}
+
+#[test]
+fn attention_reads_its_packed_projection_without_a_copy() {
+    let gpt = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    for recompute in [Recompute::None, Recompute::Full] {
+        let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
+        let kinds = ["split", "join", "attention_gradient"].map(|kind| count(&program.stages[0], kind));
+        assert_eq!(kinds, [0, 0, 3], "{program}");
+    }
+}
+
+#[test]
+fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
+    let llama = |kv_heads| Model::Llama {
+        layers: 2,
+        hidden: 32,
+        heads: 8,
+        kv_heads: Some(kv_heads),
+        ffn: 48,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: false,
+        rope_theta: 10_000,
+    };
+    for (kv_heads, shape) in [(8, vec![4, 4, 32]), (2, vec![1, 4, 4, 32])] {
+        let program = program(&llama(kv_heads), Layout { tensor: 2, ..Layout::default() }, 1);
+        let stage = &program.stages[0];
+        assert_eq!(count(stage, "all_reduce"), 2 * 4, "Megatron's four a layer: {program}");
+        assert_eq!(count(stage, "all_gather"), 0, "{program}");
+        let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
+        assert_eq!(query.shape, shape);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Attention, Kernel, Mixture, WeightLayout, Window};
+use foretell_models::{Attention, Epsilon, Kernel, Mixture, Rope, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -160,8 +160,17 @@ fn without_constants(kernel: Kernel) -> Kernel {
     match kernel {
         Kernel::CrossEntropyGradient { rows, classes, .. } => Kernel::CrossEntropyGradient { rows, classes, normalizer: 1 },
         Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
+        Kernel::LayerNorm { rows, features, .. } => Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) },
+        Kernel::RmsNorm { rows, features, .. } => Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
+        Kernel::Rope(sizes) => Kernel::Rope(anywhere(sizes)),
+        Kernel::RopeGradient(sizes) => Kernel::RopeGradient(anywhere(sizes)),
         kernel => kernel,
     }
+}
+
+/// Turning takes as long at every position and with every base.
+fn anywhere(sizes: Rope) -> Rope {
+    Rope { theta: 10_000, position_parts: 1, position_offset: 0, ..sizes }
 }
 
 /// A kernel's coordinates.
@@ -190,6 +199,10 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::ReluGradient { elements }
         | Kernel::Gelu { elements }
         | Kernel::GeluGradient { elements }
+        | Kernel::GeluExact { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::SiluMultiplyGradient { elements }
         | Kernel::Add { elements }
         | Kernel::Scale { elements, .. }
         | Kernel::Multiply { elements }
@@ -212,9 +225,20 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         Kernel::RunningStatistics { channels, .. } => plain(&[channels]),
         Kernel::GlobalAveragePool { batch, positions, channels }
         | Kernel::GlobalAveragePoolGradient { batch, positions, channels } => plain(&[batch, positions, channels]),
-        Kernel::LayerNorm { rows, features }
+        Kernel::LayerNorm { rows, features, .. }
+        | Kernel::RmsNorm { rows, features, .. }
+        | Kernel::RmsNormInputGradient { rows, features }
+        | Kernel::RmsNormWeightGradient { rows, features }
         | Kernel::LayerNormInputGradient { rows, features }
         | Kernel::LayerNormWeightGradient { rows, features } => plain(&[rows, features]),
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => {
+            plain(&[sizes.batch, sizes.positions, sizes.heads, sizes.head_dimension])
+        }
+        Kernel::Prepend { batch, positions, features }
+        | Kernel::PrependInputGradient { batch, positions, features }
+        | Kernel::PrependWeightGradient { batch, positions, features }
+        | Kernel::First { batch, positions, features }
+        | Kernel::FirstGradient { batch, positions, features } => plain(&[batch, positions, features]),
         Kernel::Embedding { tokens, vocabulary, hidden } | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
             plain(&[tokens, vocabulary, hidden])
         }

@@ -104,6 +104,10 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             }
             Ok(())
         }
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) if sizes.head_dimension % 2 != 0 || sizes.theta == 0 => {
+            impossible("rotary positions turn pairs of features by a base above zero")
+        }
+        Kernel::First { positions: 0, .. } => impossible("there is no first position"),
         Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST).contains(parts) => {
             impossible("a tensor is split into one to eight")
         }
@@ -133,13 +137,17 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),
-        Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::Scale { elements, .. } => {
+        Kernel::Multiply { elements } => operands(&[elements, elements], &[elements]),
+        Kernel::Scale { elements, .. } => operands(&[elements], &[elements]),
+        Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
             operands(&[elements], &[elements])
         }
-        Kernel::Multiply { elements } => operands(&[elements, elements], &[elements]),
-        Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
-            operands(&[elements, elements], &[elements])
-        }
+        Kernel::ReluGradient { elements }
+        | Kernel::GeluGradient { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::Add { elements } => operands(&[elements, elements], &[elements]),
+        Kernel::SiluMultiplyGradient { elements } => operands(&[elements; 3], &[elements; 2]),
         Kernel::Convolution(window) => {
             operands(&[window.input_elements(), window.weight_elements()], &[output_elements(&window)])
         }
@@ -177,13 +185,32 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
             operands(&[batch * channels], &[batch * positions * channels])
         }
-        Kernel::LayerNorm { rows, features } => operands(&[rows * features, features, features], &[rows * features, 2 * rows]),
+        Kernel::LayerNorm { rows, features, .. } => {
+            operands(&[rows * features, features, features], &[rows * features, 2 * rows])
+        }
         Kernel::LayerNormInputGradient { rows, features } => {
             operands(&[rows * features, rows * features, features, 2 * rows], &[rows * features])
         }
         Kernel::LayerNormWeightGradient { rows, features } => {
             operands(&[rows * features, rows * features, 2 * rows], &[features, features])
         }
+        Kernel::RmsNorm { rows, features, .. } => operands(&[rows * features, features], &[rows * features, rows]),
+        Kernel::RmsNormInputGradient { rows, features } => {
+            operands(&[rows * features, rows * features, features, rows], &[rows * features])
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => operands(&[rows * features, rows * features, rows], &[features]),
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => operands(&[sizes.elements()], &[sizes.elements()]),
+        Kernel::Prepend { batch, positions, features } => {
+            operands(&[batch * positions * features, features], &[batch * (positions + 1) * features])
+        }
+        Kernel::PrependInputGradient { batch, positions, features } => {
+            operands(&[batch * (positions + 1) * features], &[batch * positions * features])
+        }
+        Kernel::PrependWeightGradient { batch, positions, features } => {
+            operands(&[batch * (positions + 1) * features], &[features])
+        }
+        Kernel::First { batch, positions, features } => operands(&[batch * positions * features], &[batch * features]),
+        Kernel::FirstGradient { batch, positions, features } => operands(&[batch * features], &[batch * positions * features]),
         Kernel::Embedding { tokens, vocabulary, hidden } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
         Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
             operands(&[tokens * hidden, tokens], &[vocabulary * hidden])

@@ -24,6 +24,7 @@ mod error;
 mod files;
 mod idx;
 mod images;
+mod masking;
 mod order;
 mod source;
 mod synthetic;
@@ -34,6 +35,8 @@ mod tokens;
 pub use error::DataError;
 pub use order::EpochOrder;
 pub use source::{DataSource, EmptyDataName};
+
+pub use foretell_models::Sample as SampleShape;
 
 use files::Found;
 use images::ImageData;
@@ -48,48 +51,6 @@ pub const IGNORED_LABEL: i32 = -1;
 
 /// The most numbers in one sample (a gigabyte of them): beyond it a shape is a slip of the pen.
 const MAX_SAMPLE: usize = 1 << 28;
-
-/// What the model wants a sample to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SampleShape {
-    /// An image, channels last, and its class.
-    Image {
-        /// Channels of a pixel.
-        channels: usize,
-        /// Rows.
-        height: usize,
-        /// Columns.
-        width: usize,
-        /// Classes that the model tells apart.
-        classes: usize,
-    },
-    /// A flat vector and its class.
-    Features {
-        /// Numbers in the vector.
-        width: usize,
-        /// Classes that the model tells apart.
-        classes: usize,
-    },
-    /// A run of tokens; the labels are the tokens shifted by one.
-    Tokens {
-        /// Tokens of a sample.
-        sequence: usize,
-        /// Tokens that the model knows; the tokens are below it.
-        vocabulary: usize,
-    },
-    /// A sequence and another to be made from it.
-    Pair {
-        /// Tokens of the sequence that is given.
-        source: usize,
-        /// Tokens of the sequence to be made.
-        target: usize,
-        /// Tokens that there are in the first.
-        source_vocabulary: usize,
-        /// Tokens that there are in the second.
-        target_vocabulary: usize,
-    },
-}
 
 /// Which part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -157,7 +118,7 @@ impl Dataset {
         match self.wanted {
             SampleShape::Image { channels, height, width, .. } => channels * height * width,
             SampleShape::Features { width, .. } => width,
-            SampleShape::Tokens { sequence, .. } => sequence,
+            SampleShape::Tokens { sequence, .. } | SampleShape::MaskedTokens { sequence, .. } => sequence,
             SampleShape::Pair { source, .. } => source,
         }
     }
@@ -175,6 +136,9 @@ impl Dataset {
             (_, SampleShape::Features { width, .. }) => format!("{width} features"),
             (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
             (_, SampleShape::Pair { source, target, .. }) => format!("{source} tokens to make {target} from"),
+            (_, SampleShape::MaskedTokens { sequence, predictions, .. }) => {
+                format!("windows of {sequence} tokens, {predictions} of them masked")
+            }
         };
         let (training, evaluation) = (self.len(Split::Training), self.len(Split::Evaluation));
         format!("{}: {training} training and {evaluation} evaluation samples, {kind}", self.name)
@@ -250,14 +214,14 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or [`IGNORED_LABEL`] for
-    /// padding.
+    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or where tokens are masked what those
+    /// were and [`IGNORED_LABEL`] elsewhere, and for padding.
     ///
     /// # Errors
     /// When the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
     pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         let sequence = self.sample_size();
-        if !matches!(self.wanted, SampleShape::Tokens { .. }) {
+        if self.wanted.tokens().is_none() {
             return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });
         }
         self.check_request(split, indices, sequence, tokens.len())?;
@@ -271,6 +235,11 @@ impl Dataset {
                     tokens.fill(0);
                     labels.fill(IGNORED_LABEL);
                 }
+            }
+            if let SampleShape::MaskedTokens { vocabulary, predictions, .. } = self.wanted
+                && index != PADDING
+            {
+                masking::mask(self.seed, split, index, vocabulary, predictions, tokens, labels);
             }
         }
         Ok(())
@@ -311,7 +280,9 @@ impl Dataset {
 
     fn check_classified(&self, asked: &'static str) -> Result<(), DataError> {
         match self.wanted {
-            SampleShape::Tokens { .. } => Err(DataError::WrongKind { asked, opened_for: "tokens" }),
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => {
+                Err(DataError::WrongKind { asked, opened_for: "tokens" })
+            }
             SampleShape::Pair { .. } => Err(DataError::WrongKind { asked, opened_for: "pairs of sequences" }),
             SampleShape::Image { .. } | SampleShape::Features { .. } => Ok(()),
         }
@@ -347,6 +318,9 @@ fn check_shape(name: &str, wanted: &SampleShape) -> Result<(), DataError> {
         SampleShape::Pair { source, target, source_vocabulary, target_vocabulary } => {
             let shortest = source.min(target).min(source_vocabulary).min(target_vocabulary);
             ([source.max(target), shortest.min(1), 1], source_vocabulary.max(target_vocabulary))
+        }
+        SampleShape::MaskedTokens { sequence, vocabulary, predictions } => {
+            ([sequence, usize::from((1..=sequence).contains(&predictions)), 1], vocabulary)
         }
     };
     let size = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));

@@ -48,7 +48,7 @@ impl TokenData {
             let problem = "it holds one stream of tokens, the model wants pairs of sequences";
             return Err(DataError::unsuitable(name, problem, "use `synthetic` data"));
         }
-        let SampleShape::Tokens { sequence, vocabulary } = *wanted else {
+        let Some((sequence, vocabulary)) = wanted.tokens() else {
             let problem = "it holds tokens, the model wants images or features";
             return Err(DataError::unsuitable(name, problem, "use `digits`, `synthetic`, or the folder of a data set of images"));
         };

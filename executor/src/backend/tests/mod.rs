@@ -8,7 +8,7 @@ mod mixture;
 mod reference;
 mod speeds;
 
-use foretell_models::{Attention, Kernel, RelativePositions, WeightLayout, Window};
+use foretell_models::{Attention, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
@@ -73,6 +73,14 @@ fn attentions() -> Vec<Attention> {
     all
 }
 
+/// Rotary positions of a whole sequence, and of the last part of one.
+fn ropes() -> [Rope; 3] {
+    let sizes =
+        Rope { batch: 1, positions: 1, heads: 1, head_dimension: 2, theta: 10_000, position_parts: 1, position_offset: 0 };
+    let whole = Rope { batch: 3, positions: 37, heads: 2, head_dimension: 18, ..sizes };
+    [sizes, whole, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
+}
+
 /// Kernels of every kind at sizes that no block, tile or vector divides.
 fn cases() -> Vec<Kernel> {
     let mut cases = Vec::new();
@@ -88,7 +96,11 @@ fn cases() -> Vec<Kernel> {
     for [rows, columns] in [[1, 1], [131, 37], [67, 200], [3, 64]] {
         cases.extend([Kernel::BiasAdd { rows, columns }, Kernel::BiasGradient { rows, columns }]);
         cases.extend([
-            Kernel::LayerNorm { rows, features: columns },
+            Kernel::LayerNorm { rows, features: columns, epsilon: Epsilon::new(5) },
+            Kernel::LayerNorm { rows, features: columns, epsilon: Epsilon::new(1) },
+            Kernel::RmsNorm { rows, features: columns, epsilon: Epsilon::new(2) },
+            Kernel::RmsNormInputGradient { rows, features: columns },
+            Kernel::RmsNormWeightGradient { rows, features: columns },
             Kernel::LayerNormInputGradient { rows, features: columns },
             Kernel::LayerNormWeightGradient { rows, features: columns },
             Kernel::CrossEntropy { rows, classes: columns },
@@ -101,6 +113,10 @@ fn cases() -> Vec<Kernel> {
             Kernel::ReluGradient { elements },
             Kernel::Gelu { elements },
             Kernel::GeluGradient { elements },
+            Kernel::GeluExact { elements },
+            Kernel::GeluExactGradient { elements },
+            Kernel::SiluMultiply { elements },
+            Kernel::SiluMultiplyGradient { elements },
             Kernel::Add { elements },
             Kernel::Scale { elements, square: 512 },
             Kernel::Multiply { elements },
@@ -162,6 +178,18 @@ fn cases() -> Vec<Kernel> {
     for sizes in attentions() {
         cases.extend([Kernel::Attention(sizes), Kernel::AttentionGradient(sizes)]);
     }
+    for sizes in ropes() {
+        cases.extend([Kernel::Rope(sizes), Kernel::RopeGradient(sizes)]);
+    }
+    for [batch, positions, features] in [[1, 1, 1], [3, 7, 20], [2, 1, 5]] {
+        cases.extend([
+            Kernel::Prepend { batch, positions, features },
+            Kernel::PrependInputGradient { batch, positions, features },
+            Kernel::PrependWeightGradient { batch, positions, features },
+            Kernel::First { batch, positions, features },
+            Kernel::FirstGradient { batch, positions, features },
+        ]);
+    }
     for [rows, parts, columns] in [[1, 1, 1], [7, 3, 10], [2, 8, 3]] {
         cases.extend([Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns }]);
     }
@@ -185,6 +213,10 @@ fn in_place(kernel: &Kernel) -> bool {
             | Kernel::Relu { .. }
             | Kernel::ReluGradient { .. }
             | Kernel::GeluGradient { .. }
+            | Kernel::GeluExactGradient { .. }
+            | Kernel::SiluMultiplyGradient { .. }
+            | Kernel::Rope(_)
+            | Kernel::RopeGradient(_)
             | Kernel::Add { .. }
             | Kernel::Scale { .. }
             | Kernel::Multiply { .. }
@@ -240,11 +272,20 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
         }
         Kernel::LayerNormInputGradient { rows, features } => {
             let inputs = [reads[1].clone(), reads[2].clone(), reads[2].clone()];
-            reads[3] = forward(Kernel::LayerNorm { rows, features }, &inputs).remove(1);
+            reads[3] = forward(Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) }, &inputs).remove(1);
         }
         Kernel::LayerNormWeightGradient { rows, features } => {
             let ones = vec![1.0; features];
-            reads[2] = forward(Kernel::LayerNorm { rows, features }, &[reads[1].clone(), ones.clone(), ones]).remove(1);
+            let norm = Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) };
+            reads[2] = forward(norm, &[reads[1].clone(), ones.clone(), ones]).remove(1);
+        }
+        Kernel::RmsNormInputGradient { rows, features } => {
+            let norm = Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) };
+            reads[3] = forward(norm, &[reads[1].clone(), reads[2].clone()]).remove(1);
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => {
+            let norm = Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) };
+            reads[2] = forward(norm, &[reads[1].clone(), vec![1.0; features]]).remove(1);
         }
         Kernel::AttentionGradient(sizes) => {
             let inputs = if sizes.packed { 1 } else { 3 };

@@ -1,7 +1,7 @@
 //! What every kernel should compute, written as naively as the documentation of `Kernel` reads, in double precision, and
 //! without a look at the kernels. Integers are numbers here too.
 
-use foretell_models::{Attention, Kernel, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, Rope, WeightLayout, Window};
 
 use crate::backend::Hyperparameters;
 
@@ -169,12 +169,12 @@ pub(super) fn run(
             let value = |i: usize| reads[0][i / (positions * channels) * channels + i % channels] / positions as f64;
             vec![(0..batch * positions * channels).map(value).collect()]
         }
-        Kernel::LayerNorm { rows, features } => {
+        Kernel::LayerNorm { rows, features, epsilon } => {
             let (mut y, mut saved) = (vec![0.0; rows * features], vec![0.0; 2 * rows]);
             for r in 0..rows {
                 let x = &reads[0][r * features..(r + 1) * features];
                 let mean = x.iter().sum::<f64>() / features as f64;
-                let factor = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / features as f64 + 1e-5).sqrt();
+                let factor = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / features as f64 + epsilon.value()).sqrt();
                 (0..features).for_each(|f| y[r * features + f] = (x[f] - mean) * factor * reads[1][f] + reads[2][f]);
                 (saved[2 * r], saved[2 * r + 1]) = (mean, factor);
             }
@@ -270,6 +270,65 @@ pub(super) fn run(
                 written.push(added(index, dtable));
             }
             written
+        }
+        Kernel::GeluExact { .. } => vec![reads[0].iter().map(|&x| x * normal(x)).collect()],
+        Kernel::GeluExactGradient { .. } => {
+            let slope = |x: f64| normal(x) + x * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            vec![zip(&reads[0], &reads[1], |dy, x| dy * slope(x))]
+        }
+        Kernel::SiluMultiply { .. } => vec![zip(&reads[0], &reads[1], |gate, x| gate / (1.0 + (-gate).exp()) * x)],
+        Kernel::SiluMultiplyGradient { elements } => {
+            let silu = |gate: f64| gate / (1.0 + (-gate).exp());
+            let slope = |gate: f64| (silu(gate + 1e-5) - silu(gate - 1e-5)) / 2e-5;
+            let dgate = (0..elements).map(|i| reads[0][i] * reads[2][i] * slope(reads[1][i])).collect();
+            vec![dgate, zip(&reads[0], &reads[1], |dy, gate| dy * silu(gate))]
+        }
+        Kernel::RmsNorm { rows, features, epsilon } => {
+            let mut saved = vec![0.0; rows];
+            for (r, saved) in saved.iter_mut().enumerate() {
+                let squares = reads[0][r * features..(r + 1) * features].iter().map(|x| x * x).sum::<f64>();
+                *saved = 1.0 / (squares / features as f64 + epsilon.value()).sqrt();
+            }
+            let y = reads[0].iter().enumerate().map(|(i, x)| x * saved[i / features] * reads[1][i % features]);
+            vec![y.collect(), saved]
+        }
+        Kernel::RmsNormInputGradient { rows, features } => {
+            let (dy, x, scale, saved) = (&reads[0], &reads[1], &reads[2], &reads[3]);
+            let mut dx = vec![0.0; rows * features];
+            for r in 0..rows {
+                let at = |f: usize| r * features + f;
+                let dot = (0..features).map(|f| dy[at(f)] * scale[f] * x[at(f)] * saved[r]).sum::<f64>() / features as f64;
+                (0..features).for_each(|f| dx[at(f)] = saved[r] * (dy[at(f)] * scale[f] - x[at(f)] * saved[r] * dot));
+            }
+            vec![dx]
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => {
+            let sum = |f: usize| (0..rows).map(|r| reads[0][r * features + f] * reads[1][r * features + f] * reads[2][r]).sum();
+            vec![added(0, (0..features).map(sum).collect())]
+        }
+        Kernel::Rope(sizes) => vec![turned(&sizes, group_index, &reads[0], 1.0)],
+        Kernel::RopeGradient(sizes) => vec![turned(&sizes, group_index, &reads[0], -1.0)],
+        Kernel::Prepend { batch, positions, features } => {
+            let value = |[b, p, f]: [usize; 3]| match p {
+                0 => reads[1][f],
+                p => reads[0][(b * positions + p - 1) * features + f],
+            };
+            vec![index3([batch, positions + 1, features]).map(value).collect()]
+        }
+        Kernel::PrependInputGradient { batch, positions, features } => {
+            let value = |[b, p, f]: [usize; 3]| reads[0][(b * (positions + 1) + p + 1) * features + f];
+            vec![index3([batch, positions, features]).map(value).collect()]
+        }
+        Kernel::PrependWeightGradient { batch, positions, features } => {
+            let sum = |f: usize| (0..batch).map(|b| reads[0][b * (positions + 1) * features + f]).sum();
+            vec![added(0, (0..features).map(sum).collect())]
+        }
+        Kernel::First { batch, positions, features } => {
+            vec![index3([batch, 1, features]).map(|[b, _, f]| reads[0][b * positions * features + f]).collect()]
+        }
+        Kernel::FirstGradient { batch, positions, features } => {
+            let value = |[b, p, f]: [usize; 3]| if p == 0 { reads[0][b * features + f] } else { 0.0 };
+            vec![index3([batch, positions, features]).map(value).collect()]
         }
         Kernel::Split { rows, parts, columns } => {
             let part = |p: usize| index3([rows, 1, columns]).map(|[r, _, c]| reads[0][(r * parts + p) * columns + c]).collect();
@@ -407,6 +466,33 @@ fn taps(window: &Window, mut each: impl FnMut(usize, usize, usize)) {
             }
         }
     });
+}
+
+/// The normal distribution up to x, by its series (Marsaglia 2004), which needs no error function.
+fn normal(x: f64) -> f64 {
+    let (mut sum, mut term, mut n) = (x, x, 1.0);
+    while term.abs() > 1e-18 {
+        n += 2.0;
+        term *= x * x / n;
+        sum += term;
+    }
+    0.5 + sum * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+/// Every pair of features of every head turned by its position's angle.
+fn turned(sizes: &Rope, group_index: usize, x: &[f64], direction: f64) -> Tensor {
+    let (d, half) = (sizes.head_dimension, sizes.head_dimension / 2);
+    let mut y = vec![0.0; x.len()];
+    for [b, p, h] in index3([sizes.batch, sizes.positions, sizes.heads]) {
+        let position = sizes.position_offset + group_index * sizes.positions + p;
+        for f in 0..half {
+            let angle = direction * position as f64 / (sizes.theta as f64).powf(2.0 * f as f64 / d as f64);
+            let at = ((b * sizes.positions + p) * sizes.heads + h) * d + f;
+            y[at] = x[at] * angle.cos() - x[at + half] * angle.sin();
+            y[at + half] = x[at + half] * angle.cos() + x[at] * angle.sin();
+        }
+    }
+    y
 }
 
 /// q, k and v, each in a tensor of its own.
