@@ -162,7 +162,8 @@ pub fn wanted(
 fn collect(compiled: &Compiled, kernels: &mut BTreeSet<(Kernel, bool)>) -> Bytes {
     for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
         if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
-            kernels.extend((0..kernel.parts()).map(|index| (kernel.for_member(index), *accumulate)));
+            let members = (0..kernel.parts()).map(|index| (kernel.for_member(index).without_constants(), *accumulate));
+            kernels.extend(members);
         }
     }
     compiled.arenas().into_iter().fold(Bytes::ZERO, Bytes::max)

@@ -14,6 +14,15 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The state of dynamic loss scaling after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScaling {
+    /// The factor on the next step's loss.
+    pub loss_scale: f64,
+    /// Steps whose update was skipped so far.
+    pub skipped_steps: f64,
+}
+
 /// One training step, as `metrics.jsonl` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
@@ -32,6 +41,9 @@ pub struct StepMetrics {
     /// Of a mixture of experts: how often a token was sent to an expert that had no slot left, over all mixtures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<u64>,
+    /// Where the loss is scaled (`fp16`): how.
+    #[serde(flatten)]
+    pub scaling: Option<LossScaling>,
 }
 
 /// One evaluation, as `evaluation.jsonl` has it.
@@ -198,9 +210,15 @@ impl Collector {
         let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
         let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
         let dropped_tokens = has_mixtures.then(|| sum(metrics, MetricKind::Dropped) as u64);
+        let one =
+            |kind| parts.iter().flat_map(|part| &part.metrics).find(|(known, _)| *known == kind).map(|&(_, one)| one.into());
+        let (loss_scale, skipped_steps) = (one(MetricKind::LossScale), one(MetricKind::SkippedSteps));
         self.last_end = Some(end);
         let samples_per_second = self.samples as f64 / seconds;
-        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens })
+        let scaling = loss_scale
+            .zip(skipped_steps)
+            .map(|(loss_scale, skipped_steps): (f64, f64)| LossScaling { loss_scale, skipped_steps });
+        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens, scaling })
     }
 
     fn evaluated(&self, step: usize) -> bool {

@@ -149,7 +149,7 @@ fn compare(name: &str) {
     let reference = read(name);
     let labels = &reference.tensors["input.labels"].1;
     let predictions = labels.iter().filter(|&&label| label as i32 >= 0).count();
-    let options = GraphOptions { batch: reference.tensors["input.labels"].0[0], normalization_groups: 1, inference: false };
+    let options = GraphOptions { batch: reference.tensors["input.labels"].0[0], ..GraphOptions::ONE };
     let forward = reference.model.graph(name, &options).unwrap();
     let graph = differentiate(&forward, predictions);
     let mut memory = memory(&graph, &reference);

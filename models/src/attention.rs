@@ -135,6 +135,11 @@ impl Rope {
         self.batch * self.positions * self.heads * self.head_dimension
     }
 
+    /// The same wherever it is in a sequence, and with the usual base: turning takes as long.
+    pub fn without_positions(self) -> Self {
+        Self { theta: 10_000, position_parts: 1, position_offset: 0, ..self }
+    }
+
     /// The work of the member `index` of a group that has cut the positions into parts.
     pub fn for_member(self, index: usize) -> Self {
         let position_offset = self.position_offset + (index % self.position_parts.max(1)) * self.positions;

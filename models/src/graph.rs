@@ -208,6 +208,12 @@ pub struct Loop {
 /// The loop that every operator calls the same, and that data parallelism shares out.
 pub const BATCH: &str = "batch";
 
+/// The loop that every operator on sequences calls the same, and that context and sequence parallelism share out.
+pub const SEQUENCE: &str = "sequence";
+
+/// The loop over experts, that expert parallelism shares out.
+pub const EXPERTS: &str = "experts";
+
 /// An operator's use of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
@@ -296,6 +302,8 @@ pub enum OperatorKind {
     Split,
     Join,
     CrossEntropy,
+    LogitStatistics,
+    CrossEntropyOfStatistics,
     /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
         normalizer: usize,
@@ -419,6 +427,26 @@ impl Graph {
     }
 }
 
+impl OperatorKind {
+    /// Whether it is attention itself, whose sequence is shared out by other means than that of operators that work position by position.
+    pub fn is_attention(&self) -> bool {
+        matches!(self, OperatorKind::Attention { .. } | OperatorKind::AttentionGradient { .. })
+    }
+
+    /// The role of the loop of which a kernel must know which part a rank has, if there is one.
+    pub fn positional(&self) -> Option<Extent> {
+        match self {
+            OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
+            OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
+            OperatorKind::Attention { .. }
+            | OperatorKind::AttentionGradient { .. }
+            | OperatorKind::Rope { .. }
+            | OperatorKind::RopeGradient { .. } => Some(Extent::Positions),
+            _ => None,
+        }
+    }
+}
+
 impl Operator {
     /// The full extents of the loops.
     pub fn extents(&self) -> Vec<usize> {
@@ -449,6 +477,11 @@ impl Operator {
             hidden: features,
         };
         let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
+        // Into how many parts ranks have cut the loops of a role.
+        let parts = |role: Extent| -> usize {
+            let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
+            self.loops.iter().zip(extents).map(cut).product()
+        };
         // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
@@ -464,7 +497,7 @@ impl Operator {
             scaled,
             relative,
             packed,
-            query_parts: 1,
+            query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
             query_offset: 0,
         };
         let rope = |theta| Rope {
@@ -473,7 +506,7 @@ impl Operator {
             heads: size(Extent::Heads),
             head_dimension: features,
             theta,
-            position_parts: 1,
+            position_parts: parts(Extent::Positions),
             position_offset: 0,
         };
         match self.kind {
@@ -521,10 +554,18 @@ impl Operator {
             OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },
             OperatorKind::First => Kernel::First { batch: rows, positions, features },
             OperatorKind::FirstGradient => Kernel::FirstGradient { batch: rows, positions, features },
-            OperatorKind::Embedding => Kernel::Embedding { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features },
-            OperatorKind::EmbeddingWeightGradient => {
-                Kernel::EmbeddingWeightGradient { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features }
-            }
+            OperatorKind::Embedding => Kernel::Embedding {
+                tokens: rows,
+                vocabulary: size(Extent::Vocabulary),
+                hidden: features,
+                parts: parts(Extent::Vocabulary),
+            },
+            OperatorKind::EmbeddingWeightGradient => Kernel::EmbeddingWeightGradient {
+                tokens: rows,
+                vocabulary: size(Extent::Vocabulary),
+                hidden: features,
+                parts: parts(Extent::Vocabulary),
+            },
             OperatorKind::Attention { causal, scaled, relative, packed } => {
                 Kernel::Attention(attention(causal, scaled, relative, packed))
             }
@@ -534,9 +575,15 @@ impl Operator {
             OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
-            OperatorKind::CrossEntropyGradient { normalizer } => {
-                Kernel::CrossEntropyGradient { rows, classes: features, normalizer }
-            }
+            OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
+            OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },
+            OperatorKind::CrossEntropyGradient { normalizer } => Kernel::CrossEntropyGradient {
+                rows,
+                classes: features,
+                normalizer,
+                parts: parts(Extent::Features),
+                scaled: false,
+            },
             OperatorKind::Route { top } => Kernel::Route { tokens: rows * positions, experts, top },
             OperatorKind::RouteGradient { top } => Kernel::RouteGradient { tokens: rows * positions, experts, top },
             OperatorKind::Dispatch(slots) => Kernel::Dispatch(mixture(slots)),

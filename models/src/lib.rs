@@ -10,7 +10,7 @@
 //! ```
 //! use foretell_models::{GraphOptions, Model, differentiate};
 //! let model = Model::named("resnet50")?;
-//! let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+//! let options = GraphOptions::ONE;
 //! let graph = model.graph("resnet50", &options)?;
 //! assert_eq!(graph.parameter_count(), 25_557_032);
 //! let training = differentiate(&graph, 1);
@@ -29,8 +29,8 @@ mod zoo;
 pub use attention::{Attention, RelativePositions, Rope};
 pub use differentiate::differentiate;
 pub use graph::{
-    BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
-    Parameter, Pass, PublicTensor, Role, Slots, Storage, Tensor, TensorId,
+    BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
+    OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,
 };
 pub use kernel::{Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
 pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, Sample, Stem};

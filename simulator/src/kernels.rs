@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Attention, Epsilon, Kernel, Mixture, Rope, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, Mixture, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -59,7 +59,7 @@ impl KernelTable {
         let mut table = Self::default();
         for sample in samples {
             let KernelSample { accumulate, precision, .. } = *sample;
-            let kernel = without_constants(sample.kernel);
+            let kernel = sample.kernel.without_constants();
             let estimate = Estimate::measured(&sample.time);
             table.exact.insert((kernel, accumulate, precision), estimate);
             let expected = roofline::kernel_time(&kernel, accumulate, precision, kind);
@@ -80,7 +80,7 @@ impl KernelTable {
 
     /// What the samples say of a kernel, if there is any of its name and number format.
     pub(crate) fn estimate(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Option<Estimate> {
-        let kernel = without_constants(*kernel);
+        let kernel = kernel.without_constants();
         if let Some(estimate) = self.exact.get(&(kernel, accumulate, precision)) {
             return Some(*estimate);
         }
@@ -155,24 +155,6 @@ impl Features {
     }
 }
 
-/// The kernel without the numbers that change what it computes but not how long it takes.
-fn without_constants(kernel: Kernel) -> Kernel {
-    match kernel {
-        Kernel::CrossEntropyGradient { rows, classes, .. } => Kernel::CrossEntropyGradient { rows, classes, normalizer: 1 },
-        Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
-        Kernel::LayerNorm { rows, features, .. } => Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) },
-        Kernel::RmsNorm { rows, features, .. } => Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
-        Kernel::Rope(sizes) => Kernel::Rope(anywhere(sizes)),
-        Kernel::RopeGradient(sizes) => Kernel::RopeGradient(anywhere(sizes)),
-        kernel => kernel,
-    }
-}
-
-/// Turning takes as long at every position and with every base.
-fn anywhere(sizes: Rope) -> Rope {
-    Rope { theta: 10_000, position_parts: 1, position_offset: 0, ..sizes }
-}
-
 /// A kernel's coordinates.
 fn features(kernel: &Kernel, accumulate: bool) -> Features {
     let at = |extents: &[usize], flags: [bool; 3]| {
@@ -206,9 +188,13 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::Add { elements }
         | Kernel::Scale { elements, .. }
         | Kernel::Multiply { elements }
-        | Kernel::AdamW { elements }
-        | Kernel::SumOfSquares { elements } => plain(&[elements]),
-        Kernel::Sgd { elements, momentum, nesterov } => at(&[elements], [momentum, nesterov, false]),
+        | Kernel::AdamW { elements, .. }
+        | Kernel::SumOfSquares { elements }
+        | Kernel::Sum { elements }
+        | Kernel::Accumulate { elements }
+        | Kernel::Zero { elements } => plain(&[elements]),
+        Kernel::UpdateControl { .. } => plain(&[]),
+        Kernel::Sgd { elements, momentum, nesterov, .. } => at(&[elements], [momentum, nesterov, false]),
         Kernel::Convolution(window)
         | Kernel::ConvolutionInputGradient(window)
         | Kernel::ConvolutionWeightGradient(window)
@@ -239,9 +225,8 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::PrependWeightGradient { batch, positions, features }
         | Kernel::First { batch, positions, features }
         | Kernel::FirstGradient { batch, positions, features } => plain(&[batch, positions, features]),
-        Kernel::Embedding { tokens, vocabulary, hidden } | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
-            plain(&[tokens, vocabulary, hidden])
-        }
+        Kernel::Embedding { tokens, vocabulary, hidden, parts }
+        | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => plain(&[tokens, vocabulary, hidden, parts]),
         Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
             let Attention { batch, queries, keys, key_heads, group, head_dimension, causal, packed, .. } = sizes;
             // The pairs that are seen are to those that there are as the work of a causal part is to that of a whole.
@@ -249,7 +234,6 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
             at(&[batch, queries, keys, key_heads, group, head_dimension, unseen], [causal, packed, sizes.relative.is_some()])
         }
         Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),
-        Kernel::CrossEntropy { rows, classes } | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
         Kernel::Route { tokens, experts, top } | Kernel::RouteGradient { tokens, experts, top } => plain(&[tokens, experts, top]),
         Kernel::Dispatch(mixture)
         | Kernel::DispatchGradient(mixture)
@@ -270,6 +254,10 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
             plain(&[experts, rows, columns, contracted])
         }
+        Kernel::CrossEntropy { rows, classes }
+        | Kernel::LogitStatistics { rows, classes, .. }
+        | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
+        Kernel::CrossEntropyOfStatistics { rows, parts } => plain(&[rows, parts]),
         Kernel::Slice { outer, parts, inner }
         | Kernel::Interleave { outer, parts, inner }
         | Kernel::Deinterleave { outer, parts, inner } => plain(&[outer, parts, inner]),

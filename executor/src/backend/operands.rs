@@ -15,6 +15,9 @@ pub struct OperandBytes {
     pub writes: Vec<Bytes>,
 }
 
+/// Numbers of an update's control.
+pub(super) const CONTROL: usize = 8;
+
 /// The most operands that a kernel has on a side.
 const MOST: usize = 8;
 
@@ -54,13 +57,8 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
             }
         }
     }
-    let parts = match *call.kernel {
-        Kernel::Slice { parts, .. } => Some(parts),
-        ref kernel => Some(kernel.parts()).filter(|&parts| parts != 1),
-    };
-    if let Some(parts) = parts
-        && call.group_index >= parts
-    {
+    let parts = call.kernel.parts();
+    if parts > 1 && call.group_index >= parts {
         let value = i32::try_from(call.group_index).unwrap_or(i32::MAX);
         return Err(BackendError::IndexOutOfRange { kernel, position: 0, value, limit: parts });
     }
@@ -211,8 +209,8 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::First { batch, positions, features } => operands(&[batch * positions * features], &[batch * features]),
         Kernel::FirstGradient { batch, positions, features } => operands(&[batch * features], &[batch * positions * features]),
-        Kernel::Embedding { tokens, vocabulary, hidden } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
-        Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
+        Kernel::Embedding { tokens, vocabulary, hidden, .. } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
+        Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
             operands(&[tokens * hidden, tokens], &[vocabulary * hidden])
         }
         Kernel::Attention(sizes) => {
@@ -233,7 +231,6 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST][..parts]),
         Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST][..parts], &[rows * parts * columns]),
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
-        Kernel::CrossEntropyGradient { rows, classes, .. } => operands(&[rows * classes, rows, rows], &[rows * classes]),
         Kernel::Route { tokens, experts, top } => operands(&[tokens * experts], &[tokens * top, tokens * top]),
         Kernel::RouteGradient { tokens, experts, top } => operands(&[tokens * top; 3], &[tokens * experts]),
         Kernel::Dispatch(mixture) => {
@@ -288,9 +285,25 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
             operands(&[experts * rows * columns, experts * rows * contracted], &[experts * columns * contracted])
         }
-        Kernel::Sgd { elements, momentum: true, .. } => operands(&[elements], &[elements, elements]),
-        Kernel::Sgd { elements, momentum: false, .. } => operands(&[elements], &[elements]),
-        Kernel::AdamW { elements } => operands(&[elements], &[elements, elements, elements]),
+        Kernel::LogitStatistics { rows, classes, .. } => operands(&[rows * classes, rows], &[4 * rows]),
+        Kernel::CrossEntropyOfStatistics { rows, parts } => operands(&[4 * parts * rows, rows], &[1, 1, rows]),
+        Kernel::CrossEntropyGradient { rows, classes, scaled: false, .. } => {
+            operands(&[rows * classes, rows, rows], &[rows * classes])
+        }
+        Kernel::CrossEntropyGradient { rows, classes, scaled: true, .. } => {
+            operands(&[rows * classes, rows, rows, CONTROL], &[rows * classes])
+        }
+        Kernel::Sgd { elements, momentum, controlled, .. } => {
+            let reads: &[usize] = if controlled { &[elements, CONTROL] } else { &[elements] };
+            let writes: &[usize] = if momentum { &[elements, elements] } else { &[elements] };
+            operands(reads, writes)
+        }
+        Kernel::AdamW { elements, controlled: false } => operands(&[elements], &[elements, elements, elements]),
+        Kernel::AdamW { elements, controlled: true } => operands(&[elements, CONTROL], &[elements, elements, elements]),
+        Kernel::UpdateControl { .. } => operands(&[1], &[CONTROL]),
+        Kernel::Sum { elements } => operands(&[elements], &[1]),
+        Kernel::Accumulate { elements } => operands(&[elements], &[elements]),
+        Kernel::Zero { elements } => operands(&[], &[elements]),
         Kernel::SumOfSquares { elements } => operands(&[elements], &[1]),
         Kernel::Slice { outer, parts, inner } => operands(&[outer * parts * inner], &[outer * inner]),
         Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {

@@ -26,7 +26,7 @@ const BIASES: Option<Initialisation> = Some(Initialisation::Zeros);
 const TOKEN_TYPES: usize = 2;
 
 pub(crate) fn bert(name: &str, shape: &BertShape, options: &GraphOptions) -> Graph {
-    let mut builder = GraphBuilder::new(name, options.batch, options.normalization_groups);
+    let mut builder = GraphBuilder::new(name, options);
     let hidden = dimension("hidden", shape.hidden);
     let vocabulary = dimension("vocabulary", shape.vocabulary);
     let sequence = dimension("sequence", shape.sequence);

@@ -23,7 +23,7 @@ const EPSILON: Epsilon = Epsilon::new(5);
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 pub(crate) fn llama(name: &str, shape: &LlamaShape, options: &GraphOptions) -> Graph {
-    let mut llama = Llama { builder: GraphBuilder::new(name, options.batch, options.normalization_groups), shape };
+    let mut llama = Llama { builder: GraphBuilder::new(name, options), shape };
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", shape.sequence)];
     llama.builder.block("embedding", false);
     let tokens = llama.builder.input(InputKind::Tokens, positions.clone());

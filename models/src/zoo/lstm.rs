@@ -16,7 +16,7 @@ pub(crate) struct LstmShape {
 }
 
 pub(crate) fn lstm_seq2seq(name: &str, shape: &LstmShape, options: &GraphOptions) -> Graph {
-    let mut builder = GraphBuilder::new(name, options.batch, options.normalization_groups);
+    let mut builder = GraphBuilder::new(name, options);
     let LstmShape { layers, hidden, vocabularies, sequences, .. } = *shape;
     let positions = sequences.map(|sequence| vec![dimension(BATCH, options.batch), dimension("sequence", sequence)]);
     builder.block("encoder embedding", false);

@@ -32,7 +32,7 @@ const EPSILON: Epsilon = Epsilon::new(5);
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 pub(crate) fn mixtral(name: &str, shape: &MixtralShape, options: &GraphOptions) -> Graph {
-    let mut mixtral = Mixtral { builder: GraphBuilder::new(name, options.batch, options.normalization_groups), shape };
+    let mut mixtral = Mixtral { builder: GraphBuilder::new(name, options), shape };
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", shape.sequence)];
     mixtral.builder.block("embedding", false);
     let tokens = mixtral.builder.input(InputKind::Tokens, positions.clone());

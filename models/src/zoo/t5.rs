@@ -28,7 +28,7 @@ pub(crate) struct T5Shape {
 const EPSILON: Epsilon = Epsilon::new(6);
 
 pub(crate) fn t5(name: &str, shape: &T5Shape, options: &GraphOptions) -> Graph {
-    let mut t5 = T5 { builder: GraphBuilder::new(name, options.batch, options.normalization_groups), shape };
+    let mut t5 = T5 { builder: GraphBuilder::new(name, options), shape };
     let positions = shape.sequences.map(|sequence| vec![dimension(BATCH, options.batch), dimension("sequence", sequence)]);
     t5.builder.block("encoder embedding", false);
     let source = t5.builder.input(InputKind::SourceTokens, positions[0].clone());

@@ -24,7 +24,7 @@ pub(crate) fn vgg(name: &str, shape: &VggShape, options: &GraphOptions) -> Graph
         _ => [2, 2, 4, 4, 4],
     };
     let mode = if options.inference { Mode::Inference } else { Mode::Training };
-    let mut builder = GraphBuilder::new(name, options.batch, options.normalization_groups);
+    let mut builder = GraphBuilder::new(name, options);
     let batch = dimension(BATCH, options.batch);
     let image =
         vec![batch, dimension("height", shape.image), dimension("width", shape.image), dimension("channels", shape.channels)];

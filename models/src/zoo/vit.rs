@@ -21,7 +21,7 @@ const EPSILON: Epsilon = Epsilon::new(6);
 
 pub(crate) fn vit(name: &str, shape: &VitShape, options: &GraphOptions) -> Graph {
     let VitShape { patch, image, channels, classes, .. } = *shape;
-    let mut builder = GraphBuilder::new(name, options.batch, options.normalization_groups);
+    let mut builder = GraphBuilder::new(name, options);
     let batch = dimension(BATCH, options.batch);
     let hidden = dimension("hidden", shape.hidden);
     builder.block("embedding", false);

@@ -4,6 +4,7 @@
 mod activations;
 mod attention;
 mod batch_norm;
+mod control;
 mod convolution;
 mod cross_entropy;
 mod direct;
@@ -129,9 +130,9 @@ impl Backend for CpuBackend {
                 Kernel::PrependWeightGradient { positions, .. } => movement::prepend_weight_gradient(call, positions),
                 Kernel::First { positions, features, .. } => movement::first(call, positions, features),
                 Kernel::FirstGradient { positions, features, .. } => movement::first_gradient(call, positions, features),
-                Kernel::Embedding { vocabulary, hidden, .. } => movement::embedding(call, vocabulary, hidden)?,
-                Kernel::EmbeddingWeightGradient { vocabulary, hidden, .. } => {
-                    movement::embedding_gradient(call, vocabulary, hidden)?;
+                Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts)?,
+                Kernel::EmbeddingWeightGradient { vocabulary, hidden, parts, .. } => {
+                    movement::embedding_gradient(call, vocabulary, hidden, parts)?;
                 }
                 Kernel::Attention(sizes) => {
                     attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
@@ -142,7 +143,6 @@ impl Backend for CpuBackend {
                 Kernel::Split { columns, .. } => movement::split(call, columns),
                 Kernel::Join { columns, .. } => movement::join(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
-                Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,
                 Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
                 Kernel::Multiply { .. } => elementwise::multiply(call),
                 Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
@@ -164,8 +164,17 @@ impl Backend for CpuBackend {
                 Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
                     experts::weight_gradient(call, experts, [rows, columns, contracted]);
                 }
-                Kernel::Sgd { momentum, nesterov, .. } => optimizers::sgd(call, momentum, nesterov),
-                Kernel::AdamW { .. } => optimizers::adamw(call),
+                Kernel::LogitStatistics { classes, parts, .. } => cross_entropy::statistics(call, classes, parts)?,
+                Kernel::CrossEntropyOfStatistics { rows, .. } => cross_entropy::of_statistics(call, rows),
+                Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } => {
+                    cross_entropy::gradient(call, classes, normalizer, parts, scaled)?;
+                }
+                Kernel::UpdateControl { clip, scaled } => control::update(call, clip, scaled),
+                Kernel::Sum { .. } => control::sum(call),
+                Kernel::Accumulate { .. } => control::accumulate(call),
+                Kernel::Zero { .. } => control::zero(call),
+                Kernel::Sgd { momentum, nesterov, controlled, .. } => optimizers::sgd(call, momentum, nesterov, controlled),
+                Kernel::AdamW { controlled, .. } => optimizers::adamw(call, controlled),
                 Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
                 Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),

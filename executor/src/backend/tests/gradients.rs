@@ -91,8 +91,8 @@ fn cases() -> Vec<Case> {
     // Of a split only the first part has a gradient here, as the upstream gradient is of the first write.
     case(split, 0, join, 0, |u, _, y| vec![u.clone(), vec![0.0; y[1].len()], vec![0.0; y[2].len()]]);
     let (tokens, vocabulary, hidden) = (20, 9, 8);
-    let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden };
-    case(Kernel::Embedding { tokens, vocabulary, hidden }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 };
+    case(Kernel::Embedding { tokens, vocabulary, hidden, parts: 1 }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
     for sizes in attentions() {
         let (forward, gradient) = (Kernel::Attention(sizes), Kernel::AttentionGradient(sizes));
         /// The upstream gradient, the inputs, what was written, and the table if there is one.
@@ -125,7 +125,7 @@ fn cases() -> Vec<Case> {
     let gradient = Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted };
     case(forward, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
     let (rows, classes, normalizer) = (9, 31, 1);
-    let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer };
+    let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer, parts: 1, scaled: false };
     case(Kernel::CrossEntropy { rows, classes }, 0, gradient, 0, |_, x, y| vec![x[0].clone(), x[1].clone(), y[2].clone()]);
     cases
 }
