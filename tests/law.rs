@@ -188,3 +188,32 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
     let far = scratch.train(&case.plan(), 4, 1, &["--tcp"]);
     assert_eq!(near.losses, far.losses);
 }
+
+#[test]
+fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
+    let of_family = |family: &str| MODELS.into_iter().filter(|model| model.contains(family)).collect::<Vec<_>>();
+    let models = [of_family("moe"), of_family("t5"), of_family("lstm")].concat();
+    assert_eq!(models.len(), 5);
+    for (index, model) in models.into_iter().enumerate() {
+        for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context: 1,
+                micro_batch: 2,
+                micro_batches: 3,
+                schedule: "1f1b",
+                recompute: if pipeline > 1 { "full" } else { "none" },
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: index % 3,
+                hybrid: false,
+                sequence_parallel: false,
+                clip: false,
+                seed: 5,
+            });
+        }
+    }
+}
