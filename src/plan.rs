@@ -128,7 +128,7 @@ impl Choices {
         let model = inputs::model(&self.model)?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let mut taken = Vec::new();
-        let sequences = matches!(model.model.sample(), Sample::Tokens { .. });
+        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
         let global_batch = self.global_batch.unwrap_or_else(|| {
             let batch = topology.device_count() * if sequences { 8 } else { 32 };
             taken.push(format!("--global-batch {batch}"));
@@ -217,7 +217,13 @@ fn usual_precision(topology: &Topology) -> DataType {
 fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
     match model {
         Model::Mlp { .. } | Model::Resnet { .. } | Model::Vgg { .. } => (Optimizer::Sgd, "sgd"),
-        Model::Gpt { .. } | Model::Llama { .. } | Model::Bert { .. } | Model::Vit { .. } => (Optimizer::AdamW, "adamw"),
+        Model::Gpt { .. }
+        | Model::Llama { .. }
+        | Model::Bert { .. }
+        | Model::Vit { .. }
+        | Model::Moe { .. }
+        | Model::T5 { .. }
+        | Model::LstmSeq2seq { .. } => (Optimizer::AdamW, "adamw"),
     }
 }
 

@@ -319,14 +319,14 @@ fn durations(
             Operation::Compute { kernel, accumulate, group } => {
                 let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
                 *known.entry((kernel, accumulate)).or_insert_with(|| {
-                let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
-                if !estimate.source.is_calibrated() {
-                    let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
-                    let (name, device) = (kernel.name(), costs.kind_name(kind));
-                    uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
-                }
-                each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
-            })
+                    let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
+                    if !estimate.source.is_calibrated() {
+                        let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                        let (name, device) = (kernel.name(), costs.kind_name(kind));
+                        uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                    }
+                    each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
+                })
             }
             Operation::Load { .. } => {
                 let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod gradients;
+mod lstm;
+mod mixture;
 mod parts;
 mod reference;
 mod speeds;
@@ -119,6 +121,8 @@ fn cases() -> Vec<Kernel> {
             Kernel::SiluMultiply { elements },
             Kernel::SiluMultiplyGradient { elements },
             Kernel::Add { elements },
+            Kernel::Scale { elements, square: 512 },
+            Kernel::Multiply { elements },
             Kernel::SumOfSquares { elements },
             Kernel::Sum { elements },
             Kernel::Accumulate { elements },
@@ -195,6 +199,8 @@ fn cases() -> Vec<Kernel> {
     for [rows, parts, columns] in [[1, 1, 1], [7, 3, 10], [2, 8, 3]] {
         cases.extend([Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns }]);
     }
+    cases.extend(mixture::cases());
+    cases.extend(lstm::cases());
     for [outer, parts, inner] in [[1, 1, 1], [3, 4, 5], [1, 2, 33]] {
         cases.extend([
             Kernel::Slice { outer, parts, inner },
@@ -218,6 +224,8 @@ fn in_place(kernel: &Kernel) -> bool {
             | Kernel::Rope(_)
             | Kernel::RopeGradient(_)
             | Kernel::Add { .. }
+            | Kernel::Scale { .. }
+            | Kernel::Multiply { .. }
             | Kernel::CrossEntropyGradient { .. }
     )
 }
@@ -228,7 +236,7 @@ fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
         (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(vocabulary),
         (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
-        _ => None,
+        _ => mixture::integers(kernel, index),
     }
 }
 
@@ -292,7 +300,7 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
             let mut written = forward(Kernel::Attention(sizes), &forward_reads);
             (reads[2 + inputs], reads[1 + inputs]) = (written.remove(1), written.remove(0));
         }
-        _ => {}
+        _ => mixture::make_consistent(kernel, &mut reads),
     }
     (reads, writes)
 }
@@ -349,7 +357,7 @@ fn run_on(
     if share_first {
         memory[reads.len()] = memory[0].clone();
     }
-    let integer_write = |index| matches!(kernel, Kernel::MaxPool(_)) && index == 1;
+    let integer_write = |index| matches!(kernel, Kernel::MaxPool(_) | Kernel::Route { .. } | Kernel::Dispatch(_)) && index == 1;
     memory[reads.len()..]
         .iter()
         .enumerate()
