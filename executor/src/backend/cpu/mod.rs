@@ -3,6 +3,7 @@
 
 mod attention;
 mod batch_norm;
+mod blocked;
 mod convolution;
 mod cross_entropy;
 mod direct;
@@ -16,6 +17,7 @@ mod movement;
 mod optimizers;
 mod pooling;
 mod product;
+mod strided;
 mod sums;
 mod transpose;
 mod vector;
@@ -66,10 +68,10 @@ impl Backend for CpuBackend {
                     matmul::forward(call, matmul::Sizes { rows, columns, contracted, weight }, bias, relu, micro_kernel, scratch);
                 }
                 Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
-                    matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
+                    matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
                 Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
-                    matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
+                    matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
                 Kernel::BiasAdd { .. } => matmul::bias_add(call),
                 Kernel::BiasGradient { columns, .. } => {
