@@ -19,7 +19,7 @@ pub(super) const BAND_ELEMENTS: usize = 160 << 10;
 pub(super) const LEAST_BAND: usize = 112;
 
 /// Elements of weights packed for `window`.
-fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
+pub(super) fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
     window.size * window.size * window.in_channels * window.out_channels.next_multiple_of(kernel.panel_width)
 }
 
@@ -125,13 +125,13 @@ pub(super) fn weight_gradient(
 
 /// The part of the work whose input stays in the cache: some whole images, or some output rows of one.
 #[derive(Clone, Copy, Debug)]
-struct Band {
-    images: usize,
-    out_rows: usize,
+pub(super) struct Band {
+    pub(super) images: usize,
+    pub(super) out_rows: usize,
 }
 
 impl Band {
-    fn of(window: &Window) -> Self {
+    pub(super) fn of(window: &Window) -> Self {
         let (out_height, out_width) = (window.out_height(), window.out_width());
         let line = (window.width + 2 * window.padding) * window.in_channels;
         let out_line = out_width * window.out_channels;
@@ -150,7 +150,7 @@ impl Band {
     }
 
     /// Elements of the copy with a border of zeros, if one is made.
-    fn copied_elements(&self, window: &Window) -> usize {
+    pub(super) fn copied_elements(&self, window: &Window) -> usize {
         if window.padding == 0 {
             return 0;
         }
@@ -171,9 +171,17 @@ pub(super) struct Source {
     pub(super) image: usize,
 }
 
-/// Where a band's output goes, its extents, and the elements from a position to the next.
+/// Where a band's output goes, and its extents.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
+    pub(super) pointer: *mut f32,
+    pub(super) images: usize,
+    pub(super) out_rows: usize,
+}
+
+/// Output positions: how many, and the elements from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Positions {
     pub(super) pointer: *mut f32,
     pub(super) images: usize,
     pub(super) rows: usize,
@@ -207,31 +215,15 @@ fn run(x: &[f32], packed: &[f32], y: &mut [f32], window: &Window, band: &Band, p
             let source = band_source(x, first_image, images, first_row, out_rows, padded, window);
             let start = (first_image * out_height + first_row) * out_width * window.out_channels;
             let y = &mut y[start..][..images * out_rows * out_width * window.out_channels];
-            let line = out_width * window.out_channels;
-            let target = Target {
-                pointer: y.as_mut_ptr(),
-                images,
-                rows: out_rows,
-                columns: out_width,
-                channels: window.out_channels,
-                image_step: out_rows * line,
-                row_step: line,
-                column_step: window.out_channels,
-            };
-            let reach = Reach {
-                rows: window.size,
-                line: window.size * window.in_channels,
-                row_step: window.stride * source.line,
-                column_step: window.stride * window.in_channels,
-            };
+            let target = Target { pointer: y.as_mut_ptr(), images, out_rows };
             // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the target is what of y they make.
-            unsafe { run_band(source, packed, target, &reach, kernel) };
+            unsafe { run_band(source, packed, target, window, kernel) };
         }
     }
 }
 
 /// The images of a band with their border: themselves when they have none, otherwise copied into `padded`.
-fn band_source(
+pub(super) fn band_source(
     x: &[f32],
     first_image: usize,
     images: usize,
@@ -256,9 +248,34 @@ fn band_source(
 
 /// # Safety
 ///
-/// The source holds what the target's positions reach, and the target's elements are there and used by nobody else; `packed` has a panel of
-/// as many lines as a position reaches numbers for every width of the target's channels.
-pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, reach: &Reach, kernel: &MicroKernel) {
+/// The source holds the windows of the target's positions, and the target's elements are there and used by nobody else.
+pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
+    let line = window.out_width() * window.out_channels;
+    let positions = Positions {
+        pointer: target.pointer,
+        images: target.images,
+        rows: target.out_rows,
+        columns: window.out_width(),
+        channels: window.out_channels,
+        image_step: target.out_rows * line,
+        row_step: line,
+        column_step: window.out_channels,
+    };
+    let reach = Reach {
+        rows: window.size,
+        line: window.size * window.in_channels,
+        row_step: window.stride * source.line,
+        column_step: window.stride * window.in_channels,
+    };
+    // SAFETY: as this function's own contract.
+    unsafe { run_positions(source, packed, positions, &reach, kernel) }
+}
+
+/// # Safety
+///
+/// The source holds what the positions reach, and their elements are there and used by nobody else; `packed` has a panel of as many lines as a
+/// position reaches numbers for every width of the channels.
+pub(super) unsafe fn run_positions(source: Source, packed: &[f32], positions: Positions, reach: &Reach, kernel: &MicroKernel) {
     let line = reach.line;
     let contracted = reach.rows * line;
     // A chunk is some rows of the window or, when one is longer than a chunk, a part of a row.
@@ -275,29 +292,29 @@ pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, re
             let first = first_row * line + start;
             for (index, panel) in packed.chunks_exact(contracted * kernel.panel_width).enumerate() {
                 let column = index * kernel.panel_width;
-                // SAFETY: the offsets stay in what a position reaches and in the target's channels.
+                // SAFETY: the offsets stay in what a position reaches and in the channels.
                 unsafe {
                     let source = Source { pointer: source.pointer.add(first_row * source.line + start), ..source };
-                    let channels = kernel.panel_width.min(target.channels - column);
-                    let target = Target { pointer: target.pointer.add(column), channels, ..target };
+                    let channels = kernel.panel_width.min(positions.channels - column);
+                    let positions = Positions { pointer: positions.pointer.add(column), channels, ..positions };
                     let panel = panel[first * kernel.panel_width..].as_ptr();
-                    run_panel(source, &taps, panel, target, first > 0, reach, kernel);
+                    run_panel(source, &taps, panel, positions, first > 0, reach, kernel);
                 }
             }
         }
     }
 }
 
-/// One panel over all positions of a band.
+/// One panel over all positions.
 ///
 /// # Safety
 ///
-/// As [`run_band`], with the pointers moved to the first tap and the first channel.
+/// As [`run_positions`], with the pointers moved to the first tap and the first channel.
 unsafe fn run_panel(
     source: Source,
     taps: &Taps,
     panel: *const f32,
-    target: Target,
+    target: Positions,
     add: bool,
     reach: &Reach,
     kernel: &MicroKernel,
@@ -311,7 +328,7 @@ unsafe fn run_panel(
             let line = image * source.image + row * reach.row_step;
             let out_line = image * target.image_step + row * target.row_step;
             for column in 0..target.columns {
-                // SAFETY: the position is one of the band's.
+                // SAFETY: the position is one of these.
                 unsafe {
                     rows[count] = source.pointer.add(line + column * reach.column_step);
                     destinations[count] = target.pointer.add(out_line + column * target.column_step);

@@ -4,7 +4,7 @@
 
 use foretell_models::Window;
 
-use super::direct::{BAND_ELEMENTS, LEAST_BAND, Reach, Source, Target, evenly, run_band};
+use super::direct::{BAND_ELEMENTS, LEAST_BAND, Positions, Reach, Source, evenly, run_positions};
 use super::memory::Scratch;
 use super::micro_kernel::MicroKernel;
 
@@ -146,7 +146,7 @@ pub(super) fn input_gradient(
             // pixels lie in the image.
             unsafe {
                 let pointer = source.add(start(row) * line + start(column) * out_channels);
-                let target = Target {
+                let pixels = Positions {
                     pointer: dx.as_mut_ptr().add((row.first_row * width + column.first_row) * in_channels),
                     images,
                     rows: row.rows,
@@ -156,7 +156,7 @@ pub(super) fn input_gradient(
                     row_step: stride * width * in_channels,
                     column_step: stride * in_channels,
                 };
-                run_band(Source { pointer, line, image }, phase, target, &reach, kernel);
+                run_positions(Source { pointer, line, image }, phase, pixels, &reach, kernel);
             }
         }
     }
