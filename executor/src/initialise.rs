@@ -3,7 +3,7 @@
 
 use crate::arena::Arena;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
-use foretell_program::{Axis, Coordinates, Mesh, Placement, Placements, StageProgram};
+use foretell_program::{Coordinates, Initial, InitialShare, Mesh, Placements, StageProgram};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
@@ -13,14 +13,35 @@ use sha2::{Digest, Sha256};
 pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
-        let tensor = graph.tensor(initial.tensor);
-        let whole = values(tensor, seed);
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
-        let elements = buffer.shape.iter().product();
+        let elements: usize = buffer.shape.iter().product();
         // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
-        let share = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) };
-        take_share(&whole, tensor, &initial.placements, mesh, coordinates, share);
+        let filled = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) };
+        match initial {
+            Initial::Share(share) => filled.copy_from_slice(&share_of(share, graph, mesh, coordinates, seed)),
+            Initial::Bucket { members, axis } => {
+                let first = axis.map_or(0, |axis| coordinates.along(axis) * elements);
+                for (offset, share) in members {
+                    let share = share_of(share, graph, mesh, coordinates, seed);
+                    // What of it lies between the first and the last element of this part.
+                    let (from, until) = ((*offset).max(first), (offset + share.len()).min(first + elements));
+                    if from < until {
+                        filled[from - first..until - first].copy_from_slice(&share[from - offset..until - offset]);
+                    }
+                }
+            }
+            Initial::Values(values) => filled[..values.len()].copy_from_slice(values),
+        }
     }
+}
+
+/// The part of a tensor's start that a rank holds.
+fn share_of(share: &InitialShare, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, seed: u64) -> Vec<f32> {
+    let tensor = graph.tensor(share.tensor);
+    let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+    let mut part = vec![0.0; share.placements.local_shape(&full, mesh).iter().product()];
+    take_share(&values(tensor, seed), tensor, &share.placements, mesh, coordinates, &mut part);
+    part
 }
 
 /// All values of a tensor as it starts.
@@ -60,12 +81,7 @@ fn stream(seed: u64, name: &str) -> ChaCha8Rng {
 fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Mesh, coordinates: Coordinates, share: &mut [f32]) {
     let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
     let local = placements.local_shape(&full, mesh);
-    let mut start = vec![0; full.len()];
-    for axis in Axis::WITHIN_STAGE {
-        if let Placement::Shard(dimension) = placements.get(axis) {
-            start[dimension] += coordinates.along(axis) * local[dimension];
-        }
-    }
+    let start = placements.local_start(&full, mesh, coordinates);
     // Row by row of the last dimension: a multi-index over the others.
     let row = local.last().copied().unwrap_or(1);
     for (number, values) in share.chunks_mut(row.max(1)).enumerate() {
