@@ -201,5 +201,12 @@ fn family(model: &Model) -> &'static str {
         Model::Mlp { .. } => "mlp",
         Model::Resnet { .. } => "resnet",
         Model::Gpt { .. } => "gpt",
+        Model::LstmSeq2seq { .. } => "lstm-seq2seq",
+        Model::Moe { .. } => "moe",
+        Model::T5 { .. } => "t5",
+        Model::Llama { .. } => "llama",
+        Model::Bert { .. } => "bert",
+        Model::Vit { .. } => "vit",
+        Model::Vgg { .. } => "vgg",
     }
 }

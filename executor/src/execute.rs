@@ -5,7 +5,6 @@ use crate::files::write_whole;
 use crate::job::{Bits, EvaluationReport, Job, Report, StepReport, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::samples::sample_shape;
 use crate::{data::Dataset, supported};
 use foretell_program::{Axis, MetricKind, Rank, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
@@ -39,6 +38,9 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
+    /// Of a mixture of experts: how often a token was sent to an expert that had no slot left, over all mixtures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_tokens: Option<u64>,
     /// Where the loss is scaled (`fp16`): how.
     #[serde(flatten)]
     pub scaling: Option<LossScaling>,
@@ -110,7 +112,7 @@ pub fn execute(
     supported(&job.plan)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
-    let dataset = Dataset::open(&job.data, &sample_shape(job.model.sample()), job.seed)?;
+    let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
     let steps = job.length.steps(dataset.steps_per_epoch(job.plan.global_batch)?)?;
     drop(dataset);
     let timeline = folder.map(|folder| folder.join("timeline"));
@@ -206,6 +208,8 @@ impl Collector {
         let metrics = parts.iter().map(|part| &part.metrics);
         let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
         let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
+        let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
+        let dropped_tokens = has_mixtures.then(|| sum(metrics, MetricKind::Dropped) as u64);
         let one =
             |kind| parts.iter().flat_map(|part| &part.metrics).find(|(known, _)| *known == kind).map(|&(_, one)| one.into());
         let (loss_scale, skipped_steps) = (one(MetricKind::LossScale), one(MetricKind::SkippedSteps));
@@ -214,7 +218,7 @@ impl Collector {
         let scaling = loss_scale
             .zip(skipped_steps)
             .map(|(loss_scale, skipped_steps): (f64, f64)| LossScaling { loss_scale, skipped_steps });
-        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, scaling })
+        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens, scaling })
     }
 
     fn evaluated(&self, step: usize) -> bool {

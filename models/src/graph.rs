@@ -4,7 +4,8 @@
 //! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
-use crate::kernel::{Kernel, WeightLayout, Window};
+use crate::attention::{Attention, RelativePositions, Rope};
+use crate::kernel::{Epsilon, Kernel, Mixture, Recurrence, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
 /// A tensor's place in [`Graph::tensors`].
@@ -57,10 +58,14 @@ pub enum InputKind {
     Images,
     /// Feature vectors `[batch, features]`.
     Features,
-    /// Token ids `[batch, sequence]`.
+    /// Token ids `[batch, sequence]`; of a sequence to be made from another, those that come before each of its own.
     Tokens,
+    /// Token ids `[batch, sequence]` of the sequence from which another is made.
+    SourceTokens,
     /// A class per sample, or per position of a sequence.
     Labels,
+    /// To which of the texts of a sample a token belongs, `[batch, sequence]`: all to the first.
+    TokenTypes,
 }
 
 /// How a parameter starts, as the model's authors start it.
@@ -85,6 +90,9 @@ pub struct Parameter {
     pub permutation: Vec<usize>,
     /// The public shape, whose elements are ours permuted.
     pub shape: Vec<usize>,
+    /// Where the public form is several tensors, as the experts of a mixture are: their names. Each is one index of the first dimension of
+    /// `shape` and has the shape of the others. Empty where it is one tensor, under the tensor's own name.
+    pub parts: Vec<String>,
 }
 
 /// What a tensor is for.
@@ -117,7 +125,35 @@ pub struct Tensor {
     pub storage: Storage,
 }
 
+/// A tensor of a parameter's public form: what a file of weights has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicTensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements, counted in the order of [`Parameter::shape`].
+    pub elements: std::ops::Range<usize>,
+}
+
 impl Tensor {
+    /// The tensors under which a parameter is publicly known, in order: one, but for the stacked experts of a mixture. None of what is
+    /// not a parameter.
+    pub fn public_tensors(&self) -> Vec<PublicTensor> {
+        let Role::Parameter(Parameter { shape, parts, .. }) = &self.role else { return Vec::new() };
+        if parts.is_empty() {
+            return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
+        }
+        let shape = shape.get(1..).unwrap_or_default().to_vec();
+        let length: usize = shape.iter().product();
+        let part = |(index, name): (usize, &String)| PublicTensor {
+            name: name.clone(),
+            shape: shape.clone(),
+            elements: index * length..(index + 1) * length,
+        };
+        parts.iter().enumerate().map(part).collect()
+    }
+
     /// The number of elements over all ranks.
     pub fn elements(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.extent).product()
@@ -142,10 +178,18 @@ pub enum Extent {
     Features,
     /// Positions within a group, sequence or image.
     Positions,
-    /// Attention heads.
+    /// Attention heads; of keys and values where these have fewer.
     Heads,
+    /// Query heads of each key head.
+    Group,
+    /// Positions that are attended to.
+    Keys,
+    /// Tensors that one is split into.
+    Parts,
     /// Rows of an embedding's table.
     Vocabulary,
+    /// Experts of a mixture.
+    Experts,
 }
 
 /// A loop dimension of an operator.
@@ -179,6 +223,15 @@ pub struct Operand {
     pub axes: Vec<Option<LoopId>>,
 }
 
+/// How tokens are shared out to the slots of a mixture's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Experts that a token is sent to.
+    pub top: usize,
+    /// Slots of an expert for each sample. A rank's samples share theirs.
+    pub per_sample: usize,
+}
+
 /// What an operator computes. The loops carry the sizes, this the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // Each is described at the kernel of the same name.
@@ -196,6 +249,10 @@ pub enum OperatorKind {
     ReluGradient,
     Gelu,
     GeluGradient,
+    GeluExact,
+    GeluExactGradient,
+    SiluMultiply,
+    SiluMultiplyGradient,
     Add,
     /// The window's batch and channels are those of the loops.
     Convolution(Window),
@@ -209,23 +266,78 @@ pub enum OperatorKind {
     MaxPoolGradient(Window),
     GlobalAveragePool,
     GlobalAveragePoolGradient,
-    LayerNorm,
+    LayerNorm(Epsilon),
     LayerNormInputGradient,
     LayerNormWeightGradient,
+    RmsNorm(Epsilon),
+    RmsNormInputGradient,
+    RmsNormWeightGradient,
+    /// The base of the frequencies.
+    Rope {
+        theta: usize,
+    },
+    RopeGradient {
+        theta: usize,
+    },
+    Prepend,
+    PrependInputGradient,
+    PrependWeightGradient,
+    First,
+    FirstGradient,
     Embedding,
     EmbeddingWeightGradient,
+    /// `packed` is set by fusion only.
     Attention {
         causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        packed: bool,
     },
     AttentionGradient {
         causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        packed: bool,
     },
+    Split,
+    Join,
     CrossEntropy,
     LogitStatistics,
     CrossEntropyOfStatistics,
     /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
         normalizer: usize,
+    },
+    /// Experts that a token is sent to.
+    Route {
+        top: usize,
+    },
+    RouteGradient {
+        top: usize,
+    },
+    Dispatch(Slots),
+    DispatchGradient(Slots),
+    Combine(Slots),
+    CombineInputGradient(Slots),
+    CombineGateGradient(Slots),
+    ExpertMatmul,
+    ExpertMatmulInputGradient,
+    ExpertMatmulWeightGradient,
+    /// What the divisor is the root of.
+    Scale {
+        square: usize,
+    },
+    Multiply,
+    Lstm {
+        initial: bool,
+    },
+    LstmGradient {
+        initial: bool,
+        outputs: bool,
+        last: bool,
+    },
+    LstmWeightGradient {
+        initial: bool,
     },
 }
 
@@ -326,6 +438,10 @@ impl OperatorKind {
         match self {
             OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
             OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
+            OperatorKind::Attention { .. }
+            | OperatorKind::AttentionGradient { .. }
+            | OperatorKind::Rope { .. }
+            | OperatorKind::RopeGradient { .. } => Some(Extent::Positions),
             _ => None,
         }
     }
@@ -352,6 +468,15 @@ impl Operator {
         let contracted = size(Extent::Contracted);
         let features = size(Extent::Features);
         let positions = size(Extent::Positions);
+        let experts = size(Extent::Experts);
+        let mixture = |Slots { top, per_sample }: Slots| Mixture {
+            tokens: rows * positions,
+            experts,
+            capacity: rows * per_sample,
+            top,
+            hidden: features,
+        };
+        let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
         // Into how many parts ranks have cut the loops of a role.
         let parts = |role: Extent| -> usize {
             let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
@@ -361,6 +486,29 @@ impl Operator {
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
+        let attention = |causal, scaled, relative, packed| Attention {
+            batch: rows,
+            queries: positions,
+            keys: size(Extent::Keys),
+            key_heads: size(Extent::Heads),
+            group: size(Extent::Group),
+            head_dimension: features,
+            causal,
+            scaled,
+            relative,
+            packed,
+            query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
+            query_offset: 0,
+        };
+        let rope = |theta| Rope {
+            batch: rows,
+            positions,
+            heads: size(Extent::Heads),
+            head_dimension: features,
+            theta,
+            position_parts: parts(Extent::Positions),
+            position_offset: 0,
+        };
         match self.kind {
             OperatorKind::Matmul { weight, relu } => {
                 Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
@@ -373,6 +521,10 @@ impl Operator {
             OperatorKind::ReluGradient => Kernel::ReluGradient { elements: elements() },
             OperatorKind::Gelu => Kernel::Gelu { elements: elements() },
             OperatorKind::GeluGradient => Kernel::GeluGradient { elements: elements() },
+            OperatorKind::GeluExact => Kernel::GeluExact { elements: elements() },
+            OperatorKind::GeluExactGradient => Kernel::GeluExactGradient { elements: elements() },
+            OperatorKind::SiluMultiply => Kernel::SiluMultiply { elements: elements() },
+            OperatorKind::SiluMultiplyGradient => Kernel::SiluMultiplyGradient { elements: elements() },
             OperatorKind::Add => Kernel::Add { elements: elements() },
             OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
             OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
@@ -389,9 +541,19 @@ impl Operator {
             OperatorKind::GlobalAveragePoolGradient => {
                 Kernel::GlobalAveragePoolGradient { batch: rows, positions, channels: features }
             }
-            OperatorKind::LayerNorm => Kernel::LayerNorm { rows, features },
+            OperatorKind::LayerNorm(epsilon) => Kernel::LayerNorm { rows, features, epsilon },
             OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
             OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
+            OperatorKind::RmsNorm(epsilon) => Kernel::RmsNorm { rows, features, epsilon },
+            OperatorKind::RmsNormInputGradient => Kernel::RmsNormInputGradient { rows, features },
+            OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
+            OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
+            OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
+            OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
+            OperatorKind::PrependInputGradient => Kernel::PrependInputGradient { batch: rows, positions, features },
+            OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },
+            OperatorKind::First => Kernel::First { batch: rows, positions, features },
+            OperatorKind::FirstGradient => Kernel::FirstGradient { batch: rows, positions, features },
             OperatorKind::Embedding => Kernel::Embedding {
                 tokens: rows,
                 vocabulary: size(Extent::Vocabulary),
@@ -404,20 +566,14 @@ impl Operator {
                 hidden: features,
                 parts: parts(Extent::Vocabulary),
             },
-            OperatorKind::Attention { causal } => Kernel::Attention {
-                batch: rows,
-                sequence: positions,
-                heads: size(Extent::Heads),
-                head_dimension: features,
-                causal,
-            },
-            OperatorKind::AttentionGradient { causal } => Kernel::AttentionGradient {
-                batch: rows,
-                sequence: positions,
-                heads: size(Extent::Heads),
-                head_dimension: features,
-                causal,
-            },
+            OperatorKind::Attention { causal, scaled, relative, packed } => {
+                Kernel::Attention(attention(causal, scaled, relative, packed))
+            }
+            OperatorKind::AttentionGradient { causal, scaled, relative, packed } => {
+                Kernel::AttentionGradient(attention(causal, scaled, relative, packed))
+            }
+            OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
+            OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
             OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
             OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },
@@ -428,6 +584,23 @@ impl Operator {
                 parts: parts(Extent::Features),
                 scaled: false,
             },
+            OperatorKind::Route { top } => Kernel::Route { tokens: rows * positions, experts, top },
+            OperatorKind::RouteGradient { top } => Kernel::RouteGradient { tokens: rows * positions, experts, top },
+            OperatorKind::Dispatch(slots) => Kernel::Dispatch(mixture(slots)),
+            OperatorKind::DispatchGradient(slots) => Kernel::DispatchGradient(mixture(slots)),
+            OperatorKind::Combine(slots) => Kernel::Combine(mixture(slots)),
+            OperatorKind::CombineInputGradient(slots) => Kernel::CombineInputGradient(mixture(slots)),
+            OperatorKind::CombineGateGradient(slots) => Kernel::CombineGateGradient(mixture(slots)),
+            OperatorKind::Lstm { initial } => Kernel::Lstm(recurrence(initial)),
+            OperatorKind::LstmGradient { initial, outputs, last } => {
+                Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
+            }
+            OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
+            OperatorKind::Scale { square } => Kernel::Scale { elements: elements(), square },
+            OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
         }
     }
 }

@@ -282,7 +282,13 @@ pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
         | Kernel::Relu { .. }
         | Kernel::ReluGradient { .. }
         | Kernel::GeluGradient { .. }
+        | Kernel::GeluExactGradient { .. }
+        | Kernel::SiluMultiplyGradient { .. }
+        | Kernel::Rope(_)
+        | Kernel::RopeGradient(_)
         | Kernel::Add { .. }
+        | Kernel::Scale { .. }
+        | Kernel::Multiply { .. }
         | Kernel::CrossEntropyGradient { .. } => Some(0),
         _ => None,
     }

@@ -11,6 +11,9 @@ use crate::topology::{Description, MAXIMUM_DEVICES, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What the kind of this machine's devices is called.
+pub const LOCAL_DEVICE: &str = "local-core";
+
 /// The clock assumed where `/proc/cpuinfo` says none, as on most Arm machines.
 const ASSUMED_MEGAHERTZ: f64 = 2500.0;
 
@@ -153,7 +156,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
     }
     let model = processor.model.as_deref().unwrap_or("a processor of unknown model");
     DeviceKind {
-        name: "local-core".into(),
+        name: LOCAL_DEVICE.into(),
         base: None,
         architecture: Architecture::Cpu,
         memory,
@@ -162,6 +165,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
         power: None,
         link: None,
         cores: Some(1),
+        cpu_quota: None,
         source: Some(format!("estimated from /proc/cpuinfo: {model}, {megahertz:.0} MHz, {operations} fp32 operations a cycle")),
     }
 }

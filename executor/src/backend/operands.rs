@@ -11,23 +11,27 @@ use super::{BackendError, KernelCall};
 pub struct OperandBytes {
     /// What it reads.
     pub reads: Vec<Bytes>,
-    /// What it writes. The third of [`Kernel::BatchNorm`] is optional and listed here.
+    /// What it writes. The third of [`Kernel::BatchNorm`] and of [`Kernel::Dispatch`] is optional and listed here.
     pub writes: Vec<Bytes>,
 }
 
 /// Numbers of an update's control.
 pub(super) const CONTROL: usize = 8;
 
-/// Elements of up to four operands a side, without an allocation.
+/// The most operands that a kernel has on a side.
+const MOST: usize = 8;
+
+/// Elements of the operands of each side, without an allocation.
 struct Elements {
-    reads: ([usize; 4], usize),
-    writes: ([usize; 4], usize),
+    reads: ([usize; MOST], usize),
+    writes: ([usize; MOST], usize),
 }
 
 /// The sizes of `kernel`'s operands in single precision.
 pub fn operand_bytes(kernel: &Kernel) -> OperandBytes {
     let elements = elements(kernel);
-    let bytes = |(sizes, count): ([usize; 4], usize)| sizes.iter().take(count).map(|&size| Bytes::new(4 * size as u64)).collect();
+    let bytes =
+        |(sizes, count): ([usize; MOST], usize)| sizes.iter().take(count).map(|&size| Bytes::new(4 * size as u64)).collect();
     OperandBytes { reads: bytes(elements.reads), writes: bytes(elements.writes) }
 }
 
@@ -36,7 +40,7 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
     let kernel = call.kernel.name();
     check_sizes(call.kernel)?;
     let elements = elements(call.kernel);
-    let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. }));
+    let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. } | Kernel::Dispatch(_)));
     for (side, operands, (sizes, count), optional) in
         [("reads", call.reads, elements.reads, 0), ("writes", call.writes, elements.writes, optional)]
     {
@@ -89,7 +93,30 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
         }
         Kernel::RunningStatistics { contributions: 0, .. } => impossible("no statistics contribute"),
         Kernel::CrossEntropyGradient { normalizer: 0, .. } => impossible("the normalizer is zero"),
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+            if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
+                return impossible("packed attention has as many keys as queries, and of as many heads");
+            }
+            if sizes.relative.is_some_and(|relative| relative.buckets < 4 || relative.max_distance <= relative.buckets) {
+                return impossible("relative positions need four buckets, and a distance beyond them");
+            }
+            Ok(())
+        }
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) if !sizes.head_dimension.is_multiple_of(2) || sizes.theta == 0 => {
+            impossible("rotary positions turn pairs of features by a base above zero")
+        }
+        Kernel::First { positions: 0, .. } => impossible("there is no first position"),
+        Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST).contains(parts) => {
+            impossible("a tensor is split into one to eight")
+        }
+        Kernel::Scale { square: 0, .. } => impossible("a divisor is zero"),
         Kernel::CrossEntropy { classes: 0, .. } => impossible("there are no classes"),
+        Kernel::Route { experts, top, .. } if *top == 0 || top > experts => {
+            impossible("a token is sent to no expert, or to more than there are")
+        }
+        Kernel::Dispatch(mixture) if mixture.capacity > i32::MAX as usize => {
+            impossible("an expert has more slots than an index of 32 bits can name")
+        }
         _ => Ok(()),
     }
 }
@@ -108,10 +135,17 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),
-        Kernel::Relu { elements } | Kernel::Gelu { elements } => operands(&[elements], &[elements]),
-        Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
-            operands(&[elements, elements], &[elements])
+        Kernel::Multiply { elements } => operands(&[elements, elements], &[elements]),
+        Kernel::Scale { elements, .. } => operands(&[elements], &[elements]),
+        Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
+            operands(&[elements], &[elements])
         }
+        Kernel::ReluGradient { elements }
+        | Kernel::GeluGradient { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::Add { elements } => operands(&[elements, elements], &[elements]),
+        Kernel::SiluMultiplyGradient { elements } => operands(&[elements; 3], &[elements; 2]),
         Kernel::Convolution(window) => {
             operands(&[window.input_elements(), window.weight_elements()], &[output_elements(&window)])
         }
@@ -149,26 +183,108 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
             operands(&[batch * channels], &[batch * positions * channels])
         }
-        Kernel::LayerNorm { rows, features } => operands(&[rows * features, features, features], &[rows * features, 2 * rows]),
+        Kernel::LayerNorm { rows, features, .. } => {
+            operands(&[rows * features, features, features], &[rows * features, 2 * rows])
+        }
         Kernel::LayerNormInputGradient { rows, features } => {
             operands(&[rows * features, rows * features, features, 2 * rows], &[rows * features])
         }
         Kernel::LayerNormWeightGradient { rows, features } => {
             operands(&[rows * features, rows * features, 2 * rows], &[features, features])
         }
+        Kernel::RmsNorm { rows, features, .. } => operands(&[rows * features, features], &[rows * features, rows]),
+        Kernel::RmsNormInputGradient { rows, features } => {
+            operands(&[rows * features, rows * features, features, rows], &[rows * features])
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => operands(&[rows * features, rows * features, rows], &[features]),
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => operands(&[sizes.elements()], &[sizes.elements()]),
+        Kernel::Prepend { batch, positions, features } => {
+            operands(&[batch * positions * features, features], &[batch * (positions + 1) * features])
+        }
+        Kernel::PrependInputGradient { batch, positions, features } => {
+            operands(&[batch * (positions + 1) * features], &[batch * positions * features])
+        }
+        Kernel::PrependWeightGradient { batch, positions, features } => {
+            operands(&[batch * (positions + 1) * features], &[features])
+        }
+        Kernel::First { batch, positions, features } => operands(&[batch * positions * features], &[batch * features]),
+        Kernel::FirstGradient { batch, positions, features } => operands(&[batch * features], &[batch * positions * features]),
         Kernel::Embedding { tokens, vocabulary, hidden, .. } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
         Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
             operands(&[tokens * hidden, tokens], &[vocabulary * hidden])
         }
-        Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-            let out = batch * sequence * heads * head_dimension;
-            operands(&[3 * out], &[out, batch * heads * sequence])
+        Kernel::Attention(sizes) => {
+            let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+            let reads = if sizes.packed { [3 * q, table, 0, 0] } else { [q, k, k, table] };
+            let count = if sizes.packed { 1 } else { 3 } + usize::from(sizes.relative.is_some());
+            operands(&reads[..count], &[q, sizes.rows()])
         }
-        Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-            let out = batch * sequence * heads * head_dimension;
-            operands(&[out, 3 * out, out, batch * heads * sequence], &[3 * out])
+        Kernel::AttentionGradient(sizes) => {
+            let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+            let tables = usize::from(sizes.relative.is_some());
+            if sizes.packed {
+                operands(&[q, 3 * q, q, sizes.rows(), table][..4 + tables], &[3 * q, table][..1 + tables])
+            } else {
+                operands(&[q, q, k, k, q, sizes.rows(), table][..6 + tables], &[q, k, k, table][..3 + tables])
+            }
         }
+        Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST][..parts]),
+        Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST][..parts], &[rows * parts * columns]),
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
+        Kernel::Route { tokens, experts, top } => operands(&[tokens * experts], &[tokens * top, tokens * top]),
+        Kernel::RouteGradient { tokens, experts, top } => operands(&[tokens * top; 3], &[tokens * experts]),
+        Kernel::Dispatch(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), choices], &[mixture.slot_elements(), choices, 1])
+        }
+        Kernel::DispatchGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.slot_elements(), choices, choices], &[mixture.token_elements()])
+        }
+        Kernel::Combine(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.slot_elements(), choices, choices, choices], &[mixture.token_elements()])
+        }
+        Kernel::CombineInputGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), choices, choices, choices], &[mixture.slot_elements()])
+        }
+        Kernel::CombineGateGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), mixture.slot_elements(), choices, choices], &[choices])
+        }
+        Kernel::Lstm(sizes) => {
+            let y = sizes.output_elements();
+            let reads = [4 * y, sizes.weight_elements(), sizes.state_elements()];
+            operands(&reads[..2 + usize::from(sizes.initial)], &[y, 4 * y, y, sizes.state_elements()])
+        }
+        Kernel::LstmGradient { sizes, outputs, last } => {
+            let (y, state) = (sizes.output_elements(), sizes.state_elements());
+            // What may be missing stands first and last.
+            let reads = [y, state, sizes.weight_elements(), 4 * y, y, state];
+            let mut present = [0; 6];
+            let mut count = 0;
+            for (size, is_present) in reads.into_iter().zip([outputs, last, true, true, true, sizes.initial]) {
+                if is_present {
+                    present[count] = size;
+                    count += 1;
+                }
+            }
+            operands(&present[..count], &[4 * y, state][..1 + usize::from(sizes.initial)])
+        }
+        Kernel::LstmWeightGradient(sizes) => {
+            let reads = [4 * sizes.output_elements(), sizes.output_elements(), sizes.state_elements()];
+            operands(&reads[..2 + usize::from(sizes.initial)], &[sizes.weight_elements()])
+        }
+        Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * contracted, experts * columns * contracted], &[experts * rows * columns])
+        }
+        Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * columns, experts * columns * contracted], &[experts * rows * contracted])
+        }
+        Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * columns, experts * rows * contracted], &[experts * columns * contracted])
+        }
         Kernel::LogitStatistics { rows, classes, .. } => operands(&[rows * classes, rows], &[4 * rows]),
         Kernel::CrossEntropyOfStatistics { rows, parts } => operands(&[4 * parts * rows, rows], &[1, 1, rows]),
         Kernel::CrossEntropyGradient { rows, classes, scaled: false, .. } => {
@@ -204,7 +320,7 @@ fn output_elements(window: &Window) -> usize {
 
 fn operands(reads: &[usize], writes: &[usize]) -> Elements {
     let fill = |sizes: &[usize]| {
-        let mut filled = [0; 4];
+        let mut filled = [0; MOST];
         filled.iter_mut().zip(sizes).for_each(|(slot, &size)| *slot = size);
         (filled, sizes.len())
     };

@@ -24,6 +24,7 @@ mod error;
 mod files;
 mod idx;
 mod images;
+mod masking;
 mod order;
 mod source;
 mod synthetic;
@@ -34,6 +35,8 @@ mod tokens;
 pub use error::DataError;
 pub use order::EpochOrder;
 pub use source::{DataSource, EmptyDataName};
+
+pub use foretell_models::Sample as SampleShape;
 
 use files::Found;
 use images::ImageData;
@@ -48,37 +51,6 @@ pub const IGNORED_LABEL: i32 = -1;
 
 /// The most numbers in one sample (a gigabyte of them): beyond it a shape is a slip of the pen.
 const MAX_SAMPLE: usize = 1 << 28;
-
-/// What the model wants a sample to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SampleShape {
-    /// An image, channels last, and its class.
-    Image {
-        /// Channels of a pixel.
-        channels: usize,
-        /// Rows.
-        height: usize,
-        /// Columns.
-        width: usize,
-        /// Classes that the model tells apart.
-        classes: usize,
-    },
-    /// A flat vector and its class.
-    Features {
-        /// Numbers in the vector.
-        width: usize,
-        /// Classes that the model tells apart.
-        classes: usize,
-    },
-    /// A run of tokens; the labels are the tokens shifted by one.
-    Tokens {
-        /// Tokens of a sample.
-        sequence: usize,
-        /// Tokens that the model knows; the tokens are below it.
-        vocabulary: usize,
-    },
-}
 
 /// Which part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -141,12 +113,13 @@ impl Dataset {
         }
     }
 
-    /// Numbers (or tokens) of one sample.
+    /// Numbers (or tokens) of one sample; of a pair those of the sequence that is given.
     pub fn sample_size(&self) -> usize {
         match self.wanted {
             SampleShape::Image { channels, height, width, .. } => channels * height * width,
             SampleShape::Features { width, .. } => width,
-            SampleShape::Tokens { sequence, .. } => sequence,
+            SampleShape::Tokens { sequence, .. } | SampleShape::MaskedTokens { sequence, .. } => sequence,
+            SampleShape::Pair { source, .. } => source,
         }
     }
 
@@ -162,6 +135,10 @@ impl Dataset {
             (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
             (_, SampleShape::Features { width, .. }) => format!("{width} features"),
             (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
+            (_, SampleShape::Pair { source, target, .. }) => format!("{source} tokens to make {target} from"),
+            (_, SampleShape::MaskedTokens { sequence, predictions, .. }) => {
+                format!("windows of {sequence} tokens, {predictions} of them masked")
+            }
         };
         let (training, evaluation) = (self.len(Split::Training), self.len(Split::Evaluation));
         format!("{}: {training} training and {evaluation} evaluation samples, {kind}", self.name)
@@ -237,14 +214,14 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or [`IGNORED_LABEL`] for
-    /// padding.
+    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or where tokens are masked what those
+    /// were and [`IGNORED_LABEL`] elsewhere, and for padding.
     ///
     /// # Errors
     /// When the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
     pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         let sequence = self.sample_size();
-        if !matches!(self.wanted, SampleShape::Tokens { .. }) {
+        if self.wanted.tokens().is_none() {
             return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });
         }
         self.check_request(split, indices, sequence, tokens.len())?;
@@ -259,13 +236,54 @@ impl Dataset {
                     labels.fill(IGNORED_LABEL);
                 }
             }
+            if let SampleShape::MaskedTokens { vocabulary, predictions, .. } = self.wanted
+                && index != PADDING
+            {
+                masking::mask(self.seed, split, index, vocabulary, predictions, tokens, labels);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the sequences that are given, `[sample, source]`, and of those to be made the tokens before each of theirs and the tokens
+    /// themselves, both `[sample, target]`; labels of padding are [`IGNORED_LABEL`].
+    ///
+    /// # Errors
+    /// When the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    pub fn fill_pairs(
+        &self,
+        split: Split,
+        indices: &[usize],
+        sources: &mut [i32],
+        tokens: &mut [i32],
+        labels: &mut [i32],
+    ) -> Result<(), DataError> {
+        let SampleShape::Pair { source, target, .. } = self.wanted else {
+            return Err(DataError::WrongKind { asked: "pairs of sequences", opened_for: "something else" });
+        };
+        self.check_request(split, indices, source, sources.len())?;
+        self.check_request(split, indices, target, tokens.len())?;
+        self.check_request(split, indices, target, labels.len())?;
+        let rows = sources.chunks_exact_mut(source).zip(tokens.chunks_exact_mut(target)).zip(labels.chunks_exact_mut(target));
+        for (&index, ((source, tokens), labels)) in indices.iter().zip(rows) {
+            match &self.contents {
+                Contents::Synthetic(data) if index != PADDING => data.fill_pair(split, index, source, tokens, labels),
+                _ => {
+                    source.fill(0);
+                    tokens.fill(0);
+                    labels.fill(IGNORED_LABEL);
+                }
+            }
         }
         Ok(())
     }
 
     fn check_classified(&self, asked: &'static str) -> Result<(), DataError> {
         match self.wanted {
-            SampleShape::Tokens { .. } => Err(DataError::WrongKind { asked, opened_for: "tokens" }),
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => {
+                Err(DataError::WrongKind { asked, opened_for: "tokens" })
+            }
+            SampleShape::Pair { .. } => Err(DataError::WrongKind { asked, opened_for: "pairs of sequences" }),
             SampleShape::Image { .. } | SampleShape::Features { .. } => Ok(()),
         }
     }
@@ -297,6 +315,13 @@ fn check_shape(name: &str, wanted: &SampleShape) -> Result<(), DataError> {
         SampleShape::Image { channels, height, width, classes } => ([channels, height, width], classes),
         SampleShape::Features { width, classes } => ([width, 1, 1], classes),
         SampleShape::Tokens { sequence, vocabulary } => ([sequence, 1, 1], vocabulary),
+        SampleShape::Pair { source, target, source_vocabulary, target_vocabulary } => {
+            let shortest = source.min(target).min(source_vocabulary).min(target_vocabulary);
+            ([source.max(target), shortest.min(1), 1], source_vocabulary.max(target_vocabulary))
+        }
+        SampleShape::MaskedTokens { sequence, vocabulary, predictions } => {
+            ([sequence, usize::from((1..=sequence).contains(&predictions)), 1], vocabulary)
+        }
     };
     let size = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
     let sound = size.is_some_and(|size| (1..=MAX_SAMPLE).contains(&size)) && (1..=i32::MAX as usize).contains(&kinds);

@@ -1,6 +1,7 @@
 //! The CPU backend: single precision, one core, deterministic. Parallelism is one process a core, so nothing here starts a thread.
 //! This file checks a call and hands it to its kernel; a file below knows one family of kernels and nothing of the others.
 
+mod activations;
 mod attention;
 mod batch_norm;
 mod blocked;
@@ -9,15 +10,20 @@ mod convolution;
 mod cross_entropy;
 mod direct;
 mod elementwise;
+mod experts;
 mod head_products;
 mod layer_norm;
+mod lstm;
 mod matmul;
 mod memory;
 mod micro_kernel;
+mod mixture;
 mod movement;
 mod optimizers;
 mod pooling;
 mod product;
+mod rms_norm;
+mod rope;
 mod strided;
 mod sums;
 mod transpose;
@@ -83,6 +89,10 @@ impl Backend for CpuBackend {
                 Kernel::ReluGradient { .. } => elementwise::relu_gradient(call),
                 Kernel::Gelu { .. } => elementwise::gelu(call),
                 Kernel::GeluGradient { .. } => elementwise::gelu_gradient(call),
+                Kernel::GeluExact { .. } => activations::gelu_exact(call),
+                Kernel::GeluExactGradient { .. } => activations::gelu_exact_gradient(call),
+                Kernel::SiluMultiply { .. } => activations::silu_multiply(call),
+                Kernel::SiluMultiplyGradient { .. } => activations::silu_multiply_gradient(call),
                 Kernel::Add { .. } => elementwise::add(call),
                 Kernel::SumOfSquares { .. } => elementwise::sum_of_squares(call),
                 Kernel::Convolution(ref window) => convolution::forward(call, window, micro_kernel, scratch),
@@ -107,22 +117,55 @@ impl Backend for CpuBackend {
                 Kernel::GlobalAveragePoolGradient { positions, channels, .. } => {
                     pooling::average_gradient(call, positions, channels);
                 }
-                Kernel::LayerNorm { .. } => layer_norm::forward(call),
+                Kernel::LayerNorm { epsilon, .. } => layer_norm::forward(call, epsilon.value() as f32),
                 Kernel::LayerNormInputGradient { .. } => layer_norm::input_gradient(call),
                 Kernel::LayerNormWeightGradient { .. } => layer_norm::weight_gradient(call, scratch),
+                Kernel::RmsNorm { epsilon, .. } => rms_norm::forward(call, epsilon.value() as f32),
+                Kernel::RmsNormInputGradient { .. } => rms_norm::input_gradient(call),
+                Kernel::RmsNormWeightGradient { .. } => rms_norm::weight_gradient(call, scratch),
+                Kernel::Rope(sizes) => rope::turn(call, &sizes.for_member(call.group_index), 1.0, scratch),
+                Kernel::RopeGradient(sizes) => rope::turn(call, &sizes.for_member(call.group_index), -1.0, scratch),
+                Kernel::Prepend { positions, features, .. } => movement::prepend(call, positions, features),
+                Kernel::PrependInputGradient { positions, features, .. } => {
+                    movement::prepend_input_gradient(call, positions, features);
+                }
+                Kernel::PrependWeightGradient { positions, .. } => movement::prepend_weight_gradient(call, positions),
+                Kernel::First { positions, features, .. } => movement::first(call, positions, features),
+                Kernel::FirstGradient { positions, features, .. } => movement::first_gradient(call, positions, features),
                 Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts)?,
                 Kernel::EmbeddingWeightGradient { vocabulary, hidden, parts, .. } => {
                     movement::embedding_gradient(call, vocabulary, hidden, parts)?;
                 }
-                Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::forward(call, sizes, micro_kernel, scratch);
+                Kernel::Attention(sizes) => {
+                    attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
-                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::gradient(call, sizes, micro_kernel, scratch);
+                Kernel::AttentionGradient(sizes) => {
+                    attention::gradient(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
+                Kernel::Split { columns, .. } => movement::split(call, columns),
+                Kernel::Join { columns, .. } => movement::join(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
+                Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
+                Kernel::Multiply { .. } => elementwise::multiply(call),
+                Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
+                Kernel::RouteGradient { experts, top, .. } => mixture::route_gradient(call, experts, top)?,
+                Kernel::Dispatch(ref sizes) => mixture::dispatch(call, sizes)?,
+                Kernel::DispatchGradient(ref sizes) => mixture::dispatch_gradient(call, sizes)?,
+                Kernel::Combine(ref sizes) => mixture::combine(call, sizes)?,
+                Kernel::CombineInputGradient(ref sizes) => mixture::combine_input_gradient(call, sizes)?,
+                Kernel::CombineGateGradient(ref sizes) => mixture::combine_gate_gradient(call, sizes)?,
+                Kernel::Lstm(ref sizes) => lstm::forward(call, sizes, scratch),
+                Kernel::LstmGradient { ref sizes, outputs, last } => lstm::gradient(call, sizes, outputs, last, scratch),
+                Kernel::LstmWeightGradient(ref sizes) => lstm::weight_gradient(call, sizes, scratch),
+                Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                    experts::forward(call, experts, [rows, columns, contracted], micro_kernel, scratch);
+                }
+                Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                    experts::input_gradient(call, experts, [rows, columns, contracted], micro_kernel, scratch);
+                }
+                Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                    experts::weight_gradient(call, experts, [rows, columns, contracted], micro_kernel, scratch);
+                }
                 Kernel::LogitStatistics { classes, parts, .. } => cross_entropy::statistics(call, classes, parts)?,
                 Kernel::CrossEntropyOfStatistics { rows, .. } => cross_entropy::of_statistics(call, rows),
                 Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } => {
