@@ -25,6 +25,7 @@ pub mod data;
 mod error;
 mod execute;
 mod files;
+mod half;
 mod initialise;
 mod interpreter;
 mod job;
