@@ -6,7 +6,7 @@ use crate::launcher::{LaunchOptions, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, Profile, Sample};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -50,7 +50,7 @@ pub fn calibrate(
     ranks.finish()?;
     let kernels = kernels.iter().filter_map(|(&index, samples)| {
         let &(kernel, accumulate) = job.kernels.get(index)?;
-        Some(KernelSample { kernel, accumulate, precision: DataType::Fp32, time: together(samples) })
+        Some(KernelSample { kernel, accumulate, precision: job.precision, time: together(samples) })
     });
     let exchanges = exchanges.iter().map(|(&(exchange, bytes), measured)| {
         let samples: Vec<Sample> = measured.iter().map(|(sample, _)| *sample).collect();

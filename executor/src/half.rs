@@ -3,6 +3,8 @@
 //! Nothing is computed in sixteen bits here: memory and messages hold them, arithmetic is in single precision. A number is rounded to
 //! the nearest, to the even one of two that are as near (IEEE 754's default); what is too large becomes infinite; a NaN stays one.
 
+use foretell_units::DataType;
+
 /// A format of sixteen bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
@@ -13,6 +15,15 @@ pub enum Half {
 }
 
 impl Half {
+    /// The format of sixteen bits that a data type is, if it is one.
+    pub fn of(data_type: DataType) -> Option<Self> {
+        match data_type {
+            DataType::Bf16 => Some(Half::Bf16),
+            DataType::Fp16 => Some(Half::Fp16),
+            _ => None,
+        }
+    }
+
     /// The number that `bits` stand for.
     #[inline(always)]
     pub fn to_single(self, bits: u16) -> f32 {

@@ -2,6 +2,7 @@
 //! So a parameter starts the same in every layout.
 
 use crate::arena::Arena;
+use crate::half::Half;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
 use foretell_program::{Axis, Coordinates, Mesh, Placement, Placements, StageProgram};
 use rand::SeedableRng;
@@ -9,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 use sha2::{Digest, Sha256};
 
-/// Fills all parameters and running statistics of a rank.
+/// Fills all parameters, their master copies and running statistics of a rank.
 pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
@@ -17,6 +18,13 @@ pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coord
         let whole = values(tensor, seed);
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
         let elements = buffer.shape.iter().product();
+        if let Some(half) = Half::of(buffer.data_type) {
+            let mut share = vec![0.0; elements];
+            take_share(&whole, tensor, &initial.placements, mesh, coordinates, &mut share);
+            // SAFETY: the place lies inside the arena, holds that many aligned numbers of sixteen bits, and no thread runs yet.
+            half.narrow(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u16>(), elements) }, &share);
+            continue;
+        }
         // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
         let share = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) };
         take_share(&whole, tensor, &initial.placements, mesh, coordinates, share);

@@ -13,6 +13,7 @@ use crate::machine;
 use crate::samples::Samples;
 use crate::transport::Transport;
 use foretell_program::{Group, GroupId, Mesh, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use foretell_units::DataType;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::{fmt, panic};
@@ -69,6 +70,7 @@ struct Playlist {
     operands: Vec<Operands>,
     /// By group: the rank's index among the members.
     group_index: Vec<usize>,
+    precision: DataType,
 }
 
 struct Operands {
@@ -127,7 +129,8 @@ impl Interpreter {
         transport: Arc<dyn Transport>,
         samples: Arc<Samples>,
     ) -> Result<Self, ExecutorError> {
-        let mesh = programs.first().map(|program| program.mesh.clone()).ok_or(ExecutorError::OtherStream)?;
+        let first = programs.first().ok_or(ExecutorError::OtherStream)?;
+        let (mesh, precision) = (first.mesh.clone(), first.precision);
         let mut keys = vec![StreamKey::Compute];
         for program in programs {
             let stage = program.stage_of(rank);
@@ -144,7 +147,7 @@ impl Interpreter {
         }
         let playlists = programs
             .iter()
-            .map(|program| Playlist::new(program.stage_of(rank), &mesh, rank, &keys, arena))
+            .map(|program| Playlist::new(program, &mesh, rank, &keys, arena))
             .collect::<Result<Vec<_>, _>>()?;
         let shared = Arc::new(Shared {
             playlists,
@@ -162,7 +165,7 @@ impl Interpreter {
         let mut interpreter =
             Self { shared: Arc::clone(&shared), backend: CpuBackend::new(), workers: Vec::new(), step_number: 0 };
         for (slot, key) in shared.keys.iter().enumerate().skip(1) {
-            let line = Line::open(key, &mesh, rank, &transport)?;
+            let line = Line::open(key, &mesh, precision, rank, &transport)?;
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("{key} stream"))
@@ -254,7 +257,8 @@ impl Drop for Interpreter {
 }
 
 impl Playlist {
-    fn new(stage: &StageProgram, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
+    fn new(program: &Program, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
+        let stage = program.stage_of(rank);
         let slot_of: Vec<usize> = stage
             .streams
             .iter()
@@ -281,7 +285,7 @@ impl Playlist {
         }
         let index_in = |group: &Group| group.members(mesh, rank).iter().position(|&member| member == rank).unwrap_or(0);
         let group_index = stage.groups.iter().map(index_in).collect();
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index })
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, precision: program.precision })
     }
 
     /// The number in a buffer of one element, found through an instruction that writes it.
@@ -323,6 +327,7 @@ fn compute(
                 accumulate: *accumulate,
                 hyperparameters,
                 group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
+                precision: playlist.precision,
             };
             // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
             // nobody else touches them now, because the dependencies say so and were waited for.

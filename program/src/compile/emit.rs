@@ -431,11 +431,17 @@ impl<'a> StageEmitter<'a> {
                     let name = format!("optimizer state {index}.{copy}");
                     self.persistent(&name, BufferRole::OptimizerState, shape.clone(), DataType::Fp32)
                 })
-                .collect();
+                .collect::<Vec<_>>();
+            // In mixed precision the last state is the master copy of the parameters, and starts as they do.
+            let master = states.last().copied().filter(|_| self.state.master);
             for member in &bucket.members {
+                let initial = Some(Initial { tensor: member.parameter, placements: member.placements });
                 let parameter = self.piece(&member.name, parameters, member.offset, member.shape.clone());
-                self.program.buffers[parameter.0 as usize].initial =
-                    Some(Initial { tensor: member.parameter, placements: member.placements });
+                self.program.buffers[parameter.0 as usize].initial = initial.clone();
+                if let Some(master) = master {
+                    let copy = self.piece(&format!("{}.master", member.name), master, member.offset, member.shape.clone());
+                    self.program.buffers[copy.0 as usize].initial = initial;
+                }
                 self.kept.insert(member.name.clone(), parameter);
                 let name = format!("{}.gradient", member.name);
                 let gradient = self.piece(&name, gradients, member.offset, member.shape.clone());

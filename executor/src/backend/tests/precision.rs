@@ -1,0 +1,125 @@
+//! Every kernel in sixteen bits against the reference, on numbers that the format has.
+
+use foretell_models::Kernel;
+use foretell_units::DataType;
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+
+use super::{CpuBackend, PARAMETERS, Tensor, cases, in_place, operand_types, operands_in, reference, run_in};
+use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall};
+use crate::half::Half;
+
+const PRECISIONS: [(DataType, Half); 2] = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)];
+
+/// Half of the last place, relatively: what rounding once costs; and half of the smallest number's, which fp16 meets.
+fn rounding(half: Half) -> (f64, f64) {
+    match half {
+        Half::Bf16 => (2.0_f64.powi(-8), 0.0),
+        Half::Fp16 => (2.0_f64.powi(-11), 2.0_f64.powi(-25)),
+    }
+}
+
+/// Sums are made in single precision and rounded once: beside what a kernel of single precision may be off, each number may be off by
+/// half of its own last place.
+fn assert_close(kernel: &Kernel, half: Half, what: &str, computed: &[Tensor], expected: &[Tensor]) {
+    let types = operand_types(kernel, if half == Half::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
+    for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
+        assert_eq!(computed.len(), expected.len());
+        let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
+        let (relative, absolute) = if Half::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
+        for (position, (&computed, &expected)) in computed.iter().zip(expected).enumerate() {
+            let allowed = 6e-6 * scale + relative * expected.abs() + absolute;
+            let close = (computed - expected).abs() <= allowed;
+            assert!(close, "{kernel:?} in {half:?}, {what}: write {index} at {position}: {computed} for {expected}");
+        }
+    }
+}
+
+/// What the kernel should write: the reference's numbers; of optimizers the step is the master copy's, which the parameter follows.
+fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bool, group_index: usize) -> Vec<Tensor> {
+    if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
+        return reference::run(kernel, reads, before, accumulate, &PARAMETERS, group_index);
+    }
+    let mut single = before[..before.len() - 1].to_vec();
+    single[0] = before[before.len() - 1].clone();
+    let mut written = reference::run(kernel, reads, &single, accumulate, &PARAMETERS, group_index);
+    written.push(written[0].clone());
+    written
+}
+
+#[test]
+fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
+    let mut random = ChaCha8Rng::seed_from_u64(4);
+    // Kept over all kernels: what one leaves in the scratch memory must not show in another.
+    let mut backends = CpuBackend::variants();
+    for (precision, half) in PRECISIONS {
+        for kernel in cases() {
+            let (reads, mut before) = operands_in(&kernel, precision, &mut random);
+            if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
+                // The master copy, which the parameter is not read beside.
+                before.push(reads[0].iter().map(|x| f64::from((1.0 - 0.7 * x) as f32)).collect());
+            }
+            let group_index = if let Kernel::Slice { parts, .. } = kernel { parts - 1 } else { 0 };
+            for accumulate in [false, true] {
+                let expected = expected(&kernel, &reads, &before, accumulate, group_index);
+                let mode = if accumulate { "accumulating" } else { "overwriting" };
+                for backend in &mut backends {
+                    let mut run = |share_first| {
+                        run_in(backend, precision, &kernel, &reads, &before, accumulate, share_first, group_index)
+                    };
+                    let computed = run(false);
+                    assert_close(&kernel, half, mode, &computed, &expected);
+                    assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
+                    if in_place(&kernel) {
+                        assert_close(&kernel, half, "in place", &run(true), &expected);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_rows_leave_what_all_rows_at_once_do() {
+    // More rows than a block has, of lengths that no vector divides, and sums over all of them.
+    let mut random = ChaCha8Rng::seed_from_u64(5);
+    for kernel in [
+        Kernel::LayerNorm { rows: 700, features: 37 },
+        Kernel::LayerNormInputGradient { rows: 700, features: 37 },
+        Kernel::LayerNormWeightGradient { rows: 700, features: 37 },
+        Kernel::BiasGradient { rows: 3001, columns: 7 },
+        Kernel::CrossEntropy { rows: 900, classes: 31 },
+        Kernel::CrossEntropyGradient { rows: 900, classes: 31, normalizer: 900 },
+        Kernel::EmbeddingWeightGradient { tokens: 900, vocabulary: 40, hidden: 33 },
+        Kernel::GlobalAveragePool { batch: 9, positions: 100, channels: 33 },
+        Kernel::BatchNormInference { positions: 2500, channels: 9 },
+    ] {
+        let (reads, before) = operands_in(&kernel, DataType::Bf16, &mut random);
+        for accumulate in [false, true] {
+            let expected = expected(&kernel, &reads, &before, accumulate, 0);
+            let mut backend = CpuBackend::new();
+            let computed = run_in(&mut backend, DataType::Bf16, &kernel, &reads, &before, accumulate, false, 0);
+            assert_close(&kernel, Half::Bf16, "by blocks", &computed, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_precision_that_is_not_there_is_refused() {
+    let kernel = Kernel::Relu { elements: 1 };
+    let hyperparameters = &Hyperparameters::default();
+    let call = |precision| KernelCall {
+        kernel: &kernel,
+        reads: &[],
+        writes: &[],
+        accumulate: false,
+        hyperparameters,
+        group_index: 0,
+        precision,
+    };
+    for precision in [DataType::Fp8, DataType::Fp64, DataType::Tf32] {
+        // SAFETY: the call is refused.
+        let error = unsafe { CpuBackend::new().run(&call(precision)) };
+        assert!(matches!(error, Err(BackendError::UnknownPrecision { .. })), "{precision}");
+    }
+}
