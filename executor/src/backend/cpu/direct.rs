@@ -19,7 +19,7 @@ const BAND_ELEMENTS: usize = 160 << 10;
 const LEAST_BAND: usize = 112;
 
 /// Elements of weights packed for `window`.
-fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
+pub(super) fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
     window.size * window.size * window.in_channels * window.out_channels.next_multiple_of(kernel.panel_width)
 }
 
@@ -143,13 +143,13 @@ pub(super) fn weight_gradient(
 
 /// The part of the work whose input stays in the cache: some whole images, or some output rows of one.
 #[derive(Clone, Copy, Debug)]
-struct Band {
-    images: usize,
-    out_rows: usize,
+pub(super) struct Band {
+    pub(super) images: usize,
+    pub(super) out_rows: usize,
 }
 
 impl Band {
-    fn of(window: &Window) -> Self {
+    pub(super) fn of(window: &Window) -> Self {
         let (out_height, out_width) = (window.out_height(), window.out_width());
         let line = (window.width + 2 * window.padding) * window.in_channels;
         let out_line = out_width * window.out_channels;
@@ -167,8 +167,13 @@ impl Band {
         (out_rows - 1) * window.stride + window.size
     }
 
+    /// Elements of its output.
+    pub(super) fn output_elements(&self, window: &Window) -> usize {
+        self.images.min(window.batch) * self.out_rows * window.out_width() * window.out_channels
+    }
+
     /// Elements of the copy with a border of zeros, if one is made.
-    fn copied_elements(&self, window: &Window) -> usize {
+    pub(super) fn copied_elements(&self, window: &Window) -> usize {
         if window.padding == 0 {
             return 0;
         }
@@ -183,7 +188,7 @@ fn evenly(total: usize, most: usize) -> usize {
 
 /// Images that the micro-kernel reads: their first element, and the elements from a row, and an image, to the next.
 #[derive(Clone, Copy)]
-struct Source {
+pub(super) struct Source {
     pointer: *const f32,
     line: usize,
     image: usize,
@@ -191,10 +196,10 @@ struct Source {
 
 /// Where a band's output goes, and its extents.
 #[derive(Clone, Copy)]
-struct Target {
-    pointer: *mut f32,
-    images: usize,
-    out_rows: usize,
+pub(super) struct Target {
+    pub(super) pointer: *mut f32,
+    pub(super) images: usize,
+    pub(super) out_rows: usize,
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -230,7 +235,7 @@ fn run(
 }
 
 /// The images of a band with their border: themselves when they have none, otherwise copied into `padded`.
-fn band_source(
+pub(super) fn band_source(
     x: &[f32],
     first_image: usize,
     images: usize,
@@ -256,7 +261,7 @@ fn band_source(
 /// # Safety
 ///
 /// The source holds the windows of the target's positions, and the target's elements are there and used by nobody else.
-unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
+pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
     let contracted = window.size * window.size * window.in_channels;
     let line = window.size * window.in_channels;
     // A chunk is some rows of the window or, when one is longer than a chunk, a part of a row.

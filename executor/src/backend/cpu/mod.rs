@@ -44,8 +44,11 @@ impl CpuBackend {
     #[cfg(test)]
     pub(super) fn variants() -> Vec<Self> {
         let kernels = micro_kernel::MicroKernel::all().into_iter().map(Some).chain([None]);
-        let half = || half::HalfKernels::detect();
-        kernels.map(|micro_kernel| CpuBackend { scratch: memory::Scratch::default(), micro_kernel, half: half() }).collect()
+        let half = |with_pairs| if with_pairs { half::HalfKernels::detect() } else { half::HalfKernels::without_pairs() };
+        kernels
+            .enumerate()
+            .map(|(index, micro_kernel)| CpuBackend { scratch: memory::Scratch::default(), micro_kernel, half: half(index == 0) })
+            .collect()
     }
 }
 

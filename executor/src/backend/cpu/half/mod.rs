@@ -4,6 +4,10 @@
 //! it wrote is narrowed. A kernel that treats its rows one by one does so by blocks that stay in the cache, so that main memory sees
 //! sixteen bits only. The files below know faster ways: [`dot`] for products where the machine multiplies bfloat16.
 
+#[cfg(target_arch = "x86_64")]
+mod convolutions;
+#[cfg(target_arch = "x86_64")]
+mod dot;
 mod movement;
 mod optimizers;
 
@@ -12,6 +16,7 @@ use foretell_units::DataType;
 
 use super::CpuBackend;
 use super::memory::{Scratch, halves, halves_mut};
+use super::micro_kernel::MicroKernel;
 use crate::backend::operands::{self, MOST_OPERANDS, Side};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
@@ -24,12 +29,20 @@ const BLOCK_ELEMENTS: usize = 8192;
 pub(super) struct HalfKernels {
     /// Widened operands; the kernels of single precision have theirs.
     scratch: Scratch,
+    /// Multiplies pairs of bfloat16, where the machine does.
+    pairs: Option<MicroKernel>,
 }
 
 impl HalfKernels {
     /// For this machine.
     pub(super) fn detect() -> Self {
-        HalfKernels { scratch: Scratch::default() }
+        HalfKernels { scratch: Scratch::default(), pairs: MicroKernel::detect_pairs() }
+    }
+
+    /// As on a machine that does not multiply bfloat16.
+    #[cfg(test)]
+    pub(super) fn without_pairs() -> Self {
+        HalfKernels { scratch: Scratch::default(), pairs: None }
     }
 }
 
@@ -39,6 +52,13 @@ impl HalfKernels {
 ///
 /// The call's operands are checked and valid, as [`Backend::run`](crate::backend::Backend::run) wants them.
 pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+    #[cfg(target_arch = "x86_64")]
+    if let (Half::Bf16, Some(kernel)) = (half, backend.half.pairs) {
+        // SAFETY: this function's own contract.
+        if unsafe { dot::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
+            return Ok(());
+        }
+    }
     // SAFETY: this function's own contract.
     unsafe {
         match *call.kernel {

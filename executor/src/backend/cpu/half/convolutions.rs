@@ -1,0 +1,139 @@
+//! Convolutions of bfloat16, channels last: a pixel of `2n` channels is one of `n` words ([`dot`](super::dot)), so that the direct
+//! convolution of single precision runs on words. What has an odd number of channels, as the first convolution of a network, has no
+//! way here.
+
+use foretell_models::Window;
+
+use super::dot::{halves_of, interleave, multiply_transposed, pack_columns, words};
+use crate::backend::cpu::convolution::gather_patches;
+use crate::backend::cpu::direct::{Band, Target, band_source, packed_elements, run_band};
+use crate::backend::cpu::memory::Scratch;
+use crate::backend::cpu::micro_kernel::MicroKernel;
+use crate::half::Half;
+
+/// Positions whose patches are gathered at once for a weight gradient.
+const POSITIONS: usize = 512;
+
+/// `y = x * w`. Says whether it has a way; nothing is written when not.
+pub(super) fn forward(y: &mut [u16], x: &[u16], w: &[u16], window: &Window, kernel: &MicroKernel, scratch: &mut Scratch) -> bool {
+    if window.in_channels % 2 == 1 || window.weight_elements() == 0 || y.is_empty() {
+        return false;
+    }
+    let pairs = Window { in_channels: window.in_channels / 2, ..*window };
+    let band = Band::of(&pairs);
+    let [packed, padded, sums] = scratch.pieces([
+        packed_elements(&pairs, kernel),
+        band.copied_elements(&pairs),
+        band.output_elements(&pairs),
+    ]);
+    pack_columns(packed, words(w), window.out_channels, window.size * window.size * pairs.in_channels);
+    correlate(y, words(x), packed, &pairs, &band, padded, sums, kernel);
+    true
+}
+
+/// The gradient of the input of a convolution of stride one: the convolution of dy with the weights turned by half a circle.
+pub(super) fn input_gradient(
+    dx: &mut [u16],
+    dy: &[u16],
+    w: &[u16],
+    window: &Window,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) -> bool {
+    let is_turned_convolution = window.stride == 1 && window.padding < window.size && window.out_channels.is_multiple_of(2);
+    // With few channels most of a panel would be empty.
+    if !is_turned_convolution || 2 * window.in_channels < kernel.panel_width || window.weight_elements() == 0 || dy.is_empty() {
+        return false;
+    }
+    let turned = Window {
+        batch: window.batch,
+        height: window.out_height(),
+        width: window.out_width(),
+        in_channels: window.out_channels / 2,
+        out_channels: window.in_channels,
+        size: window.size,
+        stride: 1,
+        padding: window.size - 1 - window.padding,
+    };
+    let band = Band::of(&turned);
+    let [packed, padded, sums] = scratch.pieces([
+        packed_elements(&turned, kernel),
+        band.copied_elements(&turned),
+        band.output_elements(&turned),
+    ]);
+    pack_turned(packed, w, window, kernel.panel_width);
+    correlate(dx, words(dy), packed, &turned, &band, padded, sums, kernel);
+    true
+}
+
+/// `dw (+)= x ⋆ dy`, as a product with gathered patches: `[out, patch] = dyᵀ · patches`.
+pub(super) fn weight_gradient(
+    dw: &mut [f32],
+    dy: &[u16],
+    x: &[u16],
+    add: bool,
+    window: &Window,
+    kernel: &MicroKernel,
+    [scratch, packing]: [&mut Scratch; 2],
+) -> bool {
+    if window.in_channels % 2 == 1 || window.weight_elements() == 0 || dy.is_empty() {
+        return false;
+    }
+    let pairs = Window { in_channels: window.in_channels / 2, ..*window };
+    let (patch, out) = (window.size * window.size * window.in_channels, window.out_channels);
+    let positions = window.batch * window.out_height() * window.out_width();
+    let [patches] = scratch.pieces([POSITIONS.min(positions) * patch / 2]);
+    for first in (0..positions).step_by(POSITIONS) {
+        let count = POSITIONS.min(positions - first);
+        let patches = &mut patches[..count * patch / 2];
+        gather_patches(patches, words(x), first, &pairs);
+        let (dy, add) = (&dy[first * out..][..count * out], add || first > 0);
+        multiply_transposed(dw, dy, halves_of(patches), [out, patch, count], add, kernel, packing);
+    }
+    true
+}
+
+/// The convolution of words with packed weights; sums of a band are in single precision until they are complete.
+#[allow(clippy::too_many_arguments)]
+fn correlate(
+    y: &mut [u16],
+    x: &[f32],
+    packed: &[f32],
+    window: &Window,
+    band: &Band,
+    padded: &mut [f32],
+    sums: &mut [f32],
+    kernel: &MicroKernel,
+) {
+    let (out_height, out_width) = (window.out_height(), window.out_width());
+    for first_image in (0..window.batch).step_by(band.images.max(1)) {
+        let images = band.images.min(window.batch - first_image);
+        for first_row in (0..out_height).step_by(band.out_rows) {
+            let out_rows = band.out_rows.min(out_height - first_row);
+            let source = band_source(x, first_image, images, first_row, out_rows, padded, window);
+            let sums = &mut sums[..images * out_rows * out_width * window.out_channels];
+            let target = Target { pointer: sums.as_mut_ptr(), images, out_rows };
+            // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the sums are as many as they make.
+            unsafe { run_band(source, packed, target, window, kernel) };
+            let start = (first_image * out_height + first_row) * out_width * window.out_channels;
+            Half::Bf16.narrow(&mut y[start..][..sums.len()], sums);
+        }
+    }
+}
+
+/// Packs weights `[out, size, size, in]` as those of the turned convolution, `[in, size, size, out]` with the window turned by half a
+/// circle, into panels `[size, size, out / 2, width]` of inputs.
+fn pack_turned(packed: &mut [f32], w: &[u16], window: &Window, width: usize) {
+    let Window { in_channels, out_channels, size, .. } = *window;
+    let taps = size * size;
+    for (index, panel) in packed.chunks_exact_mut(taps * out_channels / 2 * width).enumerate() {
+        let first = index * width;
+        let count = width.min(in_channels - first);
+        for (k, target) in panel.chunks_exact_mut(width).enumerate() {
+            let (tap, out) = (k / (out_channels / 2), 2 * (k % (out_channels / 2)));
+            let row = |out: usize| &w[(out * taps + taps - 1 - tap) * in_channels + first..][..count];
+            interleave(&mut target[..count], row(out), row(out + 1));
+            target[count..].fill(0.0);
+        }
+    }
+}
