@@ -187,7 +187,13 @@ mod tests {
         let fraction = f64::from(bits & ((1 << fraction_bits) - 1)) / f64::from(1 << fraction_bits);
         match exponent {
             0 => sign * fraction * 2.0_f64.powi(1 - bias),
-            _ if exponent == (1 << exponent_bits) - 1 => if fraction == 0.0 { sign * f64::INFINITY } else { f64::NAN },
+            _ if exponent == (1 << exponent_bits) - 1 => {
+                if fraction == 0.0 {
+                    sign * f64::INFINITY
+                } else {
+                    f64::NAN
+                }
+            }
             _ => sign * (1.0 + fraction) * 2.0_f64.powi(exponent - bias),
         }
     }

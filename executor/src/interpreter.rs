@@ -145,10 +145,8 @@ impl Interpreter {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
         }
-        let playlists = programs
-            .iter()
-            .map(|program| Playlist::new(program, &mesh, rank, &keys, arena))
-            .collect::<Result<Vec<_>, _>>()?;
+        let playlists =
+            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
         let shared = Arc::new(Shared {
             playlists,
             board: Board::new(keys.len()),

@@ -2,9 +2,9 @@
 
 use crate::backend::Operand;
 use crate::error::ExecutorError;
+use crate::half::Half;
 use crate::interpreter::StreamKey;
 use crate::samples::Samples;
-use crate::half::Half;
 use crate::transport::{Channel, Group, Number, Reduction, StreamNumber, Transport};
 use foretell_program::{Axis, Collective, Mesh, Operation, Rank};
 use foretell_units::DataType;

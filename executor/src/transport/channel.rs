@@ -102,7 +102,13 @@ impl Channel {
 
     /// Receives one message of `into.len()` numbers and reduces them into `into`.
     pub fn receive_reduce(&mut self, reduction: Reduction, into: &mut [f32]) -> Result<(), TransportError> {
-        drive(&mut [], &mut [Receiving { half: &mut *self.receiver, message: Incoming::reduce(Number::Fp32, reduction, reduce::bytes_of_mut(into)) }])
+        drive(
+            &mut [],
+            &mut [Receiving {
+                half: &mut *self.receiver,
+                message: Incoming::reduce(Number::Fp32, reduction, reduce::bytes_of_mut(into)),
+            }],
+        )
     }
 }
 

@@ -99,12 +99,7 @@ impl Group {
     }
 
     /// Every member sends its input to every other and adds them all up in the group's order.
-    fn all_reduce_directly(
-        &mut self,
-        number: Number,
-        reduction: Reduction,
-        values: &mut [u8],
-    ) -> Result<(), TransportError> {
+    fn all_reduce_directly(&mut self, number: Number, reduction: Reduction, values: &mut [u8]) -> Result<(), TransportError> {
         let length = values.len();
         let position = self.position;
         if self.size() == 2 {
@@ -172,8 +167,7 @@ impl Group {
     /// [`reduce_scatter_f32`](Self::reduce_scatter_f32) over any numbers. Those of sixteen bits are rounded once a member that adds its own.
     pub fn reduce_scatter(&mut self, number: Number, input: &[u8], output: &mut [u8]) -> Result<(), TransportError> {
         let (size, width) = (self.size(), number.width());
-        let counts: Vec<usize> =
-            (0..size).map(|index| chunk_range(input.len() / width, size, index).len() * width).collect();
+        let counts: Vec<usize> = (0..size).map(|index| chunk_range(input.len() / width, size, index).len() * width).collect();
         self.reduce_scatter_bytes(number, Reduction::Sum, input, &counts, output)
     }
 

@@ -308,7 +308,9 @@ fn run_in(
                 (Some(half), _) => {
                     bytes.as_chunks::<2>().0.iter().map(|&bits| f64::from(half.to_single(u16::from_le_bytes(bits)))).collect()
                 }
-                (None, DataType::Int32) => bytes.as_chunks::<4>().0.iter().map(|&bits| f64::from(i32::from_le_bytes(bits))).collect(),
+                (None, DataType::Int32) => {
+                    bytes.as_chunks::<4>().0.iter().map(|&bits| f64::from(i32::from_le_bytes(bits))).collect()
+                }
                 _ => bytes.as_chunks::<4>().0.iter().map(|&bits| f64::from(f32::from_le_bytes(bits))).collect(),
             }
         })

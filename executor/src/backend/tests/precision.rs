@@ -66,9 +66,8 @@ fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
                 let expected = expected(&kernel, &reads, &before, accumulate, group_index);
                 let mode = if accumulate { "accumulating" } else { "overwriting" };
                 for backend in &mut backends {
-                    let mut run = |share_first| {
-                        run_in(backend, precision, &kernel, &reads, &before, accumulate, share_first, group_index)
-                    };
+                    let mut run =
+                        |share_first| run_in(backend, precision, &kernel, &reads, &before, accumulate, share_first, group_index);
                     let computed = run(false);
                     assert_close(&kernel, half, mode, &computed, &expected);
                     assert_eq!(computed, run(false), "{kernel:?} is not deterministic");

@@ -7,8 +7,8 @@ use foretell_models::{Kernel, WeightLayout, Window};
 use foretell_units::DataType;
 
 use super::{CpuBackend, Hyperparameters, KernelCall, Operand, integers, operand_bytes, operand_types, window};
-use crate::half::Half;
 use crate::backend::Backend as _;
+use crate::half::Half;
 
 /// The least seconds of a call, over at least a fifth of a second.
 fn least_seconds(kernel: &Kernel, precision: DataType) -> f64 {
@@ -107,8 +107,7 @@ fn print_kernel_speeds_of_optimizers_and_an_mlp() {
         Kernel::SumOfSquares { elements },
     ];
     for kernel in kernels {
-        let [fp32, bf16] =
-            [DataType::Fp32, DataType::Bf16].map(|format| least_seconds(&kernel, format) / elements as f64 * 1e9);
+        let [fp32, bf16] = [DataType::Fp32, DataType::Bf16].map(|format| least_seconds(&kernel, format) / elements as f64 * 1e9);
         println!("{fp32:8.3} ns an element, in bf16 {bf16:8.3}  {kernel:?}");
     }
 

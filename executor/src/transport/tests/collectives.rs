@@ -103,7 +103,8 @@ fn numbers_of_sixteen_bits_are_summed_in_single_precision_and_rounded_once_a_mem
                 for (index, length) in LENGTHS.into_iter().enumerate() {
                     let rounded = |rank, length| of_half_bytes(half, &half_bytes(half, &small_numbers(rank, length)));
                     let exact = naive_sum(rounded, size, length);
-                    let magnitude = naive_sum(|rank, length| small_numbers(rank, length).iter().map(|x| x.abs()).collect(), size, length);
+                    let magnitude =
+                        naive_sum(|rank, length| small_numbers(rank, length).iter().map(|x| x.abs()).collect(), size, length);
                     // Half of the last place for each member that adds, of partial sums that are at most the sum of magnitudes.
                     let place = if half == Half::Bf16 { 2.0_f32.powi(-8) } else { 2.0_f32.powi(-11) };
                     let close = |sums: &[f32], first: usize| {

@@ -1,10 +1,10 @@
 //! Convolutions of bfloat16, channels last: a pixel of `2n` channels is one of `n` words ([`dot`](super::dot)), so that the direct
-//! convolution of single precision runs on words. What has an odd number of channels, as the first convolution of a network, has no
-//! way here.
+//! convolution of single precision runs on words. An odd number of channels, as the first convolution of a network has, gets one more
+//! of zeros.
 
 use foretell_models::Window;
 
-use super::dot::{halves_of, interleave, multiply_transposed, pack_columns, words};
+use super::dot::{halves_of, interleave, multiply_transposed, pack_columns, pad_rows, words};
 use crate::backend::cpu::convolution::gather_patches;
 use crate::backend::cpu::direct::{Band, Target, band_source, packed_elements, run_band};
 use crate::backend::cpu::memory::Scratch;
@@ -16,19 +16,38 @@ const POSITIONS: usize = 512;
 
 /// `y = x * w`. Says whether it has a way; nothing is written when not.
 pub(super) fn forward(y: &mut [u16], x: &[u16], w: &[u16], window: &Window, kernel: &MicroKernel, scratch: &mut Scratch) -> bool {
-    if window.in_channels % 2 == 1 || window.weight_elements() == 0 || y.is_empty() {
+    if window.weight_elements() == 0 || y.is_empty() {
         return false;
     }
-    let pairs = Window { in_channels: window.in_channels / 2, ..*window };
+    let pairs = in_pairs(window);
     let band = Band::of(&pairs);
-    let [packed, padded, sums] = scratch.pieces([
+    let [packed, padded, sums, even_x, even_w] = scratch.pieces([
         packed_elements(&pairs, kernel),
         band.copied_elements(&pairs),
         band.output_elements(&pairs),
+        even_elements(window, pairs.input_elements()),
+        even_elements(window, pairs.weight_elements()),
     ]);
-    pack_columns(packed, words(w), window.out_channels, window.size * window.size * pairs.in_channels);
-    correlate(y, words(x), packed, &pairs, &band, padded, sums, kernel);
+    let x = with_even_channels(even_x, x, window);
+    let w = with_even_channels(even_w, w, window);
+    pack_columns(packed, w, window.out_channels, window.size * window.size * pairs.in_channels);
+    correlate(y, x, packed, &pairs, &band, padded, sums, kernel);
     true
+}
+
+/// The window over words.
+fn in_pairs(window: &Window) -> Window {
+    Window { in_channels: window.in_channels.div_ceil(2), ..*window }
+}
+
+/// Words of the copy that [`with_even_channels`] makes of so many words, if it makes one.
+fn even_elements(window: &Window, words: usize) -> usize {
+    if window.in_channels.is_multiple_of(2) { 0 } else { words }
+}
+
+/// Pixels of input channels as words; copied where a channel of zeros is wanted.
+fn with_even_channels<'a>(copy: &'a mut [f32], pixels: &'a [u16], window: &Window) -> &'a [f32] {
+    if window.in_channels.is_multiple_of(2) { words(pixels) } else { pad_rows(copy, pixels, window.in_channels) }
 }
 
 /// The gradient of the input of a convolution of stride one: the convolution of dy with the weights turned by half a circle.
@@ -56,11 +75,8 @@ pub(super) fn input_gradient(
         padding: window.size - 1 - window.padding,
     };
     let band = Band::of(&turned);
-    let [packed, padded, sums] = scratch.pieces([
-        packed_elements(&turned, kernel),
-        band.copied_elements(&turned),
-        band.output_elements(&turned),
-    ]);
+    let [packed, padded, sums] =
+        scratch.pieces([packed_elements(&turned, kernel), band.copied_elements(&turned), band.output_elements(&turned)]);
     pack_turned(packed, w, window, kernel.panel_width);
     correlate(dx, words(dy), packed, &turned, &band, padded, sums, kernel);
     true
@@ -76,19 +92,33 @@ pub(super) fn weight_gradient(
     kernel: &MicroKernel,
     [scratch, packing]: [&mut Scratch; 2],
 ) -> bool {
-    if window.in_channels % 2 == 1 || window.weight_elements() == 0 || dy.is_empty() {
+    if window.weight_elements() == 0 || dy.is_empty() {
         return false;
     }
-    let pairs = Window { in_channels: window.in_channels / 2, ..*window };
-    let (patch, out) = (window.size * window.size * window.in_channels, window.out_channels);
+    let pairs = in_pairs(window);
+    let (taps, out) = (window.size * window.size, window.out_channels);
+    // With the channel of zeros, where there is one.
+    let patch = taps * 2 * pairs.in_channels;
     let positions = window.batch * window.out_height() * window.out_width();
-    let [patches] = scratch.pieces([POSITIONS.min(positions) * patch / 2]);
+    let [patches, even_x, even_dw] = scratch.pieces([
+        POSITIONS.min(positions) * patch / 2,
+        even_elements(window, pairs.input_elements()),
+        even_elements(window, out * patch),
+    ]);
+    let x = with_even_channels(even_x, x, window);
+    let is_even = window.in_channels.is_multiple_of(2);
     for first in (0..positions).step_by(POSITIONS) {
         let count = POSITIONS.min(positions - first);
         let patches = &mut patches[..count * patch / 2];
-        gather_patches(patches, words(x), first, &pairs);
-        let (dy, add) = (&dy[first * out..][..count * out], add || first > 0);
-        multiply_transposed(dw, dy, halves_of(patches), [out, patch, count], add, kernel, packing);
+        gather_patches(patches, x, first, &pairs);
+        let dy = &dy[first * out..][..count * out];
+        let target = if is_even { &mut *dw } else { &mut *even_dw };
+        multiply_transposed(target, dy, halves_of(patches), [out, patch, count], first > 0 || (is_even && add), kernel, packing);
+    }
+    if !is_even {
+        for (dw, sums) in dw.chunks_exact_mut(window.in_channels).zip(even_dw.chunks_exact(2 * pairs.in_channels)) {
+            dw.iter_mut().zip(sums).for_each(|(dw, &sum)| *dw = if add { *dw + sum } else { sum });
+        }
     }
     true
 }

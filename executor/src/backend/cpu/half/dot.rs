@@ -159,17 +159,12 @@ fn multiply(
             }
             for first in (0..pairs).step_by(chunk) {
                 let length = chunk.min(pairs - first);
-                let taps = Taps {
-                    segments: 1,
-                    length,
-                    row: Step { within: 1, between: 0 },
-                    panel: Step { within: WIDTH, between: 0 },
-                };
+                let taps =
+                    Taps { segments: 1, length, row: Step { within: 1, between: 0 }, panel: Step { within: WIDTH, between: 0 } };
                 for row in (0..count).step_by(TILE) {
                     let height = TILE.min(count - row);
-                    let left: [*const f32; MOST_ROWS] = std::array::from_fn(|index| {
-                        x.as_ptr().wrapping_add((first_row + row + index) * pairs + first)
-                    });
+                    let left: [*const f32; MOST_ROWS] =
+                        std::array::from_fn(|index| x.as_ptr().wrapping_add((first_row + row + index) * pairs + first));
                     let sums = sums[row * WIDTH..][..height * WIDTH].as_mut_ptr();
                     let targets: [*mut f32; MOST_ROWS] = std::array::from_fn(|index| sums.wrapping_add(index * WIDTH));
                     let panel = panel[first * WIDTH..].as_ptr();
@@ -262,7 +257,7 @@ pub(super) fn multiply_transposed(
 }
 
 /// Copies rows of an odd number of halves, each with a zero behind it.
-fn pad_rows<'a>(padded: &'a mut [f32], halves: &[u16], length: usize) -> &'a [f32] {
+pub(super) fn pad_rows<'a>(padded: &'a mut [f32], halves: &[u16], length: usize) -> &'a [f32] {
     for (padded, row) in padded.chunks_exact_mut(length.div_ceil(2)).zip(halves.chunks_exact(length)) {
         for (word, pair) in padded.iter_mut().zip(row.chunks(2)) {
             *word = word_of(pair[0], pair.get(1).copied().unwrap_or(0));

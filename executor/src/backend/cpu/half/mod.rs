@@ -4,6 +4,7 @@
 //! it wrote is narrowed. A kernel that treats its rows one by one does so by blocks that stay in the cache, so that main memory sees
 //! sixteen bits only. The files below know faster ways: [`dot`] for products where the machine multiplies bfloat16.
 
+mod batch_norm;
 #[cfg(target_arch = "x86_64")]
 mod convolutions;
 #[cfg(target_arch = "x86_64")]
@@ -64,6 +65,14 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
         match *call.kernel {
             Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
             Kernel::Embedding { vocabulary, hidden, .. } => movement::embedding(call, vocabulary, hidden),
+            Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
+                batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
+                Ok(())
+            }
+            Kernel::BatchNormInputGradient { groups, positions, channels } if groups * positions * channels > 0 => {
+                batch_norm::input_gradient(call, positions, channels, half, &mut backend.half.scratch);
+                Ok(())
+            }
             Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }
                 if operands::moved_width(call) == Some(4) =>
             {
