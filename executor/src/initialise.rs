@@ -88,3 +88,48 @@ fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Me
         values.copy_from_slice(&whole[position..position + values.len()]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::{GraphOptions, Model};
+    use foretell_program::{Layout, Plan, Rank, compile};
+    use foretell_units::DataType;
+
+    /// A buffer's numbers as they lie in the arena.
+    fn bits<T: Copy>(arena: &Arena, buffer: &foretell_program::Buffer) -> Vec<T> {
+        let pointer = arena.at(buffer.offset, buffer.bytes).expect("it lies in the arena").cast::<T>();
+        // SAFETY: the place lies inside the arena and is aligned; no thread runs.
+        unsafe { std::slice::from_raw_parts(pointer, buffer.shape.iter().product()) }.to_vec()
+    }
+
+    #[test]
+    fn parameters_are_the_nearest_to_their_master_copies_which_start_as_in_single_precision() {
+        let model = Model::Mlp { widths: vec![12, 8, 6] };
+        let started = |precision: DataType| {
+            let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, ..Layout::default() }, 4) };
+            let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");
+            let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+            let graph = model.graph("mlp", &options).expect("it is a model");
+            let (mesh, stage) = (&compiled.training.mesh, compiled.training.stage_of(Rank(1)).clone());
+            let arena = Arena::new(stage.arena).expect("a small arena");
+            initialise(&stage, &graph, mesh, mesh.coordinates(Rank(1)), &arena, 3);
+            (stage, arena)
+        };
+        let (single, single_arena) = started(DataType::Fp32);
+        for (precision, half) in [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)] {
+            let (mixed, arena) = started(precision);
+            let mut parameters = 0;
+            for expected in single.buffers.iter().filter(|buffer| buffer.initial.is_some()) {
+                let named = |name: &str| mixed.buffers.iter().find(|buffer| buffer.name == name).expect("it is there");
+                let (parameter, master) = (named(&expected.name), named(&format!("{}.master", expected.name)));
+                let masters: Vec<u32> = bits(&arena, master);
+                assert_eq!(masters, bits::<u32>(&single_arena, expected), "{}", expected.name);
+                let nearest: Vec<u16> = masters.iter().map(|&bits| half.from_single(f32::from_bits(bits))).collect();
+                assert_eq!(nearest, bits::<u16>(&arena, parameter), "{} in {precision}", expected.name);
+                parameters += usize::from(masters.iter().any(|&bits| bits != 0));
+            }
+            assert!(parameters >= 2, "weights do not start at zero");
+        }
+    }
+}

@@ -6,7 +6,7 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::{CpuBackend, PARAMETERS, Tensor, cases, in_place, operand_types, operands_in, reference, run_in};
-use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall};
+use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall, Operand};
 use crate::half::Half;
 
 const PRECISIONS: [(DataType, Half); 2] = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)];
@@ -103,6 +103,34 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
             assert_close(&kernel, Half::Bf16, "by blocks", &computed, &expected);
         }
     }
+}
+
+#[test]
+fn kernels_of_no_rows_write_no_more_than_their_sums() {
+    for kernel in [Kernel::BiasGradient { rows: 0, columns: 3 }, Kernel::Relu { elements: 0 }, Kernel::Add { elements: 0 }] {
+        let (reads, before) = operands_in(&kernel, DataType::Fp16, &mut ChaCha8Rng::seed_from_u64(6));
+        let computed = run_in(&mut CpuBackend::new(), DataType::Fp16, &kernel, &reads, &before, false, false, 0);
+        assert_eq!(computed, reference::run(&kernel, &reads, &before, false, &PARAMETERS, 0), "{kernel:?}");
+    }
+}
+
+#[test]
+fn an_index_out_of_range_is_named_by_its_place_in_the_whole_call() {
+    let (tokens, hidden) = (1000, 64);
+    let kernel = Kernel::EmbeddingWeightGradient { tokens, vocabulary: 5, hidden };
+    let (mut rows, mut ids, mut table) = (vec![0_u16; tokens * hidden], vec![0_i32; tokens], vec![0.0_f32; 5 * hidden]);
+    ids[700] = 5;
+    let operands = [
+        Operand { pointer: rows.as_mut_ptr().cast(), bytes: 2 * rows.len() },
+        Operand { pointer: ids.as_mut_ptr().cast(), bytes: 4 * ids.len() },
+        Operand { pointer: table.as_mut_ptr().cast(), bytes: 4 * table.len() },
+    ];
+    let (reads, writes) = operands.split_at(2);
+    let (hyperparameters, precision) = (&Hyperparameters::default(), DataType::Bf16);
+    let call = KernelCall { kernel: &kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, precision };
+    // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the allocator aligns so many to four bytes.
+    let error = unsafe { CpuBackend::new().run(&call) };
+    assert!(matches!(error, Err(BackendError::IndexOutOfRange { position: 700, value: 5, limit: 5, .. })), "{error:?}");
 }
 
 #[test]

@@ -4,11 +4,12 @@
 
 use foretell_models::Window;
 
-use super::dot::{halves_of, interleave, multiply_transposed, pack_columns, pad_rows, words};
+use super::dot::{CHUNK, halves_of, halves_of_mut, interleave, multiply_transposed, pack_columns, pad_rows, word_of, words};
 use crate::backend::cpu::convolution::gather_patches;
-use crate::backend::cpu::direct::{Band, Target, band_source, packed_elements, run_band};
+use crate::backend::cpu::direct::{Band, Target, band_source, has_weight_gradient, packed_elements, run_band};
 use crate::backend::cpu::memory::Scratch;
-use crate::backend::cpu::micro_kernel::MicroKernel;
+use crate::backend::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
+use crate::backend::cpu::transpose::transpose;
 use crate::half::Half;
 
 /// Positions whose patches are gathered at once for a weight gradient.
@@ -82,7 +83,7 @@ pub(super) fn input_gradient(
     true
 }
 
-/// `dw (+)= x ⋆ dy`, as a product with gathered patches: `[out, patch] = dyᵀ · patches`.
+/// `dw (+)= x ⋆ dy`: directly, or as a product with gathered patches, `[out, patch] = dyᵀ · patches`.
 pub(super) fn weight_gradient(
     dw: &mut [f32],
     dy: &[u16],
@@ -94,6 +95,10 @@ pub(super) fn weight_gradient(
 ) -> bool {
     if window.weight_elements() == 0 || dy.is_empty() {
         return false;
+    }
+    if has_weight_gradient(window, kernel) {
+        weight_gradient_of_pairs(dw, dy, x, add, window, kernel, scratch);
+        return true;
     }
     let pairs = in_pairs(window);
     let (taps, out) = (window.size * window.size, window.out_channels);
@@ -121,6 +126,90 @@ pub(super) fn weight_gradient(
         }
     }
     true
+}
+
+/// As the direct weight gradient of single precision, [`direct`](crate::backend::cpu::direct), with sums over pairs of positions. The two
+/// of a pair are neighbours in an output line; their pixels are a stride apart, and are brought together when a line is copied.
+fn weight_gradient_of_pairs(
+    dw: &mut [f32],
+    dy: &[u16],
+    x: &[u16],
+    add: bool,
+    window: &Window,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) {
+    let Window { in_channels, out_channels, size, stride, padding, .. } = *window;
+    let (out_height, out_width) = (window.out_height(), window.out_width());
+    let (taps, pairs) = (size * size * in_channels, out_width.div_ceil(2));
+    // A line with its border and, for the last pixels' other halves, a stride of zeros more.
+    let line = (window.width + 2 * padding) * in_channels;
+    let bordered = line + stride * in_channels;
+    let most_rows = (CHUNK / pairs).clamp(1, out_height);
+    let most_lines = (most_rows - 1) * stride + size;
+    let [turned, paired_x, paired_dy, line_copy] = scratch.pieces([
+        taps * out_channels,
+        most_lines * line,
+        most_rows * pairs * out_channels,
+        bordered.div_ceil(2),
+    ]);
+    let line_copy = &mut halves_of_mut(line_copy)[..bordered];
+    line_copy.fill(0);
+    let mut first_band = true;
+    for image in 0..window.batch {
+        for first_row in (0..out_height).step_by(most_rows) {
+            let rows = most_rows.min(out_height - first_row);
+            for (index, paired) in paired_x.chunks_exact_mut(line).take((rows - 1) * stride + size).enumerate() {
+                match (first_row * stride + index).checked_sub(padding).filter(|&row| row < window.height) {
+                    None => paired.fill(0.0),
+                    Some(row) => {
+                        let length = window.width * in_channels;
+                        let pixels = &x[(image * window.height + row) * length..][..length];
+                        line_copy[padding * in_channels..][..length].copy_from_slice(pixels);
+                        interleave(paired, line_copy, &line_copy[stride * in_channels..]);
+                    }
+                }
+            }
+            let position = (image * out_height + first_row) * out_width;
+            for (row, paired) in paired_dy.chunks_exact_mut(pairs * out_channels).take(rows).enumerate() {
+                let dy = &dy[(position + row * out_width) * out_channels..][..out_width * out_channels];
+                for (paired, dy) in paired.chunks_exact_mut(out_channels).zip(dy.chunks(2 * out_channels)) {
+                    match dy.split_at(out_channels) {
+                        (first, []) => paired.iter_mut().zip(first).for_each(|(word, &half)| *word = word_of(half, 0)),
+                        (first, second) => interleave(paired, first, second),
+                    }
+                }
+            }
+            let sums = Taps {
+                segments: rows,
+                length: pairs,
+                row: Step { within: 2 * stride * in_channels, between: stride * line },
+                panel: Step { within: out_channels, between: pairs * out_channels },
+            };
+            for column in (0..out_channels).step_by(kernel.panel_width) {
+                let panel = paired_dy[column..].as_ptr();
+                let window_line = size * in_channels;
+                for row in 0..size {
+                    for first in (0..window_line).step_by(kernel.most_rows()) {
+                        let count = kernel.most_rows().min(window_line - first);
+                        let targets: [*mut f32; MOST_ROWS] = std::array::from_fn(|index| {
+                            turned.as_mut_ptr().wrapping_add((row * window_line + first + index) * out_channels + column)
+                        });
+                        let left = Rows::Neighbours(paired_x.as_ptr().wrapping_add(row * line + first));
+                        // SAFETY: from each tap on, the lines hold the pairs of all positions of these rows; dy has a whole panel at
+                        // each, as the panel's width divides the channels; the targets are different lines of the scratch.
+                        unsafe { kernel.tile(&sums, left, panel, &targets[..count], kernel.panel_width, !first_band) };
+                    }
+                }
+            }
+            first_band = false;
+        }
+    }
+    if add {
+        transpose::<true>(dw, taps, turned, out_channels, [taps, out_channels]);
+    } else {
+        transpose::<false>(dw, taps, turned, out_channels, [taps, out_channels]);
+    }
 }
 
 /// The convolution of words with packed weights; sums of a band are in single precision until they are complete.

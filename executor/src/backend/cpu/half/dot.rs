@@ -22,7 +22,7 @@ const WIDTH: usize = 32;
 const TILE: usize = 14;
 
 /// Pairs summed over in one call of the micro-kernel: their panel, 32 KiB, stays in the first-level cache.
-const CHUNK: usize = 256;
+pub(super) const CHUNK: usize = 256;
 
 /// Words of the rows that panel after panel goes over: 256 KiB, which stay in the second-level cache.
 const BAND_WORDS: usize = 64 << 10;
@@ -118,6 +118,12 @@ pub(super) fn words(halves: &[u16]) -> &[f32] {
 pub(super) fn halves_of(words: &[f32]) -> &[u16] {
     // SAFETY: half of a word needs less alignment, and every bit pattern is a number.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
+}
+
+/// As [`halves_of`], to be written.
+pub(super) fn halves_of_mut(words: &mut [f32]) -> &mut [u16] {
+    // SAFETY: as there.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }
 
 /// `y[rows, columns] = x[rows, contracted] · right`, finished. Panel after panel of the right factor over a band of rows that stay in the
@@ -267,7 +273,7 @@ pub(super) fn pad_rows<'a>(padded: &'a mut [f32], halves: &[u16], length: usize)
 }
 
 #[inline(always)]
-fn word_of(first: u16, second: u16) -> f32 {
+pub(super) fn word_of(first: u16, second: u16) -> f32 {
     f32::from_bits(u32::from(first) | u32::from(second) << 16)
 }
 

@@ -7,8 +7,10 @@
 mod batch_norm;
 #[cfg(target_arch = "x86_64")]
 mod convolutions;
+mod cross_entropy;
 #[cfg(target_arch = "x86_64")]
 mod dot;
+mod elementwise;
 mod movement;
 mod optimizers;
 
@@ -63,6 +65,10 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
     // SAFETY: this function's own contract.
     unsafe {
         match *call.kernel {
+            _ if half == Half::Bf16 && elementwise::run(call) => Ok(()),
+            Kernel::CrossEntropyGradient { classes, normalizer, .. } if half == Half::Bf16 => {
+                cross_entropy::gradient(call, classes, normalizer)
+            }
             Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
             Kernel::Embedding { vocabulary, hidden, .. } => movement::embedding(call, vocabulary, hidden),
             Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
@@ -119,6 +125,16 @@ fn with_rows(mut kernel: Kernel, count: usize) -> Kernel {
     kernel
 }
 
+/// An error of a block as one of the whole call: indices are one a row.
+fn of_whole(error: BackendError, first: usize) -> BackendError {
+    match error {
+        BackendError::IndexOutOfRange { kernel, position, value, limit } => {
+            BackendError::IndexOutOfRange { kernel, position: first + position, value, limit }
+        }
+        other => other,
+    }
+}
+
 /// An operand, and where it is while the kernel of single precision works on it.
 #[derive(Clone, Copy)]
 struct Widened {
@@ -159,7 +175,10 @@ impl Widened {
 unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
     let sides = operands::sides(call.kernel, call.precision);
     let mut kernel = *call.kernel;
-    let rows = rows_mut(&mut kernel).map_or(1, |rows| *rows).max(1);
+    // No rows are one block of nothing.
+    let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
+    let is_streamed = rows > 0;
+    let rows = rows.max(1);
     let one_row = operands::sides(&with_rows(kernel, 1), call.precision);
     let two_rows = operands::sides(&with_rows(kernel, 2), call.precision);
     let none = Operand { pointer: std::ptr::null_mut(), bytes: 0 };
@@ -173,7 +192,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
         all[index] = Widened {
             operand: *operand,
             is_half: sides[side].storages[index_there] == Storage::Precision,
-            row: elements(&two_rows) - elements(&one_row),
+            row: if is_streamed { elements(&two_rows) - elements(&one_row) } else { 0 },
             elements: elements(&sides),
             place: 0,
         };
@@ -231,7 +250,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
                 ..*call
             };
             // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only where the call's do.
-            unsafe { backend.run(&part) }?;
+            unsafe { backend.run(&part) }.map_err(|error| of_whole(error, first))?;
             for one in all[reads..].iter().filter(|one| one.is_half && one.row > 0) {
                 // SAFETY: the part lies in the operand, which is this call's to write; the read that it may be was read.
                 half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);

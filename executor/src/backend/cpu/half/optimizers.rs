@@ -8,8 +8,9 @@ use crate::backend::cpu::memory::{floats, halves_mut};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
 
-/// Parameters that are updated before they are narrowed: their master copies, 64 KiB, are still in the cache.
-const BLOCK: usize = 1 << 14;
+/// Parameters that are updated before they are narrowed: gradient, master copy and state of them, 32 KiB, are still in the first-level
+/// cache.
+const BLOCK: usize = 1 << 11;
 
 /// # Safety
 ///
