@@ -172,7 +172,7 @@ pub fn wanted(
 fn collect(compiled: &Compiled, kernels: &mut BTreeSet<(Kernel, bool)>) -> Bytes {
     for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
         if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
-            kernels.insert((*kernel, *accumulate));
+            kernels.insert((kernel.without_constants(), *accumulate));
         }
     }
     compiled.arenas().into_iter().fold(Bytes::ZERO, Bytes::max)

@@ -60,7 +60,7 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
 
 /// Refuses a model whose sizes contradict each other, naming the file that it stands in.
 pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
-    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+    let options = GraphOptions::ONE;
     named.model.graph(&named.name, &options).map_err(|error| Failure::in_file(path, &error))?;
     Ok(named)
 }

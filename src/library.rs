@@ -36,7 +36,7 @@ enum Show {
 
 /// Parameters and multiply-adds of a model's forward pass over one sample.
 fn figures(name: &str, model: &Model) -> Result<(usize, f64), Failure> {
-    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+    let options = GraphOptions::ONE;
     let graph = model.graph(name, &options)?;
     Ok((graph.parameter_count(), graph.model_flops().value() / 2.0))
 }

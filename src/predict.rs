@@ -138,11 +138,11 @@ pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
         schedule: if layout.pipeline > 1 { layout.schedule.name().into() } else { "-".into() },
         micro_batch: layout.micro_batch,
         recompute: match layout.recompute {
-            Recompute::None => "none",
-            Recompute::Selective => "selective",
-            Recompute::Full => "full",
-        }
-        .into(),
+            Recompute::None => "none".into(),
+            Recompute::Selective => "selective".into(),
+            Recompute::Full => "full".into(),
+            Recompute::FullLayers(layers) => format!("full, {layers} layers"),
+        },
         step: prediction.step_seconds,
         samples_per_second: prediction.samples_per_second,
         memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),

@@ -31,12 +31,18 @@ struct Case {
     data: usize,
     tensor: usize,
     pipeline: usize,
+    context: usize,
     micro_batch: usize,
     micro_batches: usize,
     schedule: &'static str,
     recompute: &'static str,
     optimizer: &'static str,
     bucket: &'static str,
+    /// ZeRO's stage, and whether its shard groups are smaller than all of `data`.
+    zero: usize,
+    hybrid: bool,
+    sequence_parallel: bool,
+    clip: bool,
     precision: &'static str,
     seed: u64,
 }
@@ -48,21 +54,36 @@ impl Case {
 
     /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding.
     fn plan(&self) -> String {
-        let Case { model, data, tensor, pipeline, micro_batch, schedule, recompute, optimizer, bucket, precision, .. } = self;
+        let Case { model, data, tensor, pipeline, context, micro_batch, schedule, recompute, optimizer, bucket, .. } = self;
+        let Case { zero, sequence_parallel, precision, .. } = self;
         let batch = self.global_batch();
+        let shard_group = if self.hybrid && *zero > 0 && *data == 4 { ", shard_group: 2" } else { "" };
+        let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
-             training: {{learning_rate: 0.01, epsilon: 1e-3}}\n\
-             layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, micro_batch: {micro_batch}, \
-             schedule: {schedule}, recompute: {recompute}, bucket: {bucket}}}\n"
+             training: {{learning_rate: 0.01, epsilon: 1e-3{clip}}}\n\
+             layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, \
+             micro_batch: {micro_batch}, schedule: {schedule}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
+             sequence_parallel: {sequence_parallel}}}\n"
         )
     }
 
     /// The same samples on one rank, all at once.
     fn on_one_rank(&self) -> Case {
         let micro_batch = self.global_batch();
-        Case { data: 1, tensor: 1, pipeline: 1, micro_batch, micro_batches: 1, recompute: "none", ..self.clone() }
+        Case {
+            data: 1,
+            tensor: 1,
+            pipeline: 1,
+            context: 1,
+            micro_batch,
+            micro_batches: 1,
+            recompute: "none",
+            zero: 0,
+            sequence_parallel: false,
+            ..self.clone()
+        }
     }
 }
 
@@ -76,19 +97,27 @@ const MODELS: [&str; 4] = [
 prop_compose! {
     fn cases()(
         model in proptest::sample::select(MODELS.to_vec()),
-        (data, tensor, pipeline) in proptest::sample::select(vec![
-            (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (3, 1, 1), (1, 1, 3), (1, 1, 1), (2, 2, 2),
+        (data, tensor, pipeline, context) in proptest::sample::select(vec![
+            (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 2, 1, 1), (2, 1, 2, 1), (1, 2, 2, 1), (3, 1, 1, 1), (1, 1, 3, 1),
+            (1, 1, 1, 1), (2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 1, 2), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2),
         ]),
         micro_batch in proptest::sample::select(vec![2usize, 4]),
         micro_batches in 1usize..5,
         schedule in proptest::sample::select(vec!["gpipe", "1f1b"]),
-        recompute in proptest::sample::select(vec!["none", "full"]),
+        recompute in proptest::sample::select(vec!["none", "full", "selective", "{full_layers: 1}"]),
         optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
+        (zero, hybrid) in (0usize..4, any::<bool>()),
+        (sequence_parallel, clip) in (any::<bool>(), any::<bool>()),
         precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
         seed in 0u64..100,
     ) -> Case {
-        Case { model, data, tensor, pipeline, micro_batch, micro_batches, schedule, recompute, optimizer, bucket, precision, seed }
+        // Images have no sequence to share out.
+        let context = if model.contains("gpt") { context } else { 1 };
+        Case {
+            model, data, tensor, pipeline, context, micro_batch, micro_batches, schedule, recompute, optimizer, bucket, zero, hybrid,
+            sequence_parallel, clip, precision, seed,
+        }
     }
 }
 
@@ -140,12 +169,17 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
             data: 2,
             tensor: 2,
             pipeline: 1,
+            context: 1,
             micro_batch: 2,
             micro_batches: 2,
             schedule: "1f1b",
             recompute: "none",
             optimizer: "adamw",
             bucket: "25MiB",
+            zero: 0,
+            hybrid: false,
+            sequence_parallel: false,
+            clip: false,
             precision,
             seed: 1,
         };

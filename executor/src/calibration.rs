@@ -271,8 +271,13 @@ fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
 /// What bounds the integers in a kernel's read, if they are integers.
 fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
     match (kernel, read) {
-        (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(*vocabulary),
-        (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(*classes),
+        (Kernel::Embedding { vocabulary, parts, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, parts, .. }, 1) => {
+            Some(vocabulary * parts)
+        }
+        (Kernel::LogitStatistics { classes, parts, .. } | Kernel::CrossEntropyGradient { classes, parts, .. }, 1) => {
+            Some(classes * parts)
+        }
+        (Kernel::CrossEntropy { classes, .. }, 1) => Some(*classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
         _ => None,
     }

@@ -15,6 +15,15 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// The state of dynamic loss scaling after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScaling {
+    /// The factor on the next step's loss.
+    pub loss_scale: f64,
+    /// Steps whose update was skipped so far.
+    pub skipped_steps: f64,
+}
+
 /// One training step, as `metrics.jsonl` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
@@ -30,6 +39,9 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
+    /// Where the loss is scaled (`fp16`): how.
+    #[serde(flatten)]
+    pub scaling: Option<LossScaling>,
 }
 
 /// One evaluation, as `evaluation.jsonl` has it.
@@ -193,10 +205,16 @@ impl Collector {
         let seconds = end.saturating_sub(begin) as f64 * 1e-9;
         let metrics = parts.iter().map(|part| &part.metrics);
         let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
-        let gradient_norm = sum(metrics, MetricKind::SquaredGradientNorm).sqrt();
+        let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
+        let one =
+            |kind| parts.iter().flat_map(|part| &part.metrics).find(|(known, _)| *known == kind).map(|&(_, one)| one.into());
+        let (loss_scale, skipped_steps) = (one(MetricKind::LossScale), one(MetricKind::SkippedSteps));
         self.last_end = Some(end);
         let samples_per_second = self.samples as f64 / seconds;
-        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm })
+        let scaling = loss_scale
+            .zip(skipped_steps)
+            .map(|(loss_scale, skipped_steps): (f64, f64)| LossScaling { loss_scale, skipped_steps });
+        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, scaling })
     }
 
     fn evaluated(&self, step: usize) -> bool {

@@ -4,7 +4,7 @@
 use crate::arena::Arena;
 use crate::half::Half;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
-use foretell_program::{Axis, Coordinates, Mesh, Placement, Placements, StageProgram};
+use foretell_program::{Coordinates, Initial, InitialShare, Mesh, Placements, StageProgram};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
@@ -14,21 +14,44 @@ use sha2::{Digest, Sha256};
 pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
-        let tensor = graph.tensor(initial.tensor);
-        let whole = values(tensor, seed);
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
-        let elements = buffer.shape.iter().product();
-        if let Some(half) = Half::of(buffer.data_type) {
-            let mut share = vec![0.0; elements];
-            take_share(&whole, tensor, &initial.placements, mesh, coordinates, &mut share);
-            // SAFETY: the place lies inside the arena, holds that many aligned numbers of sixteen bits, and no thread runs yet.
-            half.narrow(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u16>(), elements) }, &share);
-            continue;
+        let elements: usize = buffer.shape.iter().product();
+        let half = Half::of(buffer.data_type);
+        let mut widened = vec![0.0; if half.is_some() { elements } else { 0 }];
+        let filled = match half {
+            Some(_) => widened.as_mut_slice(),
+            // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
+            None => unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) },
+        };
+        match initial {
+            Initial::Share(share) => filled.copy_from_slice(&share_of(share, graph, mesh, coordinates, seed)),
+            Initial::Bucket { members, axis } => {
+                let first = axis.map_or(0, |axis| coordinates.along(axis) * elements);
+                for (offset, share) in members {
+                    let share = share_of(share, graph, mesh, coordinates, seed);
+                    // What of it lies between the first and the last element of this part.
+                    let (from, until) = ((*offset).max(first), (offset + share.len()).min(first + elements));
+                    if from < until {
+                        filled[from - first..until - first].copy_from_slice(&share[from - offset..until - offset]);
+                    }
+                }
+            }
+            Initial::Values(values) => filled[..values.len()].copy_from_slice(values),
         }
-        // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
-        let share = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) };
-        take_share(&whole, tensor, &initial.placements, mesh, coordinates, share);
+        if let Some(half) = half {
+            // SAFETY: the place lies inside the arena, holds that many aligned numbers of sixteen bits, and no thread runs yet.
+            half.narrow(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u16>(), elements) }, &widened);
+        }
     }
+}
+
+/// The part of a tensor's start that a rank holds.
+fn share_of(share: &InitialShare, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, seed: u64) -> Vec<f32> {
+    let tensor = graph.tensor(share.tensor);
+    let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
+    let mut part = vec![0.0; share.placements.local_shape(&full, mesh).iter().product()];
+    take_share(&values(tensor, seed), tensor, &share.placements, mesh, coordinates, &mut part);
+    part
 }
 
 /// All values of a tensor as it starts.
@@ -68,12 +91,7 @@ fn stream(seed: u64, name: &str) -> ChaCha8Rng {
 fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Mesh, coordinates: Coordinates, share: &mut [f32]) {
     let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
     let local = placements.local_shape(&full, mesh);
-    let mut start = vec![0; full.len()];
-    for axis in Axis::WITHIN_STAGE {
-        if let Placement::Shard(dimension) = placements.get(axis) {
-            start[dimension] += coordinates.along(axis) * local[dimension];
-        }
-    }
+    let start = placements.local_start(&full, mesh, coordinates);
     // Row by row of the last dimension: a multi-index over the others.
     let row = local.last().copied().unwrap_or(1);
     for (number, values) in share.chunks_mut(row.max(1)).enumerate() {
@@ -93,7 +111,7 @@ fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Me
 mod tests {
     use super::*;
     use foretell_models::{GraphOptions, Model};
-    use foretell_program::{Layout, Plan, Rank, compile};
+    use foretell_program::{BufferRole, Layout, Plan, Rank, compile};
     use foretell_units::DataType;
 
     /// A buffer's numbers as they lie in the arena.
@@ -109,8 +127,7 @@ mod tests {
         let started = |precision: DataType| {
             let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");
-            let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
-            let graph = model.graph("mlp", &options).expect("it is a model");
+            let graph = model.graph("mlp", &GraphOptions::ONE).expect("it is a model");
             let (mesh, stage) = (&compiled.training.mesh, compiled.training.stage_of(Rank(1)).clone());
             let arena = Arena::new(stage.arena).expect("a small arena");
             initialise(&stage, &graph, mesh, mesh.coordinates(Rank(1)), &arena, 3);
@@ -119,17 +136,20 @@ mod tests {
         let (single, single_arena) = started(DataType::Fp32);
         for (precision, half) in [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)] {
             let (mixed, arena) = started(precision);
-            let mut parameters = 0;
-            for expected in single.buffers.iter().filter(|buffer| buffer.initial.is_some()) {
-                let named = |name: &str| mixed.buffers.iter().find(|buffer| buffer.name == name).expect("it is there");
-                let (parameter, master) = (named(&expected.name), named(&format!("{}.master", expected.name)));
-                let masters: Vec<u32> = bits(&arena, master);
+            let roots = |stage: &StageProgram, role| -> Vec<foretell_program::Buffer> {
+                stage.buffers.iter().filter(|buffer| buffer.role == role && buffer.parent.is_none()).cloned().collect()
+            };
+            let expected = roots(&single, BufferRole::Parameter);
+            let (parameters, states) = (roots(&mixed, BufferRole::Parameter), roots(&mixed, BufferRole::OptimizerState));
+            // One velocity a bucket, and one master copy after it.
+            assert_eq!((parameters.len(), states.len()), (expected.len(), 2 * expected.len()));
+            for (index, expected) in expected.iter().enumerate() {
+                let masters: Vec<u32> = bits(&arena, &states[2 * index + 1]);
                 assert_eq!(masters, bits::<u32>(&single_arena, expected), "{}", expected.name);
+                assert!(masters.iter().any(|&bits| bits != 0), "weights do not start at zero");
                 let nearest: Vec<u16> = masters.iter().map(|&bits| half.from_single(f32::from_bits(bits))).collect();
-                assert_eq!(nearest, bits::<u16>(&arena, parameter), "{} in {precision}", expected.name);
-                parameters += usize::from(masters.iter().any(|&bits| bits != 0));
+                assert_eq!(nearest, bits::<u16>(&arena, &parameters[index]), "{} in {precision}", expected.name);
             }
-            assert!(parameters >= 2, "weights do not start at zero");
         }
     }
 }

@@ -12,8 +12,9 @@ use crate::line::Line;
 use crate::machine;
 use crate::samples::Samples;
 use crate::transport::Transport;
-use foretell_program::{Group, GroupId, Mesh, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::{fmt, panic};
@@ -71,6 +72,8 @@ struct Playlist {
     /// By group: the rank's index among the members.
     group_index: Vec<usize>,
     precision: DataType,
+    /// What the run reports: one number each.
+    metrics: Vec<(Metric, Operand)>,
 }
 
 struct Operands {
@@ -145,6 +148,9 @@ impl Interpreter {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
         }
+        let stages = programs.iter().flat_map(|program| &program.stages);
+        let groups: Vec<Group> =
+            stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =
             programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
         let shared = Arc::new(Shared {
@@ -163,7 +169,7 @@ impl Interpreter {
         let mut interpreter =
             Self { shared: Arc::clone(&shared), backend: CpuBackend::new(), workers: Vec::new(), step_number: 0 };
         for (slot, key) in shared.keys.iter().enumerate().skip(1) {
-            let line = Line::open(key, &mesh, precision, rank, &transport)?;
+            let line = Line::open(key, &groups, &mesh, precision, rank, &transport)?;
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("{key} stream"))
@@ -211,8 +217,9 @@ impl Interpreter {
     pub(crate) fn metrics(&self, program: usize, mesh: &Mesh, rank: Rank) -> Vec<(MetricKind, f64)> {
         let playlist = &self.shared.playlists[program];
         let coordinates = mesh.coordinates(rank);
-        let counting = playlist.stage.metrics.iter().filter(|metric| metric.counts_at(coordinates));
-        counting.filter_map(|metric| Some((metric.kind, f64::from(playlist.read(metric.buffer)?)))).collect()
+        let counting = playlist.metrics.iter().filter(|(metric, _)| metric.counts_at(coordinates));
+        // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
+        counting.map(|(metric, operand)| (metric.kind, f64::from(unsafe { operand.pointer.cast::<f32>().read() }))).collect()
     }
 
     /// When each instruction of a Program's last run ran, in the order of the list.
@@ -265,17 +272,17 @@ impl Playlist {
         let mut lists = vec![Vec::new(); keys.len()];
         let mut after = Vec::with_capacity(stage.instructions.len());
         let mut operands = Vec::with_capacity(stage.instructions.len());
+        let place = |id: &foretell_program::BufferId| {
+            let buffer = stage.buffer(*id);
+            let outside =
+                || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
+            let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
+            Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
+        };
         for (index, instruction) in stage.instructions.iter().enumerate() {
             lists[slot_of[instruction.stream.0 as usize]].push(index as u32);
             let slot = |id: u32| slot_of[stage.instructions[id as usize].stream.0 as usize];
             after.push(instruction.after.iter().map(|id| (slot(id.0), id.0)).collect());
-            let place = |id: &foretell_program::BufferId| {
-                let buffer = stage.buffer(*id);
-                let outside =
-                    || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
-                let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
-                Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
-            };
             operands.push(Operands {
                 reads: instruction.reads.iter().map(place).collect::<Result<_, _>>()?,
                 writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
@@ -283,16 +290,13 @@ impl Playlist {
         }
         let index_in = |group: &Group| group.members(mesh, rank).iter().position(|&member| member == rank).unwrap_or(0);
         let group_index = stage.groups.iter().map(index_in).collect();
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, precision: program.precision })
-    }
-
-    /// The number in a buffer of one element, found through an instruction that writes it.
-    fn read(&self, buffer: foretell_program::BufferId) -> Option<f32> {
-        let position = self.stage.instructions.iter().position(|instruction| instruction.writes.contains(&buffer))?;
-        let operand = self.stage.instructions[position].writes.iter().position(|&written| written == buffer)?;
-        let operand = self.operands[position].writes.get(operand)?;
-        // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
-        Some(unsafe { operand.pointer.cast::<f32>().read() })
+        let metrics = stage
+            .metrics
+            .iter()
+            .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
+            .collect::<Result<_, ExecutorError>>()?;
+        let precision = program.precision;
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, precision, metrics })
     }
 }
 

@@ -41,7 +41,7 @@ pub mod transport;
 
 pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
-pub use execute::{Evaluation, Outcome, Progress, StepMetrics, execute};
+pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
 pub use files::write_whole;
 pub use job::{CalibrationJob, Length, TrainingJob};
 pub use launcher::{LaunchOptions, TransportKind};

@@ -12,22 +12,24 @@ use std::sync::Arc;
 
 /// A stream's own end of the transport.
 pub(crate) enum Line {
-    Load { data_coordinate: usize, half: Option<Half> },
+    Load { batch_part: usize, half: Option<Half> },
     Group(Box<Group>),
     Peer(Channel),
 }
 
 /// Numbers of the transport's streams that a run uses.
-pub(crate) const STREAM_COUNT: usize = 8;
-const TO_LATER_STAGES: StreamNumber = StreamNumber(5);
-const TO_EARLIER_STAGES: StreamNumber = StreamNumber(6);
+pub(crate) const STREAM_COUNT: usize = 32;
+const TO_LATER_STAGES: StreamNumber = StreamNumber(0);
+const TO_EARLIER_STAGES: StreamNumber = StreamNumber(1);
 /// For what is not part of a Program: barriers, calibration.
-pub(crate) const OWN_STREAM: StreamNumber = StreamNumber(7);
+pub(crate) const OWN_STREAM: StreamNumber = StreamNumber(2);
+const FIRST_GROUP: usize = 3;
 
 impl Line {
-    /// Opens what the stream of a key needs.
+    /// Opens what the stream of a key needs. `groups` are all groups of the run, in the order that every rank has them.
     pub(crate) fn open(
         key: &StreamKey,
+        groups: &[foretell_program::Group],
         mesh: &Mesh,
         precision: DataType,
         rank: Rank,
@@ -39,12 +41,16 @@ impl Line {
         let number = |from: usize, to: usize| if from < to { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
         Ok(match key {
             StreamKey::Compute | StreamKey::Load => {
-                Line::Load { data_coordinate: coordinates.along(Axis::Data), half: Half::of(precision) }
+                Line::Load { batch_part: mesh.batch_part(coordinates), half: Half::of(precision) }
             }
             StreamKey::Group(group) => {
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
-                // Axes are numbered as they are declared: groups along different axes share no stream.
-                let number = group.axes.first().and_then(|axis| Axis::ALL.iter().position(|one| one == axis)).unwrap_or(0);
+                // No two groups share a stream, whichever ranks are in both.
+                let number = FIRST_GROUP + groups.iter().position(|one| one == group).unwrap_or(groups.len());
+                if number >= STREAM_COUNT {
+                    let what = format!("a layout with {} process groups", groups.len());
+                    return Err(ExecutorError::Unsupported { what, hint: "use fewer axes at a time".into() });
+                }
                 Line::Group(Box::new(Group::new(Arc::clone(transport), &members, StreamNumber(number as u16))?))
             }
             StreamKey::SendTo(stage) => Line::Peer(transport.open(peer(*stage), number(my_stage, *stage))?),
@@ -64,9 +70,9 @@ impl Line {
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
         match (self, operation, reads, writes) {
-            (Line::Load { data_coordinate, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
+            (Line::Load { batch_part, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
                 // SAFETY: the caller gives this place to us alone.
-                unsafe { samples.load(*input, *half, first_sample + *data_coordinate * count, *count, write) }
+                unsafe { samples.load(*input, *half, first_sample + *batch_part * count, *count, write) }
             }
             (Line::Peer(channel), Operation::Send { .. }, [read], _) => {
                 // SAFETY: as above.

@@ -32,6 +32,8 @@ pub(crate) fn hyperparameters(plan: &Plan, step: usize) -> Hyperparameters {
         beta2: plan.training.beta2,
         epsilon: plan.training.epsilon,
         gradient_scale: 1.0,
+        clip_norm: plan.training.clip_norm.unwrap_or(f32::INFINITY),
+        growth_interval: plan.training.loss_scale.growth_interval,
         step: step as u64 + 1,
     }
 }
@@ -45,8 +47,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let coordinates = mesh.coordinates(member.rank);
     let arena = Arena::new(compiled.arenas()[coordinates.along(Axis::Pipeline)])?;
     // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
-    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
-    let graph = job.model.graph(&job.name, &options).map_err(foretell_program::PlanError::from)?;
+    let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
     initialise(compiled.training.stage_of(member.rank), &graph, &mesh, coordinates, &arena, job.seed);
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];

@@ -29,10 +29,8 @@ fn every_instruction_has_operands_as_its_kernel_wants_them() {
                             continue;
                         }
                         let (bytes, types) = (operand_bytes(kernel, precision), operand_types(kernel, precision));
-                        let sides = [
-                            (&instruction.reads, bytes.reads, types.reads),
-                            (&instruction.writes, bytes.writes, types.writes),
-                        ];
+                        let sides =
+                            [(&instruction.reads, bytes.reads, types.reads), (&instruction.writes, bytes.writes, types.writes)];
                         for (listed, bytes, types) in sides {
                             assert!(listed.len() <= bytes.len() && listed.len() + 1 >= bytes.len(), "{kernel:?} in {precision}");
                             for ((id, bytes), data_type) in listed.iter().zip(bytes).zip(types) {

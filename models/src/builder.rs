@@ -5,17 +5,23 @@ use crate::graph::{
     Parameter, Pass, Role, Storage, Tensor, TensorId,
 };
 use crate::kernel::{WeightLayout, Window};
+use crate::specification::GraphOptions;
 
 /// A dimension of a name and an extent.
 pub(crate) fn dimension(name: &'static str, extent: usize) -> Dimension {
     Dimension { name, extent }
 }
 
+/// The dimension of a language model's tokens, which `tensor` shares out from the embedding to the loss.
+pub(crate) const VOCABULARY: &str = "vocabulary";
+
 /// A graph under construction.
 pub(crate) struct GraphBuilder {
     graph: Graph,
     /// How many groups of samples the batch has for batch normalisation.
     normalization_groups: usize,
+    /// Into how many parts a vocabulary is cut where it divides.
+    vocabulary_parts: usize,
 }
 
 /// What [`GraphBuilder::batch_norm`] needs to know besides its input.
@@ -28,7 +34,8 @@ pub(crate) enum Mode {
 }
 
 impl GraphBuilder {
-    pub(crate) fn new(name: &str, batch: usize, normalization_groups: usize) -> Self {
+    pub(crate) fn new(name: &str, options: &GraphOptions) -> Self {
+        let GraphOptions { batch, normalization_groups, vocabulary_parts, .. } = *options;
         let graph = Graph {
             name: name.into(),
             tensors: Vec::new(),
@@ -38,7 +45,7 @@ impl GraphBuilder {
             predictions_per_sample: 1,
             tokens_per_sample: None,
         };
-        Self { graph, normalization_groups }
+        Self { graph, normalization_groups, vocabulary_parts }
     }
 
     /// Starts the next block; what is added from here on belongs to it.
@@ -364,7 +371,8 @@ impl GraphBuilder {
         let table_dimensions = self.dimensions(table);
         let row_count = token_dimensions.len();
         let mut loops: Vec<Loop> = token_dimensions.iter().map(|one| shared(one, Extent::Rows)).collect();
-        loops.push(Loop { shardable: false, ..shared(&table_dimensions[0], Extent::Vocabulary) });
+        let cut = self.cuts_vocabulary(table_dimensions[0].extent);
+        loops.push(Loop { shardable: cut, ..shared(&table_dimensions[0], Extent::Vocabulary) });
         loops.push(shared(&table_dimensions[1], Extent::Features));
         let rows = walk(0, row_count);
         let hidden = Some(LoopId(row_count + 1));
@@ -405,10 +413,49 @@ impl GraphBuilder {
         out
     }
 
+    /// Whether ranks share out a vocabulary (or as many classes).
+    fn cuts_vocabulary(&self, extent: usize) -> bool {
+        self.vocabulary_parts > 1 && extent.is_multiple_of(self.vocabulary_parts)
+    }
+
+    /// [`GraphBuilder::cross_entropy`] where ranks share out the classes: each makes statistics of its part, which are then put together.
+    fn cross_entropy_in_parts(&mut self, name: &str, logits: TensorId, labels: TensorId) {
+        let dimensions = self.dimensions(logits);
+        let row_count = dimensions.len() - 1;
+        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
+        let parts = dimension("parts", self.vocabulary_parts);
+        let row_axes = walk(0, row_count);
+        let last = Some(LoopId(row_count));
+        // One entry a part: so a mesh axis that cuts the classes cuts the parts, too.
+        let statistic_dimensions = [&[parts][..], &dimensions[..row_count], &[dimension("statistics", 4)]].concat();
+        let statistics = self.activation(&format!("{name}.statistics"), statistic_dimensions, Storage::Single);
+        self.operator(
+            name,
+            OperatorKind::LogitStatistics,
+            [&rows[..], &[shared(&dimensions[row_count], Extent::Features)]].concat(),
+            vec![operand(logits, walk(0, dimensions.len())), operand(labels, row_axes.clone())],
+            vec![operand(statistics, [&[last][..], &row_axes, &[None]].concat())],
+        );
+        let loss = self.tensor("loss", Role::Sum, Vec::new(), Storage::Single);
+        let correct = self.tensor("correct", Role::Sum, Vec::new(), Storage::Single);
+        let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), dimensions[..row_count].to_vec(), Storage::Single);
+        self.operator(
+            name,
+            OperatorKind::CrossEntropyOfStatistics,
+            [&rows[..], &[Loop { shardable: false, ..shared(&parts, Extent::Positions) }]].concat(),
+            vec![operand(statistics, [&[None][..], &row_axes, &[None]].concat()), operand(labels, row_axes.clone())],
+            vec![operand(loss, Vec::new()), operand(correct, Vec::new()), operand(log_sum_exp, row_axes)],
+        );
+    }
+
     /// Mean cross-entropy of `logits` (classes last) and the number of correct predictions.
     pub(crate) fn cross_entropy(&mut self, name: &str, logits: TensorId, labels: TensorId) {
         let dimensions = self.dimensions(logits);
         let row_count = dimensions.len() - 1;
+        if dimensions[row_count].name == VOCABULARY && self.cuts_vocabulary(dimensions[row_count].extent) {
+            self.cross_entropy_in_parts(name, logits, labels);
+            return;
+        }
         let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shared(&dimensions[row_count], Extent::Features) });
         let rows = walk(0, row_count);

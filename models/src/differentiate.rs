@@ -53,9 +53,14 @@ impl Backward {
     /// Adds the gradient operators of one forward operator, whose users have all been visited.
     fn operator(&mut self, id: OperatorId) {
         let forward = self.graph.operators[id.0].clone();
-        if forward.kind == OperatorKind::CrossEntropy {
-            self.cross_entropy(id, &forward);
-            return;
+        match forward.kind {
+            OperatorKind::CrossEntropy => return self.cross_entropy(id, &forward.outputs[2]),
+            OperatorKind::CrossEntropyOfStatistics => {
+                let statistics = forward.inputs[0].tensor;
+                let maker = self.graph.operators.iter().position(|one| one.outputs.iter().any(|made| made.tensor == statistics));
+                return maker.into_iter().for_each(|maker| self.cross_entropy(OperatorId(maker), &forward.outputs[2]));
+            }
+            _ => {}
         }
         let Some(dy) = forward.outputs.first().and_then(|output| self.gradient(output, &forward)) else { return };
         let dy = Operand { tensor: dy, axes: forward.outputs[0].axes.clone() };
@@ -104,8 +109,11 @@ impl Backward {
         }
     }
 
-    fn cross_entropy(&mut self, id: OperatorId, forward: &Operator) {
-        let reads = vec![forward.inputs[0].clone(), forward.inputs[1].clone(), forward.outputs[2].clone()];
+    /// The gradient of the logits that operator `id` reads, with its labels; the rows of both it walks with its first loops, as those of
+    /// `log_sum_exp` are walked.
+    fn cross_entropy(&mut self, id: OperatorId, log_sum_exp: &Operand) {
+        let [logits, labels] = &self.graph.operators[id.0].inputs[..] else { return };
+        let reads = vec![logits.clone(), labels.clone(), log_sum_exp.clone()];
         let kind = OperatorKind::CrossEntropyGradient { normalizer: self.normalizer };
         self.input_gradient(id, kind, reads, 0);
     }

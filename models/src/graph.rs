@@ -164,6 +164,12 @@ pub struct Loop {
 /// The loop that every operator calls the same, and that data parallelism shares out.
 pub const BATCH: &str = "batch";
 
+/// The loop that every operator on sequences calls the same, and that context and sequence parallelism share out.
+pub const SEQUENCE: &str = "sequence";
+
+/// The loop over experts, that expert parallelism shares out.
+pub const EXPERTS: &str = "experts";
+
 /// An operator's use of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
@@ -215,6 +221,8 @@ pub enum OperatorKind {
         causal: bool,
     },
     CrossEntropy,
+    LogitStatistics,
+    CrossEntropyOfStatistics,
     /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
         normalizer: usize,
@@ -307,6 +315,22 @@ impl Graph {
     }
 }
 
+impl OperatorKind {
+    /// Whether it is attention itself, whose sequence is shared out by other means than that of operators that work position by position.
+    pub fn is_attention(&self) -> bool {
+        matches!(self, OperatorKind::Attention { .. } | OperatorKind::AttentionGradient { .. })
+    }
+
+    /// The role of the loop of which a kernel must know which part a rank has, if there is one.
+    pub fn positional(&self) -> Option<Extent> {
+        match self {
+            OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
+            OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
+            _ => None,
+        }
+    }
+}
+
 impl Operator {
     /// The full extents of the loops.
     pub fn extents(&self) -> Vec<usize> {
@@ -328,6 +352,11 @@ impl Operator {
         let contracted = size(Extent::Contracted);
         let features = size(Extent::Features);
         let positions = size(Extent::Positions);
+        // Into how many parts ranks have cut the loops of a role.
+        let parts = |role: Extent| -> usize {
+            let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
+            self.loops.iter().zip(extents).map(cut).product()
+        };
         // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
@@ -363,10 +392,18 @@ impl Operator {
             OperatorKind::LayerNorm => Kernel::LayerNorm { rows, features },
             OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
             OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
-            OperatorKind::Embedding => Kernel::Embedding { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features },
-            OperatorKind::EmbeddingWeightGradient => {
-                Kernel::EmbeddingWeightGradient { tokens: rows, vocabulary: size(Extent::Vocabulary), hidden: features }
-            }
+            OperatorKind::Embedding => Kernel::Embedding {
+                tokens: rows,
+                vocabulary: size(Extent::Vocabulary),
+                hidden: features,
+                parts: parts(Extent::Vocabulary),
+            },
+            OperatorKind::EmbeddingWeightGradient => Kernel::EmbeddingWeightGradient {
+                tokens: rows,
+                vocabulary: size(Extent::Vocabulary),
+                hidden: features,
+                parts: parts(Extent::Vocabulary),
+            },
             OperatorKind::Attention { causal } => Kernel::Attention {
                 batch: rows,
                 sequence: positions,
@@ -382,9 +419,15 @@ impl Operator {
                 causal,
             },
             OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
-            OperatorKind::CrossEntropyGradient { normalizer } => {
-                Kernel::CrossEntropyGradient { rows, classes: features, normalizer }
-            }
+            OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
+            OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },
+            OperatorKind::CrossEntropyGradient { normalizer } => Kernel::CrossEntropyGradient {
+                rows,
+                classes: features,
+                normalizer,
+                parts: parts(Extent::Features),
+                scaled: false,
+            },
         }
     }
 }

@@ -239,23 +239,28 @@ pub enum Kernel {
         /// Features of a row.
         features: usize,
     },
-    /// `y[t] = table[ids[t]]`. Reads ids (`Int32`), table `[vocabulary, hidden]`; writes y `[tokens, hidden]`.
+    /// `y[t] = table[ids[t]]`, and zero where that row is another part's. Reads ids (`Int32`), table `[vocabulary, hidden]`, which is the
+    /// part of the rank's index in its group; writes y `[tokens, hidden]`.
     Embedding {
         /// Positions looked up.
         tokens: usize,
-        /// Rows of the table.
+        /// Rows of the part of the table.
         vocabulary: usize,
         /// Features.
         hidden: usize,
+        /// Parts that the table is cut into; 1 where it is whole.
+        parts: usize,
     },
-    /// `dtable[ids[t]] += dy[t]`, the rest zero. Reads dy, ids; writes dtable (may accumulate).
+    /// `dtable[ids[t]] += dy[t]`, the rest zero, for the rows of the rank's part. Reads dy, ids; writes dtable (may accumulate).
     EmbeddingWeightGradient {
         /// Positions looked up.
         tokens: usize,
-        /// Rows of the table.
+        /// Rows of the part of the table.
         vocabulary: usize,
         /// Features.
         hidden: usize,
+        /// As in [`Kernel::Embedding`].
+        parts: usize,
     },
     /// Softmax attention, scaled by `1/√head_dimension`. Reads qkv `[batch, sequence, 3, heads, head_dimension]`;
     /// writes out `[batch, sequence, heads, head_dimension]`, log-sum-exp `[batch, heads, sequence]`.
@@ -292,29 +297,84 @@ pub enum Kernel {
         /// Classes, or the vocabulary.
         classes: usize,
     },
-    /// `dlogits = (softmax - onehot) / normalizer`. Reads logits, labels, log-sum-exp; writes dlogits (may be the logits themselves).
+    /// What a part of each row of logits contributes to its cross-entropy. Reads logits `[rows, classes]`, which are the classes of the rank's
+    /// index in its group, labels (`Int32` `[rows]`, -1 is ignored); writes statistics `[rows, 4]`: the largest logit, the sum of
+    /// exponentials relative to it, the label's logit (minus infinity where that is another part's), and 1 where the first of the
+    /// largest is the label's.
+    LogitStatistics {
+        /// Predictions.
+        rows: usize,
+        /// Classes of the part.
+        classes: usize,
+        /// Parts that the classes are cut into.
+        parts: usize,
+    },
+    /// [`Kernel::CrossEntropy`] from the statistics of all parts of the classes. Reads statistics `[parts, rows, 4]`, labels; writes
+    /// loss `[1]` (may accumulate), correct `[1]` (may accumulate), log-sum-exp `[rows]`.
+    CrossEntropyOfStatistics {
+        /// Predictions.
+        rows: usize,
+        /// Parts that the classes were cut into.
+        parts: usize,
+    },
+    /// `dlogits = (softmax - onehot) / normalizer`. Reads logits, labels, log-sum-exp (, control); writes dlogits (may be the logits
+    /// themselves).
     CrossEntropyGradient {
         /// Predictions.
         rows: usize,
-        /// Classes, or the vocabulary.
+        /// Classes, or the vocabulary; of the part of the rank's index in its group.
         classes: usize,
         /// Predictions of the whole global batch, over which the loss is a mean.
         normalizer: usize,
+        /// Parts that the classes are cut into; 1 where they are whole.
+        parts: usize,
+        /// Whether it is multiplied by the loss scale of the control ([`Kernel::UpdateControl`]).
+        scaled: bool,
     },
-    /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient; writes parameter, and velocity when there is momentum, in place.
+    /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient (, control); writes parameter, and velocity when there is momentum, in
+    /// place.
     /// In mixed precision the last write is the master copy of the parameter, which is what is updated: the parameter itself is written
     /// as the nearest to it and not read (Micikevicius et al. 2018).
     Sgd {
         /// Elements.
         elements: usize,
+        /// Whether clipping and loss scaling have a say ([`Kernel::UpdateControl`]).
+        controlled: bool,
         /// Whether there is a velocity buffer.
         momentum: bool,
         /// Whether the step looks ahead (Nesterov).
         nesterov: bool,
     },
-    /// AdamW (Loshchilov and Hutter 2019); Adam when the weight decay is zero. Reads gradient; writes parameter, first moment, second moment, in place.
+    /// AdamW (Loshchilov and Hutter 2019); Adam when the weight decay is zero. Reads gradient (, control); writes parameter, first moment,
+    /// second moment, in place.
     /// In mixed precision the last write is the master copy, as for [`Kernel::Sgd`].
     AdamW {
+        /// Elements.
+        elements: usize,
+        /// As in [`Kernel::Sgd`].
+        controlled: bool,
+    },
+    /// Decides how this step's gradient is used. Reads the sum of its squares over the whole model `[1]`; writes the control `[8]` in place:
+    /// loss scale, factor on the gradient (clipping's and the reciprocal of the loss scale), 1 where the update is skipped, updates
+    /// made so far, steps since the scale last changed, the gradient's squared norm without the loss scale, steps skipped so far, unused.
+    UpdateControl {
+        /// Whether the gradient is clipped.
+        clip: bool,
+        /// Whether the loss is scaled, and the scale follows overflows (Micikevicius et al. 2018).
+        scaled: bool,
+    },
+    /// `y = Σ x`. Reads x; writes y `[1]`.
+    Sum {
+        /// Elements.
+        elements: usize,
+    },
+    /// `y += x`, both in single precision. Reads x; writes y in place.
+    Accumulate {
+        /// Elements.
+        elements: usize,
+    },
+    /// Writes zeros, in single precision.
+    Zero {
         /// Elements.
         elements: usize,
     },
@@ -397,13 +457,46 @@ impl Kernel {
             Kernel::Attention { .. } => "attention",
             Kernel::AttentionGradient { .. } => "attention_gradient",
             Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::LogitStatistics { .. } => "logit_statistics",
+            Kernel::CrossEntropyOfStatistics { .. } => "cross_entropy_of_statistics",
             Kernel::CrossEntropyGradient { .. } => "cross_entropy_gradient",
             Kernel::Sgd { .. } => "sgd",
             Kernel::AdamW { .. } => "adamw",
+            Kernel::UpdateControl { .. } => "update_control",
+            Kernel::Sum { .. } => "sum",
+            Kernel::Accumulate { .. } => "accumulate",
+            Kernel::Zero { .. } => "zero",
             Kernel::SumOfSquares { .. } => "sum_of_squares",
             Kernel::Slice { .. } => "slice",
             Kernel::Interleave { .. } => "interleave",
             Kernel::Deinterleave { .. } => "deinterleave",
+        }
+    }
+
+    /// The kernel without what changes what it computes but not how long it takes: as it is timed.
+    pub fn without_constants(self) -> Self {
+        match self {
+            Kernel::LogitStatistics { rows, classes, .. } => Kernel::LogitStatistics { rows, classes, parts: 1 },
+            Kernel::CrossEntropyGradient { rows, classes, .. } => {
+                Kernel::CrossEntropyGradient { rows, classes, normalizer: 1, parts: 1, scaled: false }
+            }
+            Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
+            Kernel::Sgd { elements, momentum, nesterov, .. } => Kernel::Sgd { elements, momentum, nesterov, controlled: false },
+            Kernel::AdamW { elements, .. } => Kernel::AdamW { elements, controlled: false },
+            kernel => kernel,
+        }
+    }
+
+    /// Into how many parts the whole is cut of which the kernel works on the one of the rank's index in its group; 1 for those that need not
+    /// know.
+    pub fn parts(&self) -> usize {
+        match *self {
+            Kernel::Slice { parts, .. }
+            | Kernel::Embedding { parts, .. }
+            | Kernel::EmbeddingWeightGradient { parts, .. }
+            | Kernel::LogitStatistics { parts, .. }
+            | Kernel::CrossEntropyGradient { parts, .. } => parts,
+            _ => 1,
         }
     }
 
@@ -440,7 +533,7 @@ impl Kernel {
                 // One product to recompute the scores and four for the gradients.
                 10.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
             }
-            Kernel::AdamW { elements } => 12.0 * elements as f64,
+            Kernel::AdamW { elements, .. } => 12.0 * elements as f64,
             Kernel::Gelu { elements } | Kernel::GeluGradient { elements } => 12.0 * elements as f64,
             _ => {
                 let traffic = self.traffic();
@@ -520,7 +613,7 @@ impl Kernel {
             Kernel::LayerNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, 2 * rows),
             Kernel::LayerNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, 2 * rows + 2 * features),
             Kernel::Embedding { tokens, hidden, .. } => traffic(tokens * hidden, tokens * hidden, tokens),
-            Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
+            Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
                 traffic(tokens * hidden, 0, vocabulary * hidden + 2 * tokens * hidden)
             }
             Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
@@ -532,10 +625,14 @@ impl Kernel {
                 traffic(5 * elements, 3 * elements, batch * heads * sequence)
             }
             Kernel::CrossEntropy { rows, classes } => traffic(rows * classes, 0, 2 * rows),
+            Kernel::LogitStatistics { rows, classes, .. } => traffic(rows * classes, 0, 5 * rows),
+            Kernel::CrossEntropyOfStatistics { rows, parts } => traffic(0, 0, (4 * parts + 2) * rows),
             Kernel::CrossEntropyGradient { rows, classes, .. } => traffic(rows * classes, rows * classes, 2 * rows),
             Kernel::Sgd { elements, momentum, .. } => traffic(0, 0, if momentum { 5 } else { 3 } * elements),
-            Kernel::AdamW { elements } => traffic(0, 0, 7 * elements),
-            Kernel::SumOfSquares { elements } => traffic(0, 0, elements),
+            Kernel::AdamW { elements, .. } => traffic(0, 0, 7 * elements),
+            Kernel::SumOfSquares { elements } | Kernel::Sum { elements } | Kernel::Zero { elements } => traffic(0, 0, elements),
+            Kernel::Accumulate { elements } => traffic(0, 0, 3 * elements),
+            Kernel::UpdateControl { .. } => traffic(0, 0, 17),
             Kernel::Slice { outer, inner, .. } => traffic(outer * inner, outer * inner, 0),
             Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {
                 traffic(outer * parts * inner, outer * parts * inner, 0)
@@ -548,7 +645,7 @@ impl Kernel {
         let traffic = self.traffic();
         // In mixed precision an optimizer updates the master copy and writes the parameter beside it.
         let narrowed = match *self {
-            Kernel::Sgd { elements, .. } | Kernel::AdamW { elements } if precision.size() < Bytes::new(4) => elements,
+            Kernel::Sgd { elements, .. } | Kernel::AdamW { elements, .. } if precision.size() < Bytes::new(4) => elements,
             _ => 0,
         };
         precision.size() * (traffic.read + traffic.written + narrowed) as u64 + Bytes::new(4 * traffic.single as u64)

@@ -10,7 +10,7 @@
 //! ```
 //! use foretell_models::{GraphOptions, Model, differentiate};
 //! let model = Model::named("resnet50")?;
-//! let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+//! let options = GraphOptions::ONE;
 //! let graph = model.graph("resnet50", &options)?;
 //! assert_eq!(graph.parameter_count(), 25_557_032);
 //! let training = differentiate(&graph, 1);
@@ -27,8 +27,8 @@ mod zoo;
 
 pub use differentiate::differentiate;
 pub use graph::{
-    BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
-    Parameter, Pass, Role, Storage, Tensor, TensorId,
+    BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
+    OperatorKind, Parameter, Pass, Role, SEQUENCE, Storage, Tensor, TensorId,
 };
 pub use kernel::{Kernel, Traffic, WeightLayout, Window};
 pub use specification::{GraphOptions, Model, ModelError, Sample, Stem};

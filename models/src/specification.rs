@@ -156,6 +156,13 @@ pub struct GraphOptions {
     pub normalization_groups: usize,
     /// Whether batch norm uses running statistics instead of the batch's.
     pub inference: bool,
+    /// Ranks that share out the vocabulary, from the embedding to the loss, where it divides by them; 1 for nobody.
+    pub vocabulary_parts: usize,
+}
+
+impl GraphOptions {
+    /// One sample on one rank, with batch statistics.
+    pub const ONE: GraphOptions = GraphOptions { batch: 1, normalization_groups: 1, inference: false, vocabulary_parts: 1 };
 }
 
 impl Model {

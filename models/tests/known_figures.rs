@@ -2,7 +2,7 @@
 
 use foretell_models::{Graph, GraphOptions, Model, OperatorKind, Role, differentiate};
 
-const ONE: GraphOptions = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+const ONE: GraphOptions = GraphOptions::ONE;
 
 fn graph(name: &str) -> Graph {
     Model::named(name).expect("in the zoo").graph(name, &ONE).expect("it is sound")

@@ -157,7 +157,7 @@ enum Fate {
 /// # Errors
 /// [`PlannerError`]: the model's or the request's sizes leave no layout, or none that fits.
 pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
-    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+    let options = GraphOptions::ONE;
     let blocks = request.model.graph(request.name, &options)?.blocks.len();
     let devices = request.devices;
     if devices > MOST_RANKS {

@@ -113,7 +113,7 @@ proptest! {
     ) {
         let costs = CostModel::new(None, &DGX);
         let base = Plan::new(Layout::default(), batch);
-        let blocks = foretell_models::GraphOptions { batch: 1, normalization_groups: 1, inference: false };
+        let blocks = foretell_models::GraphOptions::ONE;
         let blocks = model.graph("model", &blocks).expect("it is sound").blocks.len();
         let mut request = Request { devices, ..Request::new(&model, "model", &DGX, &costs, &base) };
         if limited {

@@ -87,16 +87,16 @@ impl Lowering {
         let graph = model.graph(name, &graph_options(model, plan, false)?)?;
         // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
         let normalizer = plan.global_batch * graph.predictions_per_sample;
-        Self::shard(&differentiate(&graph, normalizer), mesh)
+        Self::shard(&differentiate(&graph, normalizer), plan, mesh)
     }
 
     fn evaluation(model: &Model, name: &str, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
         let graph = model.graph(name, &graph_options(model, plan, true)?)?;
-        Self::shard(&graph, mesh)
+        Self::shard(&graph, plan, mesh)
     }
 
-    fn shard(graph: &Graph, mesh: &Mesh) -> Result<Self, PlanError> {
-        let sharding = Sharding::choose(graph, mesh)?;
+    fn shard(graph: &Graph, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
+        let sharding = Sharding::choose(graph, mesh, plan.layout.sequence_parallel)?;
         let (graph, sharding) = fuse(graph, sharding);
         Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding })
     }
@@ -174,7 +174,7 @@ impl Lowering {
 
 /// The sizes of the graph of one mesh-wide micro-batch.
 fn graph_options(model: &Model, plan: &Plan, inference: bool) -> Result<GraphOptions, PlanError> {
-    let batch = plan.layout.micro_batch * plan.layout.data;
+    let batch = plan.layout.samples_at_once();
     let normalization_groups = match plan.batch_norm_group {
         Some(group) if model.has_batch_norm() => {
             if group == 0 || !plan.layout.micro_batch.is_multiple_of(group) {
@@ -188,9 +188,9 @@ fn graph_options(model: &Model, plan: &Plan, inference: bool) -> Result<GraphOpt
             }
             batch / group
         }
-        _ => plan.layout.data,
+        _ => plan.layout.batch_ranks(),
     };
-    Ok(GraphOptions { batch, normalization_groups, inference })
+    Ok(GraphOptions { batch, normalization_groups, inference, vocabulary_parts: plan.layout.tensor })
 }
 
 /// How many blocks each stage has: the plan's, or as even in arithmetic as cuts between blocks allow.

@@ -39,8 +39,8 @@ pub use placement::{Conversion, Placement, Placements, conversion};
 pub use plan::{Layout, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, Training};
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Sample};
 pub use program::{
-    Buffer, BufferId, BufferRole, Collective, GroupId, Initial, Instruction, InstructionId, Metric, MetricKind, Operation, Phase,
-    Program, StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Collective, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric, MetricKind,
+    Operation, Phase, Program, StageProgram, Stream, StreamId,
 };
 pub use schedule::{Schedule, StagePass, Task};
 pub use timeline::{Origin, RankTimeline, Span, Timeline};

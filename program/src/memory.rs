@@ -81,9 +81,10 @@ impl<'a> Planner<'a> {
         };
         for (index, instruction) in planner.program.instructions.iter().enumerate() {
             for &buffer in instruction.reads.iter().chain(&instruction.writes) {
-                let buffer = buffer.0 as usize;
-                planner.first[buffer].get_or_insert(index);
-                planner.last[buffer] = index;
+                for buffer in [buffer, planner.root(buffer)].map(|buffer| buffer.0 as usize) {
+                    planner.first[buffer].get_or_insert(index);
+                    planner.last[buffer] = index;
+                }
             }
         }
         for buffer in 0..count {
@@ -93,13 +94,22 @@ impl<'a> Planner<'a> {
         planner
     }
 
+    /// The buffer that has a place of its own: a piece has its parent's.
+    fn root(&self, buffer: BufferId) -> BufferId {
+        self.program.buffer(buffer).parent.unwrap_or(buffer)
+    }
+
     fn run(mut self) -> u64 {
         for index in 0..self.program.instructions.len() {
             self.release_waiting(index);
             let instruction = &self.program.instructions[index];
             let stream = instruction.stream;
             for position in 0..instruction.writes.len() {
-                let buffer = self.program.instructions[index].writes[position];
+                let buffer = self.root(self.program.instructions[index].writes[position]);
+                let is_placed = self.program.instructions[index].writes[..position].iter().any(|&one| self.root(one) == buffer);
+                if is_placed {
+                    continue;
+                }
                 if self.first[buffer.0 as usize] == Some(index) && !self.program.buffer(buffer).persistent {
                     match self.place_to_take_over(index, buffer) {
                         Some(dying) => self.take_over(index, dying, buffer),
@@ -111,7 +121,7 @@ impl<'a> Planner<'a> {
             let instruction = &self.program.instructions[index];
             let mut touched = std::mem::take(&mut self.touched);
             touched.clear();
-            touched.extend(instruction.reads.iter().chain(&instruction.writes));
+            touched.extend(instruction.reads.iter().chain(&instruction.writes).map(|&buffer| self.root(buffer)));
             touched.sort_unstable();
             touched.dedup();
             for &buffer in &touched {
@@ -139,9 +149,10 @@ impl<'a> Planner<'a> {
             return None;
         }
         let input = *instruction.reads.get(in_place_input(kernel)?)?;
-        let once = instruction.reads.iter().filter(|&&read| read == input).count() == 1;
+        let once = instruction.reads.iter().filter(|&&read| self.root(read) == input).count() == 1;
         let (dying, new) = (self.program.buffer(input), self.program.buffer(output));
-        let dies = self.last[input.0 as usize] == index && !dying.persistent && dying.bytes == new.bytes;
+        let dies =
+            self.last[input.0 as usize] == index && !dying.persistent && dying.parent.is_none() && dying.bytes == new.bytes;
         (once && dies).then_some(input)
     }
 

@@ -14,9 +14,11 @@ pub enum Axis {
     Tensor,
     /// Shares out the positions of a sequence.
     Context,
-    /// Shares out experts.
+    /// Shares out experts; outside of them, samples.
     Expert,
-    /// Shares out samples.
+    /// Shares out samples, and what ZeRO shards: the part of the plan's `data` that is one shard group.
+    Shard,
+    /// Shares out samples: the shard groups of the plan's `data`, or all of it where nothing is sharded.
     Data,
     /// Shares out the layers.
     Pipeline,
@@ -24,10 +26,14 @@ pub enum Axis {
 
 impl Axis {
     /// All axes, in the usual order of placement: the most talkative varies fastest.
-    pub const ALL: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Data, Axis::Pipeline];
+    pub const ALL: [Axis; 6] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Shard, Axis::Data, Axis::Pipeline];
 
-    /// The axes within a pipeline stage, along which placements are stated.
-    pub const WITHIN_STAGE: [Axis; 4] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Data];
+    /// The axes within a pipeline stage, along which placements are stated. Where several cut one dimension, the later of this list
+    /// cuts first: its parts are the larger ones.
+    pub const WITHIN_STAGE: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Shard, Axis::Data];
+
+    /// The axes that share out samples, the one with the largest parts last.
+    pub const BATCH: [Axis; 3] = [Axis::Expert, Axis::Shard, Axis::Data];
 
     /// The name used in plan files.
     pub const fn name(self) -> &'static str {
@@ -35,6 +41,7 @@ impl Axis {
             Axis::Tensor => "tensor",
             Axis::Context => "context",
             Axis::Expert => "expert",
+            Axis::Shard => "shard",
             Axis::Data => "data",
             Axis::Pipeline => "pipeline",
         }
@@ -45,8 +52,9 @@ impl Axis {
             Axis::Tensor => 0,
             Axis::Context => 1,
             Axis::Expert => 2,
-            Axis::Data => 3,
-            Axis::Pipeline => 4,
+            Axis::Shard => 3,
+            Axis::Data => 4,
+            Axis::Pipeline => 5,
         }
     }
 }
@@ -70,7 +78,7 @@ impl fmt::Display for Rank {
 
 /// A rank's position on every axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Coordinates([usize; 5]);
+pub struct Coordinates([usize; 6]);
 
 impl Coordinates {
     /// The position on one axis.
@@ -88,16 +96,16 @@ impl Coordinates {
 /// The sizes of the axes and the order in which they vary over the ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    sizes: [usize; 5],
+    sizes: [usize; 6],
     /// Fastest first; every axis once.
-    order: [Axis; 5],
+    order: [Axis; 6],
 }
 
 impl Mesh {
     /// A mesh whose axes vary in `order`, the first fastest; axes that it leaves out follow in the usual order.
     /// Returns `None` where an axis is named twice or a size is 0.
     pub fn new(size_of: impl Fn(Axis) -> usize, order: &[Axis]) -> Option<Self> {
-        let mut complete: Vec<Axis> = Vec::with_capacity(5);
+        let mut complete: Vec<Axis> = Vec::with_capacity(Axis::ALL.len());
         for &axis in order.iter().chain(Axis::ALL.iter().filter(|axis| !order.contains(axis))) {
             if complete.contains(&axis) {
                 return None;
@@ -132,10 +140,20 @@ impl Mesh {
         Rank(rank)
     }
 
+    /// How many parts the samples are cut into.
+    pub fn batch_parts(&self) -> usize {
+        Axis::BATCH.iter().map(|&axis| self.size(axis)).product()
+    }
+
+    /// Which of [`Mesh::batch_parts`] is a position's.
+    pub fn batch_part(&self, coordinates: Coordinates) -> usize {
+        Axis::BATCH.iter().rev().fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
+    }
+
     /// The position of a rank.
     pub fn coordinates(&self, rank: Rank) -> Coordinates {
         let mut rest = rank.0;
-        let mut coordinates = Coordinates([0; 5]);
+        let mut coordinates = Coordinates([0; 6]);
         for axis in self.order {
             coordinates = coordinates.with(axis, rest % self.size(axis));
             rest /= self.size(axis);
@@ -162,6 +180,12 @@ impl Group {
     /// The ranks along one axis within a stage.
     pub fn along(axis: Axis) -> Self {
         Self { axes: vec![axis], stages: Vec::new() }
+    }
+
+    /// The ranks along several axes within a stage.
+    pub fn over(mut axes: Vec<Axis>) -> Self {
+        axes.sort_unstable();
+        Self { axes, stages: Vec::new() }
     }
 
     /// The ranks that have the same position in each of `stages`.

@@ -3,7 +3,7 @@
 //! All communication within a stage is the conversion between what a producer leaves and what a consumer wants. Data, tensor and
 //! sequence parallelism are choices of placements; nothing here knows their names.
 
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, Coordinates, Mesh};
 use crate::program::Collective;
 
 /// How a tensor lies along one axis of the mesh.
@@ -20,7 +20,7 @@ pub enum Placement {
 
 /// How a tensor lies along every axis within a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Placements([Placement; 4]);
+pub struct Placements([Placement; 5]);
 
 impl Placements {
     /// The placement along an axis; along the pipeline a tensor is where its stage is.
@@ -39,6 +39,29 @@ impl Placements {
     /// The axes along which it is a sum not yet made.
     pub fn partial_axes(&self) -> impl Iterator<Item = Axis> + '_ {
         Axis::WITHIN_STAGE.into_iter().filter(|&axis| self.get(axis) == Placement::Partial)
+    }
+
+    /// The axes that cut it, whichever dimension.
+    pub fn sharded_axes(&self) -> impl Iterator<Item = Axis> + '_ {
+        Axis::WITHIN_STAGE.into_iter().filter(|&axis| matches!(self.get(axis), Placement::Shard(_)))
+    }
+
+    /// Whether an axis that makes smaller parts than `axis` cuts `dimension`, too.
+    pub fn is_cut_finer(&self, axis: Axis, dimension: usize) -> bool {
+        Axis::WITHIN_STAGE.iter().take_while(|&&one| one != axis).any(|&finer| self.get(finer) == Placement::Shard(dimension))
+    }
+
+    /// Where a rank's share of a shape begins, dimension by dimension.
+    pub fn local_start(&self, shape: &[usize], mesh: &Mesh, coordinates: Coordinates) -> Vec<usize> {
+        let mut extent = shape.to_vec();
+        let mut start = vec![0; shape.len()];
+        for &axis in Axis::WITHIN_STAGE.iter().rev() {
+            if let Placement::Shard(dimension) = self.get(axis) {
+                extent[dimension] /= mesh.size(axis);
+                start[dimension] += coordinates.along(axis) * extent[dimension];
+            }
+        }
+        start
     }
 
     /// One rank's share of a shape.

@@ -101,17 +101,36 @@ impl Default for Layout {
     }
 }
 
+impl Layout {
+    /// Ranks that share out samples: those of `data`, and those of `expert` outside of experts.
+    pub fn batch_ranks(&self) -> usize {
+        self.data.saturating_mul(self.expert)
+    }
+
+    /// Ranks over which ZeRO shards what it shards; 1 without ZeRO.
+    pub fn shard_ranks(&self) -> usize {
+        if self.zero == 0 { 1 } else { self.shard_group.unwrap_or(self.data) }
+    }
+
+    /// Samples of one micro-batch over all ranks.
+    pub fn samples_at_once(&self) -> usize {
+        self.micro_batch.saturating_mul(self.batch_ranks())
+    }
+}
+
 /// What is computed again in the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: every activation that the backward pass needs is kept.
     #[default]
     None,
-    /// Attention.
+    /// Attention's own operators: what they make is large, and quickly made again (Korthikanti et al. 2022).
     Selective,
     /// Every repeated block, from its input.
     Full,
+    /// The first so many repeated blocks of each stage, from their input.
+    FullLayers(usize),
 }
 
 /// Who updates the parameters.
@@ -146,11 +165,43 @@ pub struct Training {
     pub beta2: f32,
     /// Adam: what keeps the division finite.
     pub epsilon: f32,
+    /// The largest norm of the whole gradient; a longer one is shortened to it. Not clipped if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f32>,
+    /// How the loss is scaled in `fp16`, whose smallest numbers gradients fall below.
+    pub loss_scale: LossScale,
+}
+
+/// Dynamic loss scaling (Micikevicius et al. 2018), with PyTorch's defaults of `GradScaler`: a step whose gradient overflows is skipped and
+/// halves the scale, a streak of good ones doubles it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LossScale {
+    /// The scale of the first step.
+    pub initial: f32,
+    /// Steps without an overflow after which the scale is doubled.
+    pub growth_interval: u32,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self { initial: 65536.0, growth_interval: 2000 }
+    }
 }
 
 impl Default for Training {
     fn default() -> Self {
-        Self { learning_rate: None, momentum: 0.9, nesterov: false, weight_decay: 0.0, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+        Self {
+            learning_rate: None,
+            momentum: 0.9,
+            nesterov: false,
+            weight_decay: 0.0,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            clip_norm: None,
+            loss_scale: LossScale::default(),
+        }
     }
 }
 
@@ -231,6 +282,11 @@ impl Plan {
         })
     }
 
+    /// Whether the loss is multiplied, so that its gradients do not vanish in the run's number format.
+    pub fn scales_loss(&self) -> bool {
+        self.precision == DataType::Fp16
+    }
+
     /// State values that the optimizer keeps for each parameter.
     pub fn optimizer_states(&self) -> usize {
         match self.optimizer {
@@ -244,11 +300,22 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Invalid`] where a size is 0 or an axis is named twice.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
+        let shard = self.layout.shard_ranks();
+        if shard == 0 || !self.layout.data.is_multiple_of(shard) {
+            return Err(PlanError::Indivisible {
+                what: "data".into(),
+                value: self.layout.data,
+                by: "shard_group".into(),
+                divisor: shard,
+                hint: "choose a shard group that divides `data`, or leave it out".into(),
+            });
+        }
         let size = |axis| match axis {
             Axis::Tensor => self.layout.tensor,
             Axis::Context => self.layout.context,
             Axis::Expert => self.layout.expert,
-            Axis::Data => self.layout.data,
+            Axis::Shard => shard,
+            Axis::Data => self.layout.data / shard,
             Axis::Pipeline => self.layout.pipeline,
         };
         let order = self.layout.placement.clone().unwrap_or_default();
@@ -272,13 +339,16 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Indivisible`] where the global batch is not a multiple of what the ranks of `data` take at once.
     pub fn micro_batches(&self) -> Result<usize, PlanError> {
-        let Layout { micro_batch, data, .. } = self.layout;
-        let at_once = micro_batch.checked_mul(data).unwrap_or(0);
+        let Layout { micro_batch, data, expert, .. } = self.layout;
+        let at_once = micro_batch.checked_mul(data).and_then(|samples| samples.checked_mul(expert)).unwrap_or(0);
         if at_once == 0 || self.global_batch == 0 || !self.global_batch.is_multiple_of(at_once) {
             return Err(PlanError::Indivisible {
                 what: "global_batch".into(),
                 value: self.global_batch,
-                by: format!("micro_batch {micro_batch} x data {data}"),
+                by: match expert {
+                    1 => format!("micro_batch {micro_batch} x data {data}"),
+                    _ => format!("micro_batch {micro_batch} x data {data} x expert {expert}"),
+                },
                 divisor: at_once,
                 hint: "choose a global batch that is a multiple of it, or a smaller micro-batch".into(),
             });
@@ -291,30 +361,24 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Invalid`], naming the field and what can be used instead.
     pub fn validate(&self) -> Result<(), PlanError> {
-        let Layout { context, expert, expert_tensor, sequence_parallel, virtual_stages, zero, recompute, .. } = self.layout;
+        let Layout { tensor, expert_tensor, virtual_stages, zero, shard_group, .. } = self.layout;
         let refuse =
             |field, reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
-        if context != 1 {
-            return refuse("context", "context parallelism cannot be laid out yet", "use `context: 1`");
-        }
-        if expert != 1 || expert_tensor.is_some() {
+        if expert_tensor.is_some_and(|split| split != tensor) {
             return refuse(
-                "expert",
-                "expert parallelism cannot be laid out yet",
-                "use `expert: 1` and leave out `expert_tensor`",
+                "expert_tensor",
+                "experts are split by `tensor` as the other operators are",
+                "leave it out, or give it the value of `tensor`",
             );
-        }
-        if sequence_parallel {
-            return refuse("sequence_parallel", "sequence parallelism cannot be laid out yet", "use `sequence_parallel: false`");
         }
         if virtual_stages != 1 {
             return refuse("virtual_stages", "interleaved schedules cannot be laid out yet", "use `virtual_stages: 1`");
         }
-        if zero != 0 || self.layout.shard_group.is_some() {
-            return refuse("zero", "sharded optimizer state cannot be laid out yet", "use `zero: 0` and leave out `shard_group`");
+        if zero > 3 {
+            return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");
         }
-        if recompute == Recompute::Selective {
-            return refuse("recompute", "selective recomputation cannot be laid out yet", "use `none` or `full`");
+        if zero == 0 && shard_group.is_some() {
+            return refuse("shard_group", "nothing is sharded without ZeRO", "leave it out, or set `zero` to 1, 2 or 3");
         }
         if self.layout.bucket < Bytes::new(1) {
             return refuse("bucket", "a bucket holds at least one byte", "leave it out for 25 MiB");
@@ -359,6 +423,18 @@ impl Training {
         }
         if !self.epsilon.is_finite() || self.epsilon <= 0.0 {
             return refuse("training.epsilon", self.epsilon, "a finite number above 0", "leave it out for 1e-8");
+        }
+        if let Some(clip) = self.clip_norm
+            && (!clip.is_finite() || clip <= 0.0)
+        {
+            return refuse("training.clip_norm", clip, "a finite number above 0", "leave it out for no clipping");
+        }
+        let LossScale { initial, growth_interval } = self.loss_scale;
+        if !initial.is_normal() || initial < 1.0 {
+            return refuse("training.loss_scale.initial", initial, "a finite number of at least 1", "leave it out for 65536");
+        }
+        if growth_interval == 0 {
+            return refuse("training.loss_scale.growth_interval", 0.0, "at least 1", "leave it out for 2000");
         }
         Ok(())
     }

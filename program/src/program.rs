@@ -159,13 +159,30 @@ pub struct Buffer {
     pub persistent: bool,
     /// The first and last instruction that touch it.
     pub lifetime: Option<(InstructionId, InstructionId)>,
-    /// What initialises it, if it starts with something else than zeros: a parameter's place in the graph.
+    /// What initialises it, if it starts with something else than zeros.
     pub initial: Option<Initial>,
 }
 
-/// The start of a parameter or of running statistics.
+/// What a buffer holds before the first step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Initial {
+pub enum Initial {
+    /// A rank's share of a tensor of the model.
+    Share(InitialShare),
+    /// Several shares one after the other, of which the buffer holds the part of the rank's position along an axis: parameters that ZeRO
+    /// shards.
+    Bucket {
+        /// The shares, each with the element at which it starts. What lies between them is zero.
+        members: Vec<(usize, InitialShare)>,
+        /// The axis that cuts the whole into equal parts; `None` where the buffer holds all of it.
+        axis: Option<Axis>,
+    },
+    /// These values, and then zeros.
+    Values(Vec<f32>),
+}
+
+/// A rank's share of the start of a parameter or of running statistics.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InitialShare {
     /// The tensor in the model's graph.
     pub tensor: foretell_models::TensorId,
     /// How that is shared out over the mesh.
@@ -207,7 +224,8 @@ pub enum Operation {
         kernel: Kernel,
         /// Whether the kernel adds to the sums that it writes instead of replacing them.
         accumulate: bool,
-        /// For [`Kernel::Slice`] the group in which the rank's index is looked up.
+        /// For kernels that must know which part of a whole the rank has ([`Kernel::Slice`], a part of a vocabulary): the group in which
+        /// the rank's index says it.
         group: Option<GroupId>,
     },
     /// A collective of a group: from the one read to the one write (the same buffer where it works in place).
@@ -239,9 +257,9 @@ pub enum Operation {
     Load {
         /// What of a sample.
         input: InputKind,
-        /// The first sample, counted within the step's global batch, of the rank whose data coordinate is 0.
+        /// The first sample, counted within the step's global batch, of the ranks that have the batch's first part.
         first_sample: usize,
-        /// Samples of one rank; the next data coordinate's samples follow.
+        /// Samples of one rank; those of the batch's next part follow ([`Mesh::batch_part`]).
         samples: usize,
     },
 }
@@ -322,6 +340,10 @@ pub enum MetricKind {
     Correct,
     /// The sum of squares of the gradient.
     SquaredGradientNorm,
+    /// The factor on the loss in `fp16`.
+    LossScale,
+    /// Steps whose update was skipped so far, since the gradient overflowed.
+    SkippedSteps,
 }
 
 impl fmt::Display for Stream {

@@ -1,21 +1,25 @@
 //! Strategies: which loop of each operator every mesh axis is laid along, and the placements that follow.
 //!
-//! `data` takes every operator's batch. For `tensor`, where a plan does not say otherwise, operators follow their inputs: one whose input is
-//! sharded along a loop that may be shared out keeps that loop, and a product of a whole input shares out its columns if
-//! the shards can stay until another product sums over them. On a transformer this gives Megatron-LM's layout (Shoeybi et al.
-//! 2019), on a perceptron the alternation of columns and rows; no model is named here.
+//! `data` and `shard` take every operator's batch, `expert` the experts where there are any and else the batch, `context` the sequence. For
+//! `tensor` operators follow their inputs: one whose input is sharded along a loop that may be shared out keeps that loop, and a product
+//! of a whole input shares out its columns if the shards can stay until another product sums over them. On a transformer this gives
+//! Megatron-LM's layout (Shoeybi et al. 2019), on a perceptron the alternation of columns and rows; no model is named here. With
+//! sequence parallelism (Korthikanti et al. 2022) `tensor` takes the sequence of those that are left.
 
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
-use foretell_models::{BATCH, Extent, Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, TensorId};
+use foretell_models::{
+    BATCH, EXPERTS, Extent, Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, SEQUENCE, TensorId,
+};
 
 /// The loop along each axis within a stage, in the order of [`Axis::WITHIN_STAGE`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Strategy([Option<LoopId>; 4]);
+pub(crate) struct Strategy([Option<LoopId>; Axis::WITHIN_STAGE.len()]);
 
 impl Strategy {
-    fn get(self, axis: Axis) -> Option<LoopId> {
+    /// The loop along an axis.
+    pub(crate) fn get(self, axis: Axis) -> Option<LoopId> {
         Axis::WITHIN_STAGE.iter().position(|&one| one == axis).and_then(|slot| self.0[slot])
     }
 
@@ -63,10 +67,11 @@ pub(crate) struct Sharding {
 
 impl Sharding {
     /// Chooses strategies for a graph with or without gradients.
-    pub(crate) fn choose(graph: &Graph, mesh: &Mesh) -> Result<Self, PlanError> {
+    pub(crate) fn choose(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> Result<Self, PlanError> {
         let mut chooser = Chooser {
             graph,
             mesh,
+            sequence_parallel,
             consumers: consumers(graph),
             makers: makers(graph),
             sharding: Sharding {
@@ -81,7 +86,14 @@ impl Sharding {
             chooser.operator(OperatorId(index))?;
         }
         chooser.tensor_is_used()?;
+        chooser.axis_is_used(Axis::Context, "context", "sequence")?;
+        chooser.axis_is_used(Axis::Expert, "expert", EXPERTS)?;
         Ok(chooser.sharding)
+    }
+
+    /// How an operator is shared out; an addition that keeps partial sums is not asked.
+    pub(crate) fn strategy(&self, id: OperatorId) -> Strategy {
+        self.strategies[id.0]
     }
 
     /// One rank's extents of an operator's loops.
@@ -148,6 +160,7 @@ pub(crate) fn makers(graph: &Graph) -> Vec<Option<OperatorId>> {
 struct Chooser<'a> {
     graph: &'a Graph,
     mesh: &'a Mesh,
+    sequence_parallel: bool,
     consumers: Vec<Vec<OperatorId>>,
     makers: Vec<Option<OperatorId>>,
     sharding: Sharding,
@@ -166,14 +179,22 @@ impl Chooser<'_> {
         }
         self.sharding.strategies[id.0] = strategy;
         for input in &operator.inputs {
-            let kept = matches!(self.graph.tensor(input.tensor).role, Role::Parameter(_) | Role::Running | Role::Input(_));
+            let role = &self.graph.tensor(input.tensor).role;
+            let kept = matches!(role, Role::Parameter(_) | Role::Running | Role::Input(_));
             if kept && !self.parameter_placed[input.tensor.0] {
                 self.parameter_placed[input.tensor.0] = true;
-                self.sharding.placements[input.tensor.0] = strategy.placements(input, Placement::Replicate);
+                let mut placements = strategy.placements(input, Placement::Replicate);
+                if matches!(role, Role::Input(_)) {
+                    // Whole samples are read; who wants a part of one cuts it out.
+                    let others = Axis::WITHIN_STAGE.iter().filter(|axis| !Axis::BATCH.contains(axis));
+                    placements = others.fold(placements, |kept, &axis| kept.with(axis, Placement::Replicate));
+                }
+                self.sharding.placements[input.tensor.0] = placements;
             }
         }
         for output in &operator.outputs {
             let produced = self.sharding.kept[id.0].unwrap_or_else(|| strategy.placements(output, Placement::Partial));
+            self.gradients_agree(operator, output.tensor, produced)?;
             self.sharding.produced[output.tensor.0] = produced;
             self.sharding.placements[output.tensor.0] = self.settle(output.tensor, produced);
         }
@@ -203,7 +224,66 @@ impl Chooser<'_> {
         if only_additions {
             return produced;
         }
-        produced.partial_axes().fold(produced, |settled, axis| settled.with(axis, Placement::Replicate))
+        let maker = self.makers[tensor.0].map(|id| self.graph.operators[id.0].pass);
+        produced.partial_axes().fold(produced, |settled, axis| {
+            let wanted = match maker {
+                Some(Pass::Forward) | None => self.sequence_shard(tensor, axis),
+                Some(_) => self.wanted_by_all(tensor, axis),
+            };
+            // A part that another axis would cut into larger parts only later is not made.
+            let wanted = wanted.filter(|&dimension| !settled.is_cut_finer(axis, dimension));
+            settled.with(axis, wanted.map_or(Placement::Replicate, Placement::Shard))
+        })
+    }
+
+    /// With sequence parallelism the dimension of a tensor that `tensor` cuts outside of products.
+    fn sequence_shard(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
+        if !self.sequence_parallel || axis != Axis::Tensor {
+            return None;
+        }
+        let parts = self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context);
+        let dimensions = &self.graph.tensor(tensor).dimensions;
+        dimensions.iter().position(|one| one.name == SEQUENCE && one.extent.is_multiple_of(parts))
+    }
+
+    /// The dimension that all readers of a gradient want to be cut along an axis, if they agree.
+    fn wanted_by_all(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
+        let mut agreed = None;
+        for &id in &self.consumers[tensor.0] {
+            let operator = &self.graph.operators[id.0];
+            let input = operator.inputs.iter().find(|input| input.tensor == tensor)?;
+            let wanted = match operator.forward {
+                Some(forward) => match self.sharding.strategies[forward.0].placements(input, Placement::Replicate).get(axis) {
+                    Placement::Shard(dimension) => Some(dimension),
+                    _ => None,
+                },
+                None => self.sequence_shard(tensor, axis),
+            };
+            if wanted.is_none() || agreed.is_some_and(|dimension| wanted != Some(dimension)) {
+                return None;
+            }
+            agreed = wanted;
+        }
+        agreed
+    }
+
+    /// Refuses a parameter whose gradient one operator leaves in parts and another whole: their sum would be neither.
+    fn gradients_agree(&self, operator: &Operator, tensor: TensorId, produced: Placements) -> Result<(), PlanError> {
+        let Role::ParameterGradient(parameter) = self.graph.tensor(tensor).role else { return Ok(()) };
+        let is_first = self.graph.operators.iter().find(|one| one.outputs.iter().any(|output| output.tensor == tensor));
+        if is_first.is_some_and(|first| std::ptr::eq(first, operator)) || self.sharding.produced[tensor.0] == produced {
+            return Ok(());
+        }
+        Err(PlanError::Invalid {
+            field: "layout",
+            reason: format!(
+                "`{}` is used by several operators, which this layout shares out in different ways",
+                self.graph.tensor(parameter).name
+            ),
+            hint:
+                "use sizes of `tensor` and `context` that divide every sequence, or leave `sequence_parallel` and `context` out"
+                    .into(),
+        })
     }
 
     /// How a tensor's maker leaves it or, when its turn has not come, will leave it: a gradient operator shares its forward operator's strategy.
@@ -223,26 +303,82 @@ impl Chooser<'_> {
 
     fn choose(&self, operator: &Operator) -> Result<Strategy, PlanError> {
         let mut strategy = Strategy::default();
-        let data = self.mesh.size(Axis::Data);
-        if data > 1
-            && let Some(batch) = operator.find_loop(BATCH)
-        {
+        self.share_batch(operator, &mut strategy)?;
+        if self.mesh.size(Axis::Context) > 1 {
+            strategy.set(Axis::Context, self.sequence_loop(operator, self.mesh.size(Axis::Context)));
+        }
+        if self.mesh.size(Axis::Tensor) > 1 {
+            let mut chosen = self.tensor_loop(operator);
+            if chosen.is_none() && self.sequence_parallel && !operator.kind.is_attention() {
+                let parts = self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context);
+                chosen = self.sequence_loop(operator, parts);
+            }
+            strategy.set(Axis::Tensor, chosen);
+        }
+        Ok(strategy)
+    }
+
+    /// Lays `expert` along the experts, where there are any, and all other axes that share out samples along the batch.
+    fn share_batch(&self, operator: &Operator, strategy: &mut Strategy) -> Result<(), PlanError> {
+        let mut parts = 1;
+        for axis in Axis::BATCH {
+            let size = self.mesh.size(axis);
+            if size == 1 {
+                continue;
+            }
+            let experts = operator.find_loop(EXPERTS).filter(|one| operator.loops[one.0].shardable && axis == Axis::Expert);
+            if let Some(experts) = experts {
+                let extent = operator.loops[experts.0].extent;
+                if !extent.is_multiple_of(size) {
+                    return Err(PlanError::Indivisible {
+                        what: format!("the experts of `{}`", operator.name),
+                        value: extent,
+                        by: "expert".into(),
+                        divisor: size,
+                        hint: "choose a size of `expert` that divides the number of experts".into(),
+                    });
+                }
+                strategy.set(axis, Some(experts));
+                continue;
+            }
+            parts *= size;
+            let Some(batch) = operator.find_loop(BATCH) else { continue };
             let extent = operator.loops[batch.0].extent;
-            if !extent.is_multiple_of(data) {
+            if !extent.is_multiple_of(parts) {
                 return Err(PlanError::Indivisible {
                     what: format!("the batch of `{}`", operator.name),
                     value: extent,
-                    by: "data".into(),
-                    divisor: data,
+                    by: "data x expert".into(),
+                    divisor: parts,
                     hint: "choose a micro-batch that is a multiple of `batch_norm_group`".into(),
                 });
             }
-            strategy.set(Axis::Data, Some(batch));
+            strategy.set(axis, Some(batch));
         }
-        if self.mesh.size(Axis::Tensor) > 1 {
-            strategy.set(Axis::Tensor, self.tensor_loop(operator));
+        Ok(())
+    }
+
+    /// The loop over positions, where it may be shared out among so many.
+    fn sequence_loop(&self, operator: &Operator, parts: usize) -> Option<LoopId> {
+        let found = operator.find_loop(SEQUENCE)?;
+        let one = &operator.loops[found.0];
+        (one.shardable && one.extent.is_multiple_of(parts)).then_some(found)
+    }
+
+    /// Refuses ranks along an axis that would all do the same, since the model has no loop for it.
+    fn axis_is_used(&self, axis: Axis, field: &'static str, what: &str) -> Result<(), PlanError> {
+        let divisor = self.mesh.size(axis);
+        let is_used = |(operator, strategy): (&Operator, &Strategy)| {
+            strategy.get(axis).is_some_and(|one| operator.loops[one.0].name == what)
+        };
+        if divisor == 1 || self.graph.operators.iter().zip(&self.sharding.strategies).any(is_used) {
+            return Ok(());
         }
-        Ok(strategy)
+        Err(PlanError::Invalid {
+            field,
+            reason: format!("`{}` has no {what} that {divisor} ranks could share out", self.graph.name),
+            hint: format!("use `{field}: 1`, or a size that divides the model's"),
+        })
     }
 
     /// Refuses ranks along `tensor` that would all do the same, since nothing of the model could be shared out among them.
@@ -287,18 +423,25 @@ impl Chooser<'_> {
                 return Some(walked);
             }
         }
+        if operator.kind == OperatorKind::Embedding {
+            // Each rank looks up the tokens of its rows; the rest it leaves to the sum.
+            let vocabulary = (0..operator.loops.len()).map(LoopId);
+            return vocabulary
+                .into_iter()
+                .find(|&one| operator.loops[one.0].role == Extent::Vocabulary && self.can_share(operator, one));
+        }
         if !is_product(operator) {
             return None;
         }
-        // A weight that another operator keeps whole stays whole: a language model's tied head.
         let weight = &operator.inputs[1];
-        if self.parameter_placed[weight.tensor.0] {
-            return None;
-        }
         let output = &operator.outputs[0];
         (0..operator.loops.len()).map(LoopId).find(|&column| {
+            // A weight that another operator uses, too (a language model's tied head), is cut as that one cuts it, or stays whole.
+            let placed = self.sharding.placements[weight.tensor.0].get(Axis::Tensor);
+            let as_placed = weight.axes.iter().position(|&walked| walked == Some(column)).map(Placement::Shard);
             operator.loops[column.0].role == Extent::Columns
                 && self.can_share(operator, column)
+                && (!self.parameter_placed[weight.tensor.0] || as_placed == Some(placed))
                 && output
                     .axes
                     .iter()
@@ -329,7 +472,7 @@ impl Chooser<'_> {
                 if !self.can_share(operator, walked) {
                     return false;
                 }
-                if operator.loops[walked.0].role == Extent::Contracted {
+                if operator.loops[walked.0].role == Extent::Contracted || operator.kind == OperatorKind::LogitStatistics {
                     summed = true;
                     continue;
                 }

@@ -138,29 +138,44 @@ fn models() -> impl Strategy<Value = Model> {
 
 prop_compose! {
     fn layouts()(
-        data in 1usize..4,
+        data in prop_oneof![Just(1usize), Just(2), Just(3), Just(4)],
         tensor in prop_oneof![Just(1usize), Just(2), Just(4)],
+        context in prop_oneof![3 => Just(1usize), 1 => Just(2)],
         pipeline in 1usize..3,
         micro_batch in 1usize..3,
         micro_batches in 1usize..5,
         gpipe in any::<bool>(),
-        full in any::<bool>(),
+        recompute in recomputes(),
+        sequence_parallel in any::<bool>(),
+        zero in 0usize..4,
+        group in any::<bool>(),
         bucket in prop_oneof![Just(64u64), Just(4096), Just(25 << 20)],
     ) -> (Layout, usize) {
         let schedule = if gpipe { Schedule::Gpipe } else { Schedule::OneForwardOneBackward };
-        let recompute = if full { Recompute::Full } else { Recompute::None };
         let bucket = foretell_units::Bytes::new(bucket);
-        let layout = Layout { data, tensor, pipeline, micro_batch, schedule, recompute, bucket, ..Layout::default() };
+        let shard_group = (zero > 0 && group && data == 4).then_some(2);
+        let layout = Layout {
+            data, tensor, context, pipeline, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
+            ..Layout::default()
+        };
         (layout, data * micro_batch * micro_batches)
     }
+}
+
+fn recomputes() -> impl Strategy<Value = Recompute> {
+    prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full), Just(Recompute::FullLayers(1))]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_program_is_free_of_races_and_reads_only_what_was_written(model in models(), (layout, batch) in layouts()) {
+    fn every_program_is_free_of_races_and_reads_only_what_was_written(
+        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), half in any::<bool>()
+    ) {
         let mut plan = Plan::new(layout, batch);
+        plan.training.clip_norm = clip.then_some(1.0);
+        if half { plan.precision = foretell_units::DataType::Fp16; }
         plan.optimizer = foretell_program::Optimizer::AdamW;
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
@@ -239,8 +254,9 @@ fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
 fn a_transformer_layer_has_megatrons_four_all_reduces() {
     let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
-    assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4, "{program}");
-    assert_eq!(count(&program.stages[0], "all_gather"), 0);
+    // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
+    assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4 + 2, "{program}");
+    assert_eq!(count(&program.stages[0], "all_gather"), 1);
 }
 
 #[test]
@@ -290,13 +306,15 @@ fn the_same_plan_gives_the_same_program() {
 #[test]
 fn hardware_arithmetic_is_never_less_than_the_models() {
     let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 32, tied_embeddings: true };
-    let ratio = |tensor, recompute| {
-        let program = program(&model, Layout { tensor, recompute, ..Layout::default() }, 2);
+    let odd = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 63, sequence: 32, tied_embeddings: true };
+    let ratio = |model: &Model, tensor, recompute| {
+        let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
         program.hardware_flops.value() / program.model_flops.value()
     };
-    assert!((ratio(1, Recompute::None) - 1.0).abs() < 1e-12, "nothing is done twice");
-    assert!(ratio(2, Recompute::None) > 1.0, "the tied head is whole on every rank");
-    assert!(ratio(1, Recompute::Full) > 1.2, "blocks are computed again");
+    assert!((ratio(&model, 1, Recompute::None) - 1.0).abs() < 1e-12, "nothing is done twice");
+    assert!((ratio(&model, 2, Recompute::None) - 1.0).abs() < 1e-12, "ranks share out all products");
+    assert!(ratio(&odd, 2, Recompute::None) > 1.0, "a vocabulary that does not divide is whole on every rank");
+    assert!(ratio(&model, 1, Recompute::Full) > 1.2, "blocks are computed again");
 }
 
 #[test]
@@ -331,7 +349,7 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
     let perceptron = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let error = refused(&perceptron, 3);
     assert!(error.starts_with("`features` of `0` (512) is not divisible by tensor (3)"), "{error}");
-    let gpt = Model::Gpt { layers: 1, hidden: 30, heads: 5, ffn: Some(25), vocab: 32, sequence: 8, tied_embeddings: true };
+    let gpt = Model::Gpt { layers: 1, hidden: 30, heads: 5, ffn: Some(25), vocab: 33, sequence: 8, tied_embeddings: true };
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
     let error = refused(&Model::Mlp { widths: vec![8, 4] }, 2);

@@ -163,7 +163,7 @@ fn stage(index: usize) -> StageProgram {
     let reduce =
         Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes: WEIGHTS, data_type: DataType::Fp32 };
     let reduced = builder.add("gradients", reduce, 2, Phase::Update, None, &[last], &[gradients]);
-    let update = compute(Kernel::Sgd { elements: 1 << 20, momentum: false, nesterov: false });
+    let update = compute(Kernel::Sgd { elements: 1 << 20, momentum: false, nesterov: false, controlled: false });
     builder.add("weights", update, 0, Phase::Update, None, &[reduced], &[weights, gradients]);
     builder.stage
 }

@@ -59,7 +59,7 @@ impl KernelTable {
         let mut table = Self::default();
         for sample in samples {
             let KernelSample { accumulate, precision, .. } = *sample;
-            let kernel = without_constants(sample.kernel);
+            let kernel = sample.kernel.without_constants();
             let estimate = Estimate::measured(&sample.time);
             table.exact.insert((kernel, accumulate, precision), estimate);
             let expected = roofline::kernel_time(&kernel, accumulate, precision, kind);
@@ -80,7 +80,7 @@ impl KernelTable {
 
     /// What the samples say of a kernel, if there is any of its name and number format.
     pub(crate) fn estimate(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Option<Estimate> {
-        let kernel = without_constants(*kernel);
+        let kernel = kernel.without_constants();
         if let Some(estimate) = self.exact.get(&(kernel, accumulate, precision)) {
             return Some(*estimate);
         }
@@ -155,15 +155,6 @@ impl Features {
     }
 }
 
-/// The kernel without the numbers that change what it computes but not how long it takes.
-fn without_constants(kernel: Kernel) -> Kernel {
-    match kernel {
-        Kernel::CrossEntropyGradient { rows, classes, .. } => Kernel::CrossEntropyGradient { rows, classes, normalizer: 1 },
-        Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
-        kernel => kernel,
-    }
-}
-
 /// A kernel's coordinates.
 fn features(kernel: &Kernel, accumulate: bool) -> Features {
     let at = |extents: &[usize], flags: [bool; 3]| {
@@ -191,9 +182,13 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::Gelu { elements }
         | Kernel::GeluGradient { elements }
         | Kernel::Add { elements }
-        | Kernel::AdamW { elements }
-        | Kernel::SumOfSquares { elements } => plain(&[elements]),
-        Kernel::Sgd { elements, momentum, nesterov } => at(&[elements], [momentum, nesterov, false]),
+        | Kernel::AdamW { elements, .. }
+        | Kernel::SumOfSquares { elements }
+        | Kernel::Sum { elements }
+        | Kernel::Accumulate { elements }
+        | Kernel::Zero { elements } => plain(&[elements]),
+        Kernel::UpdateControl { .. } => plain(&[]),
+        Kernel::Sgd { elements, momentum, nesterov, .. } => at(&[elements], [momentum, nesterov, false]),
         Kernel::Convolution(window)
         | Kernel::ConvolutionInputGradient(window)
         | Kernel::ConvolutionWeightGradient(window)
@@ -213,14 +208,16 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         Kernel::LayerNorm { rows, features }
         | Kernel::LayerNormInputGradient { rows, features }
         | Kernel::LayerNormWeightGradient { rows, features } => plain(&[rows, features]),
-        Kernel::Embedding { tokens, vocabulary, hidden } | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
-            plain(&[tokens, vocabulary, hidden])
-        }
+        Kernel::Embedding { tokens, vocabulary, hidden, parts }
+        | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => plain(&[tokens, vocabulary, hidden, parts]),
         Kernel::Attention { batch, sequence, heads, head_dimension, causal }
         | Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
             at(&[batch, sequence, heads, head_dimension], [causal, false, false])
         }
-        Kernel::CrossEntropy { rows, classes } | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
+        Kernel::CrossEntropy { rows, classes }
+        | Kernel::LogitStatistics { rows, classes, .. }
+        | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
+        Kernel::CrossEntropyOfStatistics { rows, parts } => plain(&[rows, parts]),
         Kernel::Slice { outer, parts, inner }
         | Kernel::Interleave { outer, parts, inner }
         | Kernel::Deinterleave { outer, parts, inner } => plain(&[outer, parts, inner]),

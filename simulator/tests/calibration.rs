@@ -82,7 +82,7 @@ fn far_from_the_samples_and_without_any_it_says_so() {
     let source = |kernel, precision| costs.kernel_time(&kernel, false, precision, 0).source;
     assert_eq!(source(matmul(1 << 20), DataType::Fp32), Source::Extrapolated);
     assert_eq!(source(matmul(256), DataType::Bf16), Source::Roofline);
-    assert_eq!(source(Kernel::AdamW { elements: 10 }, DataType::Fp32), Source::Roofline);
+    assert_eq!(source(Kernel::AdamW { elements: 10, controlled: false }, DataType::Fp32), Source::Roofline);
     // A profile of other devices says nothing.
     let other = Profile { device: "another".into(), ..profile() };
     let costs = CostModel::new(Some(&other), &node(2));
@@ -91,7 +91,7 @@ fn far_from_the_samples_and_without_any_it_says_so() {
 
 #[test]
 fn constants_that_cost_nothing_do_not_make_a_kernel_another() {
-    let gradient = |normalizer| Kernel::CrossEntropyGradient { rows: 8, classes: 10, normalizer };
+    let gradient = |normalizer| Kernel::CrossEntropyGradient { rows: 8, classes: 10, normalizer, parts: 1, scaled: false };
     let time = sample(1e-6);
     let one = KernelSample { kernel: gradient(8), accumulate: false, precision: DataType::Fp32, time };
     let costs = CostModel::new(Some(&Profile { kernels: vec![one], ..profile() }), &node(2));

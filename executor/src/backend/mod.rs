@@ -42,6 +42,10 @@ pub struct Hyperparameters {
     pub epsilon: f32,
     /// Factor on every gradient that an optimizer reads: clipping's factor times the reciprocal of the loss scale; 1 without either.
     pub gradient_scale: f32,
+    /// The norm to which [`Kernel::UpdateControl`] shortens a longer gradient.
+    pub clip_norm: f32,
+    /// Steps without an overflow after which [`Kernel::UpdateControl`] doubles the loss scale.
+    pub growth_interval: u32,
     /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction.
     pub step: u64,
 }
@@ -57,6 +61,8 @@ impl Default for Hyperparameters {
             beta2: 0.999,
             epsilon: 1e-8,
             gradient_scale: 1.0,
+            clip_norm: 1.0,
+            growth_interval: 2000,
             step: 1,
         }
     }
@@ -75,7 +81,7 @@ pub struct KernelCall<'a> {
     pub accumulate: bool,
     /// For [`Kernel::Sgd`] and [`Kernel::AdamW`].
     pub hyperparameters: &'a Hyperparameters,
-    /// The rank's index in its group, for [`Kernel::Slice`].
+    /// The rank's index in its group, for kernels of which [`Kernel::parts`] says that they work on a part of a whole.
     pub group_index: usize,
     /// The format of the operands that are stored in the run's precision; the others are single precision or integers whatever it is.
     /// Sums are made in single precision in every precision.

@@ -18,6 +18,9 @@ pub struct OperandBytes {
 /// The most operands of a side.
 pub(super) const MOST_OPERANDS: usize = 8;
 
+/// Numbers of an update's control.
+pub(super) const CONTROL: usize = 8;
+
 /// Elements of up to four operands a side, without an allocation.
 struct Elements {
     reads: ([usize; 4], usize),
@@ -70,7 +73,7 @@ pub(super) fn sides(kernel: &Kernel, precision: DataType) -> [Side; 2] {
         Side { count, elements: all, storages }
     };
     let [reads, mut writes] = [side(reads, read_storages), side(writes, write_storages)];
-    if let Kernel::Sgd { elements, .. } | Kernel::AdamW { elements } = *kernel
+    if let Kernel::Sgd { elements, .. } | Kernel::AdamW { elements, .. } = *kernel
         && is_mixed(precision)
     {
         writes.elements[writes.count] = elements;
@@ -117,11 +120,15 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::Attention { .. } => (&[P], &[P, S]),
         Kernel::AttentionGradient { .. } => (&[P, P, P, S], &[P]),
         Kernel::CrossEntropy { .. } => (&[P, I], &[S, S, S]),
-        Kernel::CrossEntropyGradient { .. } => (&[P, I, S], &[P]),
+        Kernel::LogitStatistics { .. } => (&[P, I], &[S]),
+        Kernel::CrossEntropyOfStatistics { .. } => (&[S, I], &[S, S, S]),
+        Kernel::CrossEntropyGradient { .. } => (&[P, I, S, S], &[P]),
         // The last is the master copy, in mixed precision.
-        Kernel::Sgd { momentum: false, .. } => (&[S], &[P, S]),
-        Kernel::Sgd { momentum: true, .. } => (&[S], &[P, S, S]),
-        Kernel::AdamW { .. } => (&[S], &[P, S, S, S]),
+        Kernel::Sgd { momentum: false, .. } => (&[S, S], &[P, S]),
+        Kernel::Sgd { momentum: true, .. } => (&[S, S], &[P, S, S]),
+        Kernel::AdamW { .. } => (&[S, S], &[P, S, S, S]),
+        Kernel::UpdateControl { .. } | Kernel::Sum { .. } | Kernel::Accumulate { .. } => (&[S], &[S]),
+        Kernel::Zero { .. } => (&[], &[S]),
         Kernel::SumOfSquares { .. } => (&[S], &[S]),
         Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. } => (&[P], &[P]),
     }
@@ -159,9 +166,8 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
             }
         }
     }
-    if let Kernel::Slice { parts, .. } = *call.kernel
-        && call.group_index >= parts
-    {
+    let parts = call.kernel.parts();
+    if parts > 1 && call.group_index >= parts {
         let value = i32::try_from(call.group_index).unwrap_or(i32::MAX);
         return Err(BackendError::IndexOutOfRange { kernel, position: 0, value, limit: parts });
     }
@@ -263,8 +269,8 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::LayerNormWeightGradient { rows, features } => {
             operands(&[rows * features, rows * features, 2 * rows], &[features, features])
         }
-        Kernel::Embedding { tokens, vocabulary, hidden } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
-        Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden } => {
+        Kernel::Embedding { tokens, vocabulary, hidden, .. } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
+        Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
             operands(&[tokens * hidden, tokens], &[vocabulary * hidden])
         }
         Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
@@ -276,10 +282,25 @@ fn elements(kernel: &Kernel) -> Elements {
             operands(&[out, 3 * out, out, batch * heads * sequence], &[3 * out])
         }
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
-        Kernel::CrossEntropyGradient { rows, classes, .. } => operands(&[rows * classes, rows, rows], &[rows * classes]),
-        Kernel::Sgd { elements, momentum: true, .. } => operands(&[elements], &[elements, elements]),
-        Kernel::Sgd { elements, momentum: false, .. } => operands(&[elements], &[elements]),
-        Kernel::AdamW { elements } => operands(&[elements], &[elements, elements, elements]),
+        Kernel::LogitStatistics { rows, classes, .. } => operands(&[rows * classes, rows], &[4 * rows]),
+        Kernel::CrossEntropyOfStatistics { rows, parts } => operands(&[4 * parts * rows, rows], &[1, 1, rows]),
+        Kernel::CrossEntropyGradient { rows, classes, scaled: false, .. } => {
+            operands(&[rows * classes, rows, rows], &[rows * classes])
+        }
+        Kernel::CrossEntropyGradient { rows, classes, scaled: true, .. } => {
+            operands(&[rows * classes, rows, rows, CONTROL], &[rows * classes])
+        }
+        Kernel::Sgd { elements, momentum, controlled, .. } => {
+            let reads: &[usize] = if controlled { &[elements, CONTROL] } else { &[elements] };
+            let writes: &[usize] = if momentum { &[elements, elements] } else { &[elements] };
+            operands(reads, writes)
+        }
+        Kernel::AdamW { elements, controlled: false } => operands(&[elements], &[elements, elements, elements]),
+        Kernel::AdamW { elements, controlled: true } => operands(&[elements, CONTROL], &[elements, elements, elements]),
+        Kernel::UpdateControl { .. } => operands(&[1], &[CONTROL]),
+        Kernel::Sum { elements } => operands(&[elements], &[1]),
+        Kernel::Accumulate { elements } => operands(&[elements], &[elements]),
+        Kernel::Zero { elements } => operands(&[], &[elements]),
         Kernel::SumOfSquares { elements } => operands(&[elements], &[1]),
         Kernel::Slice { outer, parts, inner } => operands(&[outer * parts * inner], &[outer * inner]),
         Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {

@@ -20,7 +20,7 @@ pub(crate) struct GptShape {
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 pub(crate) fn gpt(name: &str, shape: &GptShape, options: &GraphOptions) -> Graph {
-    let mut gpt = Gpt { builder: GraphBuilder::new(name, options.batch, options.normalization_groups), shape };
+    let mut gpt = Gpt { builder: GraphBuilder::new(name, options), shape };
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", shape.sequence)];
     gpt.builder.block("embedding", false);
     let tokens = gpt.builder.input(InputKind::Tokens, positions.clone());

@@ -6,7 +6,7 @@ use crate::kernel::WeightLayout;
 use crate::specification::GraphOptions;
 
 pub(crate) fn mlp(name: &str, widths: &[usize], options: &GraphOptions) -> Graph {
-    let mut builder = GraphBuilder::new(name, options.batch, options.normalization_groups);
+    let mut builder = GraphBuilder::new(name, options);
     let layers = widths.len().saturating_sub(1);
     let mut x = None;
     for (index, pair) in widths.windows(2).enumerate() {

@@ -24,7 +24,7 @@ pub(crate) fn resnet(name: &str, shape: &ResnetShape, options: &GraphOptions) ->
         _ => ([3, 8, 36, 3], true),
     };
     let mode = if options.inference { Mode::Inference } else { Mode::Training };
-    let mut net = Resnet { builder: GraphBuilder::new(name, options.batch, options.normalization_groups), mode };
+    let mut net = Resnet { builder: GraphBuilder::new(name, options), mode };
     net.builder.block("stem", false);
     let image = vec![
         dimension(BATCH, options.batch),

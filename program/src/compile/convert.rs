@@ -38,42 +38,46 @@ impl StageEmitter<'_> {
         let mut consumed = Consumed::No;
         let name = self.lowering.graph.tensor(tensor).name.clone();
         let place = Place { name: &name, micro_batch, phase };
-        for axis in Axis::WITHIN_STAGE {
-            let (from, to) = (placements.get(axis), wanted.get(axis));
-            match conversion(from, to) {
-                Conversion::None => {}
-                Conversion::Collective { kind: Collective::AllReduce, .. } => {
+        while let Some(step) = next_step(placements, wanted) {
+            match step {
+                Step::Sum(axes) => {
                     if buffer == first {
                         consumed = Consumed::Yes;
                     }
-                    self.all_reduce(&place, buffer, axis);
+                    self.all_reduce(&place, buffer, Group::over(axes.clone()));
+                    for axis in axes {
+                        placements = placements.with(axis, Placement::Replicate);
+                    }
                 }
-                Conversion::Collective { kind: Collective::AllGather, from, .. } => {
-                    buffer = self.all_gather(&place, buffer, axis, from);
+                Step::Along(axis, to) => {
+                    buffer = self.convert_along(&place, buffer, axis, placements.get(axis), to);
+                    placements = placements.with(axis, to);
                 }
-                Conversion::Collective { kind: Collective::ReduceScatter, to, .. } => {
-                    buffer = self.reduce_scatter(&place, buffer, axis, to);
-                }
-                Conversion::Collective { kind: Collective::AllToAll, from, to } => {
-                    buffer = self.all_to_all(&place, buffer, axis, from, to);
-                }
-                Conversion::Slice(dimension) => buffer = self.slice(&place, buffer, axis, dimension),
-                Conversion::Impossible => unreachable!("no operator wants partial sums of a tensor that is whole"),
             }
-            placements = placements.with(axis, to);
         }
         debug_assert_eq!(placements, wanted);
-        debug_assert!(
-            !Axis::WITHIN_STAGE
-                .iter()
-                .any(|&axis| placements.get(axis) == Placement::Partial && wanted.get(axis) != Placement::Partial)
-        );
         (buffer, consumed)
     }
 
+    /// One conversion along one axis, of which sums in place are not one.
+    fn convert_along(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, from: Placement, to: Placement) -> BufferId {
+        match conversion(from, to) {
+            Conversion::None => buffer,
+            Conversion::Collective { kind: Collective::AllReduce, .. } => {
+                self.all_reduce(place, buffer, Group::along(axis));
+                buffer
+            }
+            Conversion::Collective { kind: Collective::AllGather, from, .. } => self.all_gather(place, buffer, axis, from),
+            Conversion::Collective { kind: Collective::ReduceScatter, to, .. } => self.reduce_scatter(place, buffer, axis, to),
+            Conversion::Collective { kind: Collective::AllToAll, from, to } => self.all_to_all(place, buffer, axis, from, to),
+            Conversion::Slice(dimension) => self.slice(place, buffer, axis, dimension),
+            Conversion::Impossible => unreachable!("no operator wants partial sums of a tensor that is whole"),
+        }
+    }
+
     /// In place: the summands are of no use to anyone afterwards.
-    fn all_reduce(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis) {
-        self.collective(place, Collective::AllReduce, Group::along(axis), buffer, buffer);
+    fn all_reduce(&mut self, place: &Place<'_>, buffer: BufferId, group: Group) {
+        self.collective(place, Collective::AllReduce, group, buffer, buffer);
     }
 
     fn all_gather(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
@@ -118,11 +122,19 @@ impl StageEmitter<'_> {
         let mut result_shape = scattered.clone();
         result_shape[from] *= parts;
         let (outer, inner) = around(&scattered, to);
-        let ordered = self.like(place, buffer, shape, false);
-        self.rearrange(place, Kernel::Deinterleave { outer, parts, inner }, buffer, ordered, None);
-        let exchanged = self.like(place, buffer, result_shape.clone(), false);
-        self.collective(place, Collective::AllToAll, Group::along(axis), ordered, exchanged);
+        let ordered = if outer == 1 {
+            buffer
+        } else {
+            let ordered = self.like(place, buffer, shape, false);
+            self.rearrange(place, Kernel::Deinterleave { outer, parts, inner }, buffer, ordered, None);
+            ordered
+        };
         let (outer, inner) = around(&scattered, from);
+        let exchanged = self.like(place, buffer, result_shape.clone(), outer == 1);
+        self.collective(place, Collective::AllToAll, Group::along(axis), ordered, exchanged);
+        if outer == 1 {
+            return exchanged;
+        }
         let result = self.like(place, buffer, result_shape, true);
         self.rearrange(place, Kernel::Interleave { outer, parts, inner }, exchanged, result, None);
         result
@@ -165,7 +177,122 @@ impl StageEmitter<'_> {
     }
 }
 
+/// One step from some placements to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// The sums along these axes are made, all at once.
+    Sum(Vec<Axis>),
+    /// The placement along one axis becomes this.
+    Along(Axis, Placement),
+}
+
+/// What to do next on the way from `now` to `wanted`; `None` when they are the same.
+///
+/// Where several axes cut one dimension they are nested, so a cut can be made only when all larger parts are cut, and undone only when all
+/// smaller ones are undone. What makes a tensor smaller comes first, what makes it larger last.
+fn next_step(now: Placements, wanted: Placements) -> Option<Step> {
+    let differs = |&axis: &Axis| now.get(axis) != wanted.get(axis);
+    let can_cut = |axis: Axis, dimension: usize| {
+        let larger = Axis::WITHIN_STAGE.iter().skip_while(|&&one| one != axis).skip(1);
+        let nested = |placements: Placements, one: Axis| placements.get(one) == Placement::Shard(dimension);
+        !now.is_cut_finer(axis, dimension) && larger.clone().all(|&one| nested(now, one) == nested(wanted, one))
+    };
+    let is_ready = |axis: Axis| {
+        let from_is_last = match now.get(axis) {
+            Placement::Shard(dimension) => !now.is_cut_finer(axis, dimension),
+            _ => true,
+        };
+        let to_is_next = match wanted.get(axis) {
+            Placement::Shard(dimension) => can_cut(axis, dimension),
+            _ => true,
+        };
+        from_is_last && to_is_next
+    };
+    let cost = |axis: Axis| match (now.get(axis), wanted.get(axis)) {
+        (Placement::Replicate, _) => 0,
+        (Placement::Partial, Placement::Shard(_)) => 1,
+        (Placement::Partial, _) => 2,
+        (Placement::Shard(_), Placement::Shard(_)) => 3,
+        (Placement::Shard(_), _) => 4,
+    };
+    // Larger parts first where the cost is the same, so that cuts nest.
+    let ready =
+        Axis::WITHIN_STAGE.into_iter().rev().filter(differs).filter(|&axis| is_ready(axis)).min_by_key(|&axis| cost(axis));
+    match ready {
+        Some(axis) if cost(axis) == 2 => {
+            let sums = |&axis: &Axis| now.get(axis) == Placement::Partial && wanted.get(axis) == Placement::Replicate;
+            Some(Step::Sum(Axis::WITHIN_STAGE.into_iter().filter(sums).collect()))
+        }
+        Some(axis) => Some(Step::Along(axis, wanted.get(axis))),
+        // Every axis that differs waits for a smaller part of the same dimension to be undone, or for another that differs.
+        None => {
+            let blocker = |axis: Axis| {
+                let finer = Axis::WITHIN_STAGE.into_iter().take_while(move |&one| one != axis);
+                [now.get(axis), wanted.get(axis)].into_iter().find_map(|placement| match placement {
+                    Placement::Shard(_) => finer.clone().find(|&one| now.get(one) == placement),
+                    _ => None,
+                })
+            };
+            let blocked = Axis::WITHIN_STAGE.into_iter().filter(differs).find_map(blocker);
+            blocked.map(|axis| Step::Along(axis, Placement::Replicate))
+        }
+    }
+}
+
 /// The product of the extents before a dimension, and of that dimension and those after it.
 fn around(shape: &[usize], dimension: usize) -> (usize, usize) {
     (shape[..dimension].iter().product(), shape[dimension..].iter().product())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn placement() -> impl Strategy<Value = Placement> {
+        prop_oneof![Just(Placement::Replicate), (0usize..2).prop_map(Placement::Shard), Just(Placement::Partial)]
+    }
+
+    fn placements() -> impl Strategy<Value = Placements> {
+        proptest::collection::vec(placement(), Axis::WITHIN_STAGE.len()).prop_map(|all| {
+            Axis::WITHIN_STAGE.iter().zip(all).fold(Placements::default(), |placements, (&axis, one)| placements.with(axis, one))
+        })
+    }
+
+    proptest! {
+        /// From any placements to any that can be had, in few steps, and never a cut across smaller parts.
+        #[test]
+        fn every_conversion_ends_and_nests(from in placements(), to in placements()) {
+            let to = Axis::WITHIN_STAGE.iter().fold(to, |to, &axis| match (from.get(axis), to.get(axis)) {
+                (Placement::Partial, _) | (_, Placement::Shard(_) | Placement::Replicate) => to,
+                (_, Placement::Partial) => to.with(axis, Placement::Replicate),
+            });
+            let mut now = from;
+            let mut steps = 0;
+            while let Some(step) = next_step(now, to) {
+                match step {
+                    Step::Sum(axes) => {
+                        prop_assert!(!axes.is_empty());
+                        for axis in axes {
+                            prop_assert_eq!(now.get(axis), Placement::Partial);
+                            now = now.with(axis, Placement::Replicate);
+                        }
+                    }
+                    Step::Along(axis, placement) => {
+                        prop_assert_ne!(now.get(axis), placement);
+                        prop_assert_ne!(conversion(now.get(axis), placement), Conversion::Impossible);
+                        for changed in [now.get(axis), placement] {
+                            if let Placement::Shard(dimension) = changed {
+                                prop_assert!(!now.is_cut_finer(axis, dimension), "{:?} of {:?}", axis, now);
+                            }
+                        }
+                        now = now.with(axis, placement);
+                    }
+                }
+                steps += 1;
+                prop_assert!(steps <= 3 * Axis::WITHIN_STAGE.len(), "{:?} to {:?} does not end", from, to);
+            }
+            prop_assert_eq!(now, to);
+        }
+    }
 }

@@ -5,18 +5,18 @@
 
 use super::Lowering;
 use super::convert::Consumed;
-use super::state::StageState;
-use crate::mesh::{Group, Mesh};
+use super::state::{Member, StageState};
+use crate::mesh::{Axis, Group, Mesh};
 use crate::placement::Placements;
 use crate::plan::{Plan, Recompute};
 use crate::program::{
-    Buffer, BufferId, BufferRole, GroupId, Initial, Instruction, Metric, MetricKind, Operation, Phase, StageProgram, Stream,
-    StreamId,
+    Buffer, BufferId, BufferRole, Collective, GroupId, Initial, InitialShare, Instruction, Metric, MetricKind, Operation, Phase,
+    StageProgram, Stream, StreamId,
 };
 use crate::schedule::{StagePass, Task};
-use foretell_models::{OperatorId, Pass, Role, TensorId};
+use foretell_models::{Kernel, Operator, OperatorId, Pass, Role, TensorId};
 use foretell_units::{Bytes, DataType};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// The emitter of one stage.
 pub(super) struct StageEmitter<'a> {
@@ -33,11 +33,19 @@ pub(super) struct StageEmitter<'a> {
     kept: HashMap<String, BufferId>,
     /// Sums and gradients to which this step has written already.
     written: HashSet<BufferId>,
-    /// For each bucket: parameters, gradients, optimizer state, squared norm.
+    /// For each bucket: parameters, gradients, optimizer state.
     pub(super) buckets: Vec<BucketBuffers>,
+    /// Sharded parameters that are gathered now, by bucket: each parameter's place by its name.
+    gathered: HashMap<usize, HashMap<String, BufferId>>,
+    /// Gradients of a micro-batch that are not sharded yet, by bucket and micro-batch.
+    open_gradients: HashMap<(usize, usize), OpenGradients>,
+    /// Where the squares of gradients are summed.
+    pub(super) norms: Vec<Norms>,
+    /// What clipping and loss scaling decide with, where there is either.
+    pub(super) control: Option<BufferId>,
     /// The root of all batch statistics.
     pub(super) statistics: Option<BufferId>,
-    /// For each bucket, how many of its writers are still to come in the last backward pass.
+    /// For each bucket, how many of its writers are still to come in the step.
     writers_left: Vec<usize>,
     forward: Vec<OperatorId>,
     backward: Vec<OperatorId>,
@@ -47,10 +55,37 @@ pub(super) struct StageEmitter<'a> {
 
 /// A bucket's places in memory.
 pub(super) struct BucketBuffers {
+    /// All of them, or where ZeRO shards parameters the rank's shard.
     pub(super) parameters: BufferId,
+    /// All of them, or where ZeRO shards gradients the rank's shard.
     pub(super) gradients: BufferId,
     pub(super) states: Vec<BufferId>,
-    pub(super) squared_norm: BufferId,
+    /// Where the reduced gradients are, once they are: all of them, or the rank's shard.
+    pub(super) reduced: Option<BufferId>,
+}
+
+/// The sums of squares of the gradients of buckets that lie alike once they are reduced.
+pub(super) struct Norms {
+    pub(super) placements: Placements,
+    /// One number a bucket.
+    pub(super) root: BufferId,
+    pub(super) buckets: Vec<(usize, BufferId)>,
+}
+
+/// The gradients of a bucket and a micro-batch before they are sharded.
+struct OpenGradients {
+    root: BufferId,
+    /// By the gradient's name.
+    pieces: HashMap<String, BufferId>,
+    /// Writers still to come.
+    writers_left: usize,
+}
+
+/// A run of operators of one block, and the buckets of the parameters that they read.
+struct Run {
+    /// Its first operator, within its task's.
+    start: usize,
+    buckets: BTreeSet<usize>,
 }
 
 impl<'a> StageEmitter<'a> {
@@ -84,8 +119,12 @@ impl<'a> StageEmitter<'a> {
             kept: HashMap::new(),
             written: HashSet::new(),
             buckets: Vec::new(),
+            gathered: HashMap::new(),
+            open_gradients: HashMap::new(),
+            norms: Vec::new(),
+            control: None,
             statistics: None,
-            writers_left: state.buckets.iter().map(|bucket| bucket.writers).collect(),
+            writers_left: Vec::new(),
             forward: lowering.operators(stage, StagePass::Forward, stage_of_block),
             backward: lowering.operators(stage, StagePass::Backward, stage_of_block),
             needed_again: Vec::new(),
@@ -93,7 +132,7 @@ impl<'a> StageEmitter<'a> {
         emitter.stream(Stream::Compute);
         emitter.keep_state();
         emitter.keep_sums();
-        if plan.layout.recompute == Recompute::Full {
+        if plan.layout.recompute != Recompute::None {
             emitter.needed_again = emitter.find_needed_again();
         }
         emitter
@@ -105,37 +144,104 @@ impl<'a> StageEmitter<'a> {
 
     /// Emits a schedule's tasks.
     pub(super) fn tasks(&mut self, tasks: &[Task]) {
-        let last_backward = tasks.iter().rposition(|task| task.pass == StagePass::Backward);
+        let backward_tasks = tasks.iter().filter(|task| task.pass == StagePass::Backward).count();
+        self.writers_left = self.state.buckets.iter().map(|bucket| bucket.writers * backward_tasks).collect();
+        let runs: Vec<Vec<Run>> = tasks.iter().map(|task| self.runs(task)).collect();
         for (index, task) in tasks.iter().enumerate() {
             for tensor in self.incoming(task.pass) {
                 self.receive(tensor, task);
             }
-            let operators = match task.pass {
-                StagePass::Forward => self.forward.clone(),
-                StagePass::Backward => self.backward.clone(),
-            };
             let phase = match task.pass {
                 StagePass::Forward => Phase::Forward,
                 StagePass::Backward => Phase::Backward,
             };
-            for id in operators {
-                self.operator(id, task.micro_batch, phase);
-                if last_backward == Some(index) {
-                    self.reduce_complete_buckets(id);
+            let operators = self.operators_of(task).to_vec();
+            let mut run = 0;
+            for (position, &id) in operators.iter().enumerate() {
+                if runs[index].get(run).is_some_and(|next| next.start == position) {
+                    self.gather_ahead(&runs[index][run..], runs.get(index + 1).map_or(&[], Vec::as_slice), phase);
+                    run += 1;
                 }
+                self.operator(id, task.micro_batch, phase);
+                self.reduce_complete_buckets(id, task.micro_batch);
             }
             match task.pass {
-                StagePass::Forward => self.forget_recomputable(task.micro_batch),
+                StagePass::Forward => {
+                    self.forget_recomputable(task.micro_batch);
+                    self.forget_larger_variants(task.micro_batch);
+                }
                 StagePass::Backward => self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch),
             }
         }
+    }
+
+    /// The operators that a task runs, in order.
+    fn operators_of(&self, task: &Task) -> &[OperatorId] {
+        match task.pass {
+            StagePass::Forward => &self.forward,
+            StagePass::Backward => &self.backward,
+        }
+    }
+
+    /// Where ZeRO shards parameters: a task's operators by block, and the buckets that each needs. Else nothing.
+    fn runs(&self, task: &Task) -> Vec<Run> {
+        if !self.state.shards_parameters {
+            return Vec::new();
+        }
+        let graph = &self.lowering.graph;
+        let buckets_read = |id: OperatorId| {
+            let parameters = graph.operators[id.0].inputs.iter().map(|input| &graph.tensor(input.tensor).name);
+            parameters.filter_map(|name| self.state.bucket_of_parameter(name)).filter(|&one| self.state.buckets[one].shards > 1)
+        };
+        let mut runs: Vec<Run> = Vec::new();
+        let mut block = None;
+        for (position, &id) in self.operators_of(task).iter().enumerate() {
+            let here = graph.operators[id.0].block;
+            if block != Some(here) {
+                block = Some(here);
+                // What is computed again for the backward pass reads parameters, too.
+                let again = if task.pass == StagePass::Forward { None } else { self.needed_again.get(here) };
+                let buckets = again.into_iter().flatten().flat_map(|&id| buckets_read(id)).collect();
+                runs.push(Run { start: position, buckets });
+            }
+            if let Some(run) = runs.last_mut() {
+                run.buckets.extend(buckets_read(id));
+            }
+        }
+        runs
+    }
+
+    /// Before a run of operators: gathers its parameters if they are not there, drops those that neither it nor the next needs, and
+    /// begins to gather those of the next, so that they come while this run computes.
+    fn gather_ahead(&mut self, rest: &[Run], next_task: &[Run], phase: Phase) {
+        let Some(run) = rest.first() else { return };
+        let next = rest.get(1).or_else(|| next_task.first()).map(|next| next.buckets.clone()).unwrap_or_default();
+        self.gathered.retain(|bucket, _| run.buckets.contains(bucket) || next.contains(bucket));
+        for bucket in run.buckets.iter().chain(&next) {
+            if !self.gathered.contains_key(bucket) {
+                self.gather(*bucket, phase);
+            }
+        }
+    }
+
+    fn gather(&mut self, index: usize, phase: Phase) {
+        let bucket = &self.state.buckets[index];
+        let name = format!("parameters {index}");
+        let root = self.buffer(&name, BufferRole::Parameter, vec![bucket.elements], self.state.precision);
+        let shard = self.buckets[index].parameters;
+        self.exchange(&name, Collective::AllGather, Group::along(Axis::Shard), shard, root, phase);
+        let mut pieces = HashMap::new();
+        for member in &bucket.members {
+            pieces.insert(member.name.clone(), self.piece(&member.name, root, member.offset, member.shape.clone()));
+        }
+        self.gathered.insert(index, pieces);
     }
 
     /// Emits one operator: its inputs as it wants them, itself, the sums and sends of its outputs.
     fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
         let lowering = self.lowering;
         let operator = &lowering.graph.operators[id.0];
-        let reads: Vec<BufferId> = operator
+        let mut reads: Vec<BufferId> = operator
             .inputs
             .iter()
             .map(|input| {
@@ -150,8 +256,7 @@ impl<'a> StageEmitter<'a> {
                 // Batch statistics were summed when the operator ran first.
                 Role::Sum if phase == Phase::Recompute => {}
                 Role::Sum | Role::ParameterGradient(_) => {
-                    let name = &lowering.graph.tensor(output.tensor).name;
-                    if let Some(&buffer) = self.kept.get(name) {
+                    if let Some(buffer) = self.sum_buffer(output.tensor, micro_batch) {
                         accumulate |= !self.written.insert(buffer);
                         writes.push(buffer);
                     }
@@ -159,10 +264,15 @@ impl<'a> StageEmitter<'a> {
                 _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),
             }
         }
-        let kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, self.mesh));
+        let mut kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, self.mesh));
+        if let (Kernel::CrossEntropyGradient { scaled, .. }, Some(control)) = (&mut kernel, self.loss_scale()) {
+            *scaled = true;
+            reads.push(control);
+        }
+        let group = self.positional_axis(id).map(|axis| self.group(Group::along(axis)));
         self.push(
             &operator.name,
-            Operation::Compute { kernel, accumulate, group: None },
+            Operation::Compute { kernel, accumulate, group },
             Stream::Compute,
             reads,
             writes,
@@ -179,11 +289,63 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
+    /// The axis along the loop of which an operator's kernel must know which part a rank has.
+    fn positional_axis(&self, id: OperatorId) -> Option<Axis> {
+        let operator = &self.lowering.graph.operators[id.0];
+        let role = operator.kind.positional()?;
+        let strategy = self.lowering.sharding.strategy(id);
+        Axis::WITHIN_STAGE.into_iter().find(|&axis| strategy.get(axis).is_some_and(|one| operator.loops[one.0].role == role))
+    }
+
+    /// Where a sum over micro-batches is made: kept, or opened for this micro-batch where gradients are sharded.
+    fn sum_buffer(&mut self, tensor: TensorId, micro_batch: usize) -> Option<BufferId> {
+        let lowering = self.lowering;
+        let name = &lowering.graph.tensor(tensor).name;
+        match self.state.bucket_of_gradient(tensor).filter(|&index| self.shards_gradients(index)) {
+            Some(index) => {
+                if !self.open_gradients.contains_key(&(index, micro_batch)) {
+                    let opened = self.open_gradients(index);
+                    self.open_gradients.insert((index, micro_batch), opened);
+                }
+                self.open_gradients.get(&(index, micro_batch)).and_then(|open| open.pieces.get(name)).copied()
+            }
+            None => self.kept.get(name).copied(),
+        }
+    }
+
+    fn shards_gradients(&self, bucket: usize) -> bool {
+        self.state.shards_gradients && self.state.buckets[bucket].shards > 1
+    }
+
+    /// Room for a bucket's gradients of one micro-batch. What lies between parameters is zero, since it is summed with the rest.
+    fn open_gradients(&mut self, index: usize) -> OpenGradients {
+        let bucket = &self.state.buckets[index];
+        let name = format!("gradients {index}");
+        let root = self.buffer(&name, BufferRole::Gradient, vec![bucket.elements], DataType::Fp32);
+        for (start, elements) in bucket.gaps() {
+            let gap = self.piece(&name, root, start, vec![elements]);
+            let operation = Operation::Compute { kernel: Kernel::Zero { elements }, accumulate: false, group: None };
+            self.push(&name, operation, Stream::Compute, vec![], vec![gap], None, Phase::Backward);
+        }
+        let mut pieces = HashMap::new();
+        for member in &bucket.members {
+            let gradient = format!("{}.gradient", member.name);
+            let piece = self.piece(&gradient, root, member.offset, member.shape.clone());
+            pieces.insert(gradient, piece);
+        }
+        OpenGradients { root, pieces, writers_left: bucket.writers }
+    }
+
     /// The buffer that holds a tensor as it is wanted, made or brought if it is not there yet.
     fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
         let description = self.lowering.graph.tensor(tensor);
         let kept = match description.role {
-            Role::Parameter(_) | Role::Running => self.kept.get(&description.name).copied(),
+            Role::Parameter(_) => {
+                let bucket = self.state.bucket_of_parameter(&description.name);
+                let gathered = bucket.and_then(|bucket| self.gathered.get(&bucket)?.get(&description.name));
+                gathered.or_else(|| self.kept.get(&description.name)).copied()
+            }
+            Role::Running => self.kept.get(&description.name).copied(),
             _ => None,
         };
         if let Some(buffer) = kept {
@@ -221,7 +383,7 @@ impl<'a> StageEmitter<'a> {
         let buffer = self.new_variant(tensor, micro_batch, placements);
         self.program.buffers[buffer.0 as usize].role = BufferRole::Input;
         let samples = self.plan.layout.micro_batch;
-        let first_sample = micro_batch * samples * self.plan.layout.data;
+        let first_sample = micro_batch * self.plan.layout.samples_at_once();
         let operation = Operation::Load { input: kind, first_sample, samples };
         let lowering = self.lowering;
         self.push(
@@ -254,6 +416,14 @@ impl<'a> StageEmitter<'a> {
     /// Of each block that may be recomputed, the forward operators whose outputs gradients read, and those that these read.
     fn find_needed_again(&self) -> Vec<Vec<OperatorId>> {
         let graph = &self.lowering.graph;
+        let recompute = self.plan.layout.recompute;
+        let mut repeated = self.forward.iter().map(|id| graph.operators[id.0].block).collect::<Vec<_>>();
+        repeated.dedup();
+        repeated.retain(|&block| graph.blocks[block].recomputable);
+        if let Recompute::FullLayers(layers) = recompute {
+            repeated.truncate(layers);
+        }
+        let may_drop = |operator: &Operator| recompute != Recompute::Selective || operator.kind.is_attention();
         let mut needed = vec![false; graph.operators.len()];
         for index in (0..graph.operators.len()).rev() {
             let operator = &graph.operators[index];
@@ -273,7 +443,7 @@ impl<'a> StageEmitter<'a> {
         let mut blocks = vec![Vec::new(); graph.blocks.len()];
         for &id in &self.forward {
             let operator = &graph.operators[id.0];
-            if needed[id.0] && graph.blocks[operator.block].recomputable {
+            if needed[id.0] && repeated.contains(&operator.block) && may_drop(operator) {
                 blocks[operator.block].push(id);
             }
         }
@@ -291,6 +461,16 @@ impl<'a> StageEmitter<'a> {
                 if !leaves_block {
                     self.live.remove(&(output.tensor, micro_batch));
                 }
+            }
+        }
+    }
+
+    /// After a forward pass, forgets what was made of a tensor that is kept and is larger than that: a gathered sequence. It is made again.
+    fn forget_larger_variants(&mut self, micro_batch: usize) {
+        let bytes = |buffer: BufferId| self.program.buffers[buffer.0 as usize].bytes;
+        for (_, variants) in self.live.iter_mut().filter(|((_, one), _)| *one == micro_batch) {
+            if let Some(least) = variants.iter().map(|&(_, buffer)| bytes(buffer)).min() {
+                variants.retain(|&(_, buffer)| bytes(buffer) == least);
             }
         }
     }
@@ -363,11 +543,21 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// After an operator of the last backward pass: reduces the buckets whose last gradient it was.
-    fn reduce_complete_buckets(&mut self, id: OperatorId) {
+    /// After an operator: reduces the buckets whose last gradient it was.
+    fn reduce_complete_buckets(&mut self, id: OperatorId, micro_batch: usize) {
         for index in self.state.buckets_written(&self.lowering.graph.operators[id.0]) {
             self.writers_left[index] -= 1;
-            if self.writers_left[index] == 0 {
+            let is_last = self.writers_left[index] == 0;
+            if self.shards_gradients(index) {
+                let Some(open) = self.open_gradients.get_mut(&(index, micro_batch)) else { continue };
+                open.writers_left -= 1;
+                if open.writers_left == 0 {
+                    let root = open.root;
+                    self.open_gradients.remove(&(index, micro_batch));
+                    self.shard_gradients(index, root);
+                }
+            }
+            if is_last {
                 self.reduce(index);
             }
         }
@@ -402,17 +592,19 @@ impl<'a> StageEmitter<'a> {
         BufferId(self.program.buffers.len() as u32 - 1)
     }
 
-    fn persistent(&mut self, name: &str, role: BufferRole, shape: Vec<usize>, data_type: DataType) -> BufferId {
+    pub(super) fn persistent(&mut self, name: &str, role: BufferRole, shape: Vec<usize>, data_type: DataType) -> BufferId {
         let id = self.buffer(name, role, shape, data_type);
         self.program.buffers[id.0 as usize].persistent = true;
         id
     }
 
     /// A piece of `parent`, from element `offset` on. Its offset becomes that in the arena when the parent is placed.
-    fn piece(&mut self, name: &str, parent: BufferId, offset: usize, shape: Vec<usize>) -> BufferId {
+    pub(super) fn piece(&mut self, name: &str, parent: BufferId, offset: usize, shape: Vec<usize>) -> BufferId {
         let (role, data_type) = (self.program.buffer(parent).role, self.program.buffer(parent).data_type);
-        let id = self.persistent(name, role, shape, data_type);
+        let persistent = self.program.buffer(parent).persistent;
+        let id = self.buffer(name, role, shape, data_type);
         let buffer = &mut self.program.buffers[id.0 as usize];
+        buffer.persistent = persistent;
         buffer.parent = Some(parent);
         buffer.offset = data_type.size() * offset as u64;
         id
@@ -421,35 +613,48 @@ impl<'a> StageEmitter<'a> {
     /// Parameters, gradients and optimizer state, bucket by bucket; then running statistics.
     fn keep_state(&mut self) {
         for (index, bucket) in self.state.buckets.iter().enumerate() {
-            let shape = vec![bucket.elements];
-            let parameters =
-                self.persistent(&format!("parameters {index}"), BufferRole::Parameter, shape.clone(), self.state.precision);
-            let gradients = self.persistent(&format!("gradients {index}"), BufferRole::Gradient, shape.clone(), DataType::Fp32);
+            let (whole, shard) = (vec![bucket.elements], vec![bucket.shard_elements()]);
+            let sharded = |is_sharded: bool| if is_sharded { shard.clone() } else { whole.clone() };
+            let name = format!("parameters {index}");
+            let shards_parameters = self.state.shards_parameters && bucket.shards > 1;
+            let parameters = self.persistent(&name, BufferRole::Parameter, sharded(shards_parameters), self.state.precision);
+            let shape = sharded(self.shards_gradients(index));
+            let gradients = self.persistent(&format!("gradients {index}"), BufferRole::Gradient, shape, DataType::Fp32);
             let copies = self.state.optimizer_states + usize::from(self.state.master);
-            let states = (0..copies)
+            let states: Vec<BufferId> = (0..copies)
                 .map(|copy| {
                     let name = format!("optimizer state {index}.{copy}");
-                    self.persistent(&name, BufferRole::OptimizerState, shape.clone(), DataType::Fp32)
+                    self.persistent(&name, BufferRole::OptimizerState, shard.clone(), DataType::Fp32)
                 })
-                .collect::<Vec<_>>();
-            // In mixed precision the last state is the master copy of the parameters, and starts as they do.
-            let master = states.last().copied().filter(|_| self.state.master);
-            for member in &bucket.members {
-                let initial = Some(Initial { tensor: member.parameter, placements: member.placements });
-                let parameter = self.piece(&member.name, parameters, member.offset, member.shape.clone());
-                self.program.buffers[parameter.0 as usize].initial = initial.clone();
-                if let Some(master) = master {
-                    let copy = self.piece(&format!("{}.master", member.name), master, member.offset, member.shape.clone());
-                    self.program.buffers[copy.0 as usize].initial = initial;
-                }
-                self.kept.insert(member.name.clone(), parameter);
-                let name = format!("{}.gradient", member.name);
-                let gradient = self.piece(&name, gradients, member.offset, member.shape.clone());
-                self.kept.insert(name, gradient);
+                .collect();
+            let share = |member: &Member| InitialShare { tensor: member.parameter, placements: member.placements };
+            let start = |is_sharded: bool| Initial::Bucket {
+                members: bucket.members.iter().map(|member| (member.offset, share(member))).collect(),
+                axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+            };
+            if shards_parameters {
+                self.program.buffers[parameters.0 as usize].initial = Some(start(true));
             }
-            let squared_norm = self.persistent(&format!("squared norm {index}"), BufferRole::Sum, vec![1], DataType::Fp32);
-            self.buckets.push(BucketBuffers { parameters, gradients, states, squared_norm });
+            // The single-precision copy is the last of the states.
+            if let Some(master) = states.last().filter(|_| self.state.master) {
+                self.program.buffers[master.0 as usize].initial = Some(start(true));
+            }
+            for member in &bucket.members {
+                if !shards_parameters {
+                    let parameter = self.piece(&member.name, parameters, member.offset, member.shape.clone());
+                    self.program.buffers[parameter.0 as usize].initial = Some(Initial::Share(share(member)));
+                    self.kept.insert(member.name.clone(), parameter);
+                }
+                if !self.shards_gradients(index) {
+                    let name = format!("{}.gradient", member.name);
+                    let gradient = self.piece(&name, gradients, member.offset, member.shape.clone());
+                    self.kept.insert(name, gradient);
+                }
+            }
+            self.buckets.push(BucketBuffers { parameters, gradients, states, reduced: None });
         }
+        self.keep_norms();
+        self.keep_control();
         if self.state.running.is_empty() {
             return;
         }
@@ -462,7 +667,7 @@ impl<'a> StageEmitter<'a> {
             offset += running.shape.iter().product::<usize>();
             let buffer = self.persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
             self.program.buffers[buffer.0 as usize].initial =
-                Some(Initial { tensor: running.tensor, placements: running.placements });
+                Some(Initial::Share(InitialShare { tensor: running.tensor, placements: running.placements }));
             self.kept.insert(running.name.clone(), buffer);
         }
         self.statistics = Some(root);

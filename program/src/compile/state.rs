@@ -1,11 +1,12 @@
 //! What a stage keeps from step to step: parameters in buckets, their gradients and optimizer state beside them, running statistics.
 //!
 //! A bucket is a run of parameters whose gradients are complete at about the same time and are shared out alike, so that one
-//! collective reduces and one kernel updates them. Training and evaluation have the same state in the same place.
+//! collective reduces and one kernel updates them. ZeRO (Rajbhandari et al. 2020) is the placement of a bucket's optimizer state, gradients
+//! and parameters along the mesh's `shard` axis. Training and evaluation have the same state in the same place.
 
 use super::{Lowering, stage_of_block};
 use crate::mesh::{Axis, Mesh};
-use crate::placement::Placements;
+use crate::placement::{Placement, Placements};
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Operator, Role, TensorId};
 use foretell_units::{Bytes, DataType};
@@ -31,6 +32,10 @@ pub(super) struct Bucket {
     pub(super) members: Vec<Member>,
     /// Elements with padding.
     pub(super) elements: usize,
+    /// Into how many equal parts ZeRO cuts what it shards; 1 without.
+    pub(super) shards: usize,
+    /// Where ZeRO shards parameters, too: the block that they are gathered for.
+    block: Option<usize>,
     /// How the gradients lie when the stage has made them.
     pub(super) gradient: Placements,
     /// All stages that have the parameters, where they are more than one.
@@ -59,6 +64,11 @@ pub(super) struct StageState {
     pub(super) buckets: Vec<Bucket>,
     /// The bucket of each gradient tensor.
     bucket_of: HashMap<TensorId, usize>,
+    /// The bucket of each parameter.
+    bucket_of_parameter: HashMap<String, usize>,
+    /// Whether each rank keeps only its shard of the gradients (ZeRO 2), and of the parameters (ZeRO 3).
+    pub(super) shards_gradients: bool,
+    pub(super) shards_parameters: bool,
     pub(super) running: Vec<Running>,
     /// Format of the parameters that operators read.
     pub(super) precision: DataType,
@@ -66,6 +76,29 @@ pub(super) struct StageState {
     pub(super) master: bool,
     /// Optimizer values for each parameter.
     pub(super) optimizer_states: usize,
+}
+
+impl Bucket {
+    /// The elements of one shard.
+    pub(super) fn shard_elements(&self) -> usize {
+        self.elements / self.shards
+    }
+
+    /// The runs of elements that belong to no parameter: where they start and how long they are.
+    pub(super) fn gaps(&self) -> Vec<(usize, usize)> {
+        let mut gaps = Vec::new();
+        let mut end = 0;
+        for member in &self.members {
+            if member.offset > end {
+                gaps.push((end, member.offset - end));
+            }
+            end = member.offset + member.shape.iter().product::<usize>();
+        }
+        if self.elements > end {
+            gaps.push((end, self.elements - end));
+        }
+        gaps
+    }
 }
 
 impl StageState {
@@ -88,8 +121,13 @@ impl StageState {
             last.into_iter().map(|(parameter, (index, position, gradient))| (index, position, parameter, gradient)).collect();
         complete.sort_unstable();
         let mut bucket_of = HashMap::new();
+        let mut bucket_of_parameter = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
-        for (.., parameter, gradient) in complete {
+        let shards = mesh.size(Axis::Shard);
+        let shards_parameters = shards > 1 && plan.layout.zero == 3;
+        for (index, _, parameter, gradient) in complete {
+            // Sharded parameters are gathered block by block.
+            let block = shards_parameters.then(|| graph.operators[index].block);
             let placements = lowering.sharding.settled(parameter);
             let gradient_placements = lowering.sharding.produced(gradient);
             let stages = stages_with(lowering, parameter, &stage_of_block);
@@ -99,37 +137,66 @@ impl StageState {
             let elements: usize = shape.iter().product();
             let padded = elements.next_multiple_of(ALIGNMENT);
             let whole_bucket = plan.layout.bucket.count() as usize / 4;
-            let fits = |bucket: &Bucket| {
-                bucket.stages == stages
-                    && bucket.gradient == kind_of(gradient_placements)
-                    && bucket.elements + padded <= whole_bucket
-            };
-            let found =
-                buckets.iter().rposition(|bucket| bucket.stages == stages && bucket.gradient == kind_of(gradient_placements));
-            let index = match found.filter(|&index| fits(&buckets[index])) {
+            let kind = kind_of(gradient_placements);
+            let found = buckets
+                .iter()
+                .rposition(|bucket| bucket.stages == stages && bucket.gradient == kind && bucket.block == block)
+                .filter(|&index| buckets[index].elements + padded <= whole_bucket);
+            let index = match found {
                 Some(index) => index,
                 None => {
-                    let gradient = kind_of(gradient_placements);
-                    buckets.push(Bucket { members: Vec::new(), elements: 0, gradient, stages, writers: 0 });
+                    buckets.push(Bucket {
+                        members: Vec::new(),
+                        elements: 0,
+                        shards: if kind.get(Axis::Shard) == Placement::Partial { shards } else { 1 },
+                        block,
+                        gradient: kind,
+                        stages,
+                        writers: 0,
+                    });
                     buckets.len() - 1
                 }
             };
             bucket_of.insert(gradient, index);
+            bucket_of_parameter.insert(tensor.name.clone(), index);
             let bucket = &mut buckets[index];
             let name = tensor.name.clone();
             bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
             bucket.elements += padded;
         }
+        for bucket in &mut buckets {
+            bucket.elements = bucket.elements.next_multiple_of(ALIGNMENT * bucket.shards);
+        }
         let running = running(lowering, stage, &stage_of_block, mesh)?;
         let mixed = plan.precision.size() < Bytes::new(4);
         let optimizer_states = plan.optimizer_states();
-        let mut state = Self { buckets, bucket_of, running, precision: plan.precision, master: mixed, optimizer_states };
+        let mut state = Self {
+            buckets,
+            bucket_of,
+            bucket_of_parameter,
+            shards_gradients: shards > 1 && plan.layout.zero >= 2,
+            shards_parameters,
+            running,
+            precision: plan.precision,
+            master: mixed,
+            optimizer_states,
+        };
         for operator in graph.operators.iter().filter(|operator| stage_of_block[operator.block] == stage) {
             for bucket in state.buckets_written(operator) {
                 state.buckets[bucket].writers += 1;
             }
         }
         Ok(state)
+    }
+
+    /// The bucket of a gradient.
+    pub(super) fn bucket_of_gradient(&self, gradient: TensorId) -> Option<usize> {
+        self.bucket_of.get(&gradient).copied()
+    }
+
+    /// The bucket of a parameter, by its name: evaluation's graph numbers tensors otherwise.
+    pub(super) fn bucket_of_parameter(&self, parameter: &str) -> Option<usize> {
+        self.bucket_of_parameter.get(parameter).copied()
     }
 
     /// The buckets to whose gradients an operator adds, in order.
@@ -140,7 +207,6 @@ impl StageState {
 
 /// The placements by which buckets are told apart: which axes hold parts, not which dimension they cut.
 fn kind_of(placements: Placements) -> Placements {
-    use crate::placement::Placement;
     Axis::WITHIN_STAGE.iter().fold(placements, |kind, &axis| match placements.get(axis) {
         Placement::Shard(_) => kind.with(axis, Placement::Shard(0)),
         _ => kind,
@@ -168,7 +234,7 @@ fn running(lowering: &Lowering, stage: usize, stage_of_block: &[usize], mesh: &M
         let name = format!("{}.running", operator.name);
         let Some(index) = graph.tensors.iter().position(|tensor| tensor.name == name) else { continue };
         let produced = lowering.sharding.produced(statistics.tensor);
-        let placements = produced.partial_axes().fold(produced, |kept, axis| kept.with(axis, crate::Placement::Replicate));
+        let placements = produced.partial_axes().fold(produced, |kept, axis| kept.with(axis, Placement::Replicate));
         let full: Vec<usize> = graph.tensors[index].dimensions.iter().map(|one| one.extent).collect();
         all.push(Running {
             tensor: TensorId(index),

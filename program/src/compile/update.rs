@@ -1,64 +1,215 @@
 //! The end of a step: gradients and batch statistics are summed over the ranks that hold parts of them, parameters updated.
+//!
+//! Where ZeRO shards a bucket, what is summed is scattered, each rank updates its shard, and the parameters are gathered again: at the end
+//! of the step where every rank keeps them whole, else when they are needed.
 
-use super::emit::StageEmitter;
+use super::emit::{Norms, StageEmitter};
+use super::state::Bucket;
 use crate::mesh::{Axis, Group};
-use crate::placement::Placement;
+use crate::placement::{Placement, Placements};
 use crate::plan::Optimizer;
-use crate::program::{BufferId, Collective, Metric, MetricKind, Operation, Phase, Stream};
+use crate::program::{BufferId, BufferRole, Collective, Initial, Metric, MetricKind, Operation, Phase, Stream};
 use foretell_models::Kernel;
+use foretell_units::DataType;
+use std::collections::BTreeMap;
+
+/// Numbers of the control, as [`Kernel::UpdateControl`] has them, that a run reports.
+const CONTROL_METRICS: [(usize, MetricKind); 3] =
+    [(0, MetricKind::LossScale), (5, MetricKind::SquaredGradientNorm), (6, MetricKind::SkippedSteps)];
+
+/// Numbers in the control.
+const CONTROL: usize = 8;
 
 impl StageEmitter<'_> {
+    /// Adds a micro-batch's gradients to the rank's shard of the bucket's.
+    pub(super) fn shard_gradients(&mut self, index: usize, root: BufferId) {
+        let name = format!("gradients {index}");
+        let kept = self.buckets[index].gradients;
+        let group = Group::along(Axis::Shard);
+        if self.buckets[index].reduced.replace(kept).is_none() {
+            self.exchange(&name, Collective::ReduceScatter, group, root, kept, Phase::Backward);
+            return;
+        }
+        let elements = self.state.buckets[index].shard_elements();
+        let shard = self.buffer(&name, BufferRole::Workspace, vec![elements], DataType::Fp32);
+        self.exchange(&name, Collective::ReduceScatter, group, root, shard, Phase::Backward);
+        self.compute(&name, Kernel::Accumulate { elements }, vec![shard], vec![kept], Phase::Backward);
+    }
+
     /// Sums a bucket's gradients over every axis along which they are parts, and over the stages that share its parameters.
     pub(super) fn reduce(&mut self, index: usize) {
         let bucket = &self.state.buckets[index];
+        let name = format!("gradients {index}");
         let gradients = self.buckets[index].gradients;
-        let axes: Vec<Axis> = bucket.gradient.partial_axes().collect();
-        let stages = bucket.stages.clone();
-        for axis in axes {
-            self.sum_over(&format!("gradients {index}"), gradients, Group::along(axis));
+        let is_cut = |axis: &Axis| *axis == Axis::Shard && bucket.shards > 1;
+        let axes: Vec<Axis> = bucket.gradient.partial_axes().filter(|axis| !is_cut(axis)).collect();
+        let reduced = match self.buckets[index].reduced {
+            Some(shard) => shard,
+            None if bucket.shards > 1 => {
+                let shard = self.buffer(&name, BufferRole::Gradient, vec![bucket.shard_elements()], DataType::Fp32);
+                self.exchange(&name, Collective::ReduceScatter, Group::along(Axis::Shard), gradients, shard, Phase::Update);
+                shard
+            }
+            None => gradients,
+        };
+        if !axes.is_empty() {
+            self.exchange(&name, Collective::AllReduce, Group::over(axes), reduced, reduced, Phase::Update);
         }
-        if stages.len() > 1 {
-            self.sum_over(&format!("gradients {index}"), gradients, Group::across(stages));
+        if bucket.stages.len() > 1 {
+            let group = Group::across(bucket.stages.clone());
+            self.exchange(&name, Collective::AllReduce, group, reduced, reduced, Phase::Update);
+        }
+        self.buckets[index].reduced = Some(reduced);
+    }
+
+    /// A collective that belongs to no micro-batch.
+    pub(super) fn exchange(&mut self, name: &str, kind: Collective, group: Group, from: BufferId, to: BufferId, phase: Phase) {
+        let operation = self.collective_operation(kind, group, from, to);
+        let Operation::Collective { group, .. } = operation else { unreachable!("just made") };
+        self.push(name, operation, Stream::Group(group), vec![from], vec![to], None, phase);
+    }
+
+    fn compute(&mut self, name: &str, kernel: Kernel, reads: Vec<BufferId>, writes: Vec<BufferId>, phase: Phase) {
+        let operation = Operation::Compute { kernel, accumulate: false, group: None };
+        self.push(name, operation, Stream::Compute, reads, writes, None, phase);
+    }
+
+    /// Room for what clipping and loss scaling keep from step to step, where the plan has either.
+    pub(super) fn keep_control(&mut self) {
+        let is_scaled = self.plan.scales_loss();
+        if self.plan.training.clip_norm.is_none() && !is_scaled {
+            return;
+        }
+        let control = self.persistent("update control", BufferRole::OptimizerState, vec![CONTROL], DataType::Fp32);
+        let scale = if is_scaled { self.plan.training.loss_scale.initial } else { 1.0 };
+        self.program.buffers[control.0 as usize].initial = Some(Initial::Values(vec![scale]));
+        self.control = Some(control);
+        // Every rank has the same: one reports.
+        if self.program.stage == 0 {
+            let reported = CONTROL_METRICS.into_iter().filter(|(_, kind)| is_scaled || *kind == MetricKind::SquaredGradientNorm);
+            for (place, kind) in reported {
+                let buffer = self.piece("update control", control, place, vec![1]);
+                self.program.metrics.push(Metric { kind, buffer, placements: Placements::default() });
+            }
         }
     }
 
-    fn sum_over(&mut self, name: &str, buffer: BufferId, group: Group) {
-        let operation = self.collective_operation(Collective::AllReduce, group, buffer, buffer);
-        let Operation::Collective { group, .. } = operation else { unreachable!("just made") };
-        self.push(name, operation, Stream::Group(group), vec![buffer], vec![buffer], None, Phase::Update);
+    /// The control, where the loss is scaled by it.
+    pub(super) fn loss_scale(&self) -> Option<BufferId> {
+        self.control.filter(|_| self.plan.scales_loss())
     }
 
     /// Emits what follows the last backward pass.
     pub(super) fn update(&mut self) {
+        self.gradient_norm();
         for index in 0..self.state.buckets.len() {
             self.update_bucket(index);
         }
         self.update_running_statistics();
     }
 
+    /// Room for the sums of squares of gradients. Parameters that several stages share are counted in the first of them.
+    pub(super) fn keep_norms(&mut self) {
+        let mut alike: BTreeMap<Placements, Vec<usize>> = BTreeMap::new();
+        for (index, bucket) in self.state.buckets.iter().enumerate() {
+            if bucket.stages.first() == Some(&self.program.stage) {
+                alike.entry(after_reduction(bucket)).or_default().push(index);
+            }
+        }
+        for (number, (placements, buckets)) in alike.into_iter().enumerate() {
+            let name = format!("squared norms {number}");
+            let root = self.persistent(&name, BufferRole::Sum, vec![buckets.len()], DataType::Fp32);
+            let piece = |(place, index): (usize, usize)| (index, self.piece(&name, root, place, vec![1]));
+            let buckets = buckets.into_iter().enumerate().map(piece).collect();
+            self.norms.push(Norms { placements, root, buckets });
+        }
+    }
+
+    /// The squares of all reduced gradients, summed bucket by bucket. Where an update depends on them, they are summed over the whole
+    /// model, too, before it: over buckets, the ranks that hold other parts, and the stages.
+    fn gradient_norm(&mut self) {
+        let total = self.norms.len().max(1);
+        let totals = self.buffer("squared norms", BufferRole::Sum, vec![total], DataType::Fp32);
+        if self.control.is_some() && self.norms.is_empty() {
+            self.compute("squared norms", Kernel::Zero { elements: 1 }, vec![], vec![totals], Phase::Update);
+        }
+        for (number, Norms { placements, root, buckets }) in std::mem::take(&mut self.norms).into_iter().enumerate() {
+            let name = format!("squared norms {number}");
+            for &(index, norm) in &buckets {
+                let Some(gradient) = self.buckets[index].reduced else { continue };
+                let elements = self.program.buffer(gradient).shape.iter().product();
+                self.compute(&name, Kernel::SumOfSquares { elements }, vec![gradient], vec![norm], Phase::Update);
+                if self.control.is_none() {
+                    self.program.metrics.push(Metric { kind: MetricKind::SquaredGradientNorm, buffer: norm, placements });
+                }
+            }
+            if self.control.is_some() {
+                let axes: Vec<Axis> = placements.sharded_axes().collect();
+                let sum = self.piece("squared norms", totals, number, vec![1]);
+                self.compute(&name, Kernel::Sum { elements: buckets.len() }, vec![root], vec![sum], Phase::Update);
+                if !axes.is_empty() {
+                    self.exchange(&name, Collective::AllReduce, Group::over(axes), sum, sum, Phase::Update);
+                }
+            }
+        }
+        self.decide_update(totals, total);
+    }
+
+    /// From the sum of squares over the whole model: how, and whether, parameters are updated.
+    fn decide_update(&mut self, totals: BufferId, elements: usize) {
+        let Some(control) = self.control else { return };
+        let name = "squared norm";
+        let norm = self.buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
+        self.compute(name, Kernel::Sum { elements }, vec![totals], vec![norm], Phase::Update);
+        let stages = self.mesh.size(Axis::Pipeline);
+        if stages > 1 {
+            let group = Group::across((0..stages).collect());
+            self.exchange(name, Collective::AllReduce, group, norm, norm, Phase::Update);
+        }
+        let kernel = Kernel::UpdateControl { clip: self.plan.training.clip_norm.is_some(), scaled: self.plan.scales_loss() };
+        self.compute("update control", kernel, vec![norm], vec![control], Phase::Update);
+    }
+
     fn update_bucket(&mut self, index: usize) {
         let bucket = &self.state.buckets[index];
-        let elements = bucket.elements;
-        let (parameters, gradients) = (self.buckets[index].parameters, self.buckets[index].gradients);
-        let squared_norm = self.buckets[index].squared_norm;
-        let states = self.buckets[index].states.clone();
+        let (shards, elements) = (bucket.shards, bucket.shard_elements());
+        let BucketBufferIds { parameters, gradients, states } = self.bucket_buffers(index);
         let name = format!("parameters {index}");
-        let compute = |kernel| Operation::Compute { kernel, accumulate: false, group: None };
-        let norm = compute(Kernel::SumOfSquares { elements });
-        self.push(&name, norm, Stream::Compute, vec![gradients], vec![squared_norm], None, Phase::Update);
-        // Parameters that several stages share are counted in the first of them.
-        if bucket.stages.first() == Some(&self.program.stage) {
-            let whole = bucket.gradient.partial_axes().fold(bucket.gradient, |kept, axis| kept.with(axis, Placement::Replicate));
-            let metric = Metric { kind: MetricKind::SquaredGradientNorm, buffer: squared_norm, placements: whole };
-            self.program.metrics.push(metric);
-        }
-        let training = self.plan.training;
-        let kernel = match self.plan.optimizer {
-            Optimizer::Sgd => Kernel::Sgd { elements, momentum: training.momentum != 0.0, nesterov: training.nesterov },
-            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements },
+        // Where every rank has all parameters but updates a shard, it updates a copy of it that is then gathered.
+        let gathers = shards > 1 && !self.state.shards_parameters;
+        let updated = if gathers {
+            let shard = self.buffer(&name, BufferRole::Workspace, vec![elements], self.state.precision);
+            // With a single-precision copy the shard is only written.
+            if !self.state.master {
+                let group = self.group(Group::along(Axis::Shard));
+                let kernel = Kernel::Slice { outer: 1, parts: shards, inner: elements };
+                let slice = Operation::Compute { kernel, accumulate: false, group: Some(group) };
+                self.push(&name, slice, Stream::Compute, vec![parameters], vec![shard], None, Phase::Update);
+            }
+            shard
+        } else {
+            parameters
         };
-        let writes = std::iter::once(parameters).chain(states).collect();
-        self.push(&name, compute(kernel), Stream::Compute, vec![gradients], writes, None, Phase::Update);
+        let training = self.plan.training;
+        let controlled = self.control.is_some();
+        let kernel = match self.plan.optimizer {
+            Optimizer::Sgd => {
+                Kernel::Sgd { elements, momentum: training.momentum != 0.0, nesterov: training.nesterov, controlled }
+            }
+            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements, controlled },
+        };
+        let reads = std::iter::once(gradients).chain(self.control).collect();
+        let writes = std::iter::once(updated).chain(states).collect();
+        self.compute(&name, kernel, reads, writes, Phase::Update);
+        if gathers {
+            self.exchange(&name, Collective::AllGather, Group::along(Axis::Shard), updated, parameters, Phase::Update);
+        }
+    }
+
+    fn bucket_buffers(&self, index: usize) -> BucketBufferIds {
+        let buffers = &self.buckets[index];
+        let gradients = buffers.reduced.unwrap_or(buffers.gradients);
+        BucketBufferIds { parameters: buffers.parameters, gradients, states: buffers.states.clone() }
     }
 
     fn update_running_statistics(&mut self) {
@@ -66,16 +217,30 @@ impl StageEmitter<'_> {
         let state = self.state;
         let axes: Vec<Axis> =
             state.running.first().map(|one| one.statistics_placements.partial_axes().collect()).unwrap_or_default();
-        for axis in axes {
-            self.sum_over("batch statistics", root, Group::along(axis));
+        if !axes.is_empty() {
+            self.exchange("batch statistics", Collective::AllReduce, Group::over(axes), root, root, Phase::Update);
         }
-        let micro_batches = self.plan.global_batch / (self.plan.layout.micro_batch * self.plan.layout.data);
+        let micro_batches = self.plan.global_batch / self.plan.layout.samples_at_once();
         for running in &state.running {
             let [Some(statistics), Some(buffer)] = [self.kept(&running.statistics), self.kept(&running.name)] else { continue };
             let channels = running.shape.last().copied().unwrap_or(1);
             let kernel = Kernel::RunningStatistics { channels, contributions: running.contributions * micro_batches };
-            let operation = Operation::Compute { kernel, accumulate: false, group: None };
-            self.push(&running.name, operation, Stream::Compute, vec![statistics], vec![buffer], None, Phase::Update);
+            self.compute(&running.name, kernel, vec![statistics], vec![buffer], Phase::Update);
         }
     }
+}
+
+/// What the update of a bucket works on.
+struct BucketBufferIds {
+    parameters: BufferId,
+    gradients: BufferId,
+    states: Vec<BufferId>,
+}
+
+/// How a bucket's gradients lie when they are reduced.
+fn after_reduction(bucket: &Bucket) -> Placements {
+    bucket.gradient.partial_axes().fold(bucket.gradient, |kept, axis| {
+        let is_cut = axis == Axis::Shard && bucket.shards > 1;
+        kept.with(axis, if is_cut { Placement::Shard(0) } else { Placement::Replicate })
+    })
 }

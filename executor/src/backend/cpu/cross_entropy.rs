@@ -40,11 +40,20 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
 /// # Safety
 ///
 /// The call's operands are checked and valid; dlogits may be the logits.
-pub(super) unsafe fn gradient(call: &KernelCall<'_>, classes: usize, normalizer: usize) -> Result<(), BackendError> {
+pub(super) unsafe fn gradient(
+    call: &KernelCall<'_>,
+    classes: usize,
+    normalizer: usize,
+    parts: usize,
+    scaled: bool,
+) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
     let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), floats_mut(&call.writes[0])) };
-    check_indices(call.kernel.name(), labels, classes, Some(IGNORED))?;
-    let factor = 1.0 / normalizer as f32;
+    check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
+    // SAFETY: a scaled gradient reads the control, too.
+    let scale = if scaled { (unsafe { floats(&call.reads[3]) })[0] } else { 1.0 };
+    let factor = scale / normalizer as f32;
+    let first = first_class(call, classes, parts);
     // SAFETY: as above.
     let logits = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
     let classes = classes.max(1);
@@ -57,9 +66,64 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, classes: usize, normalizer:
             None => probabilities_in_place(row, log_sum, factor),
             Some(logits) => probabilities(row, &logits[index * classes..][..classes], log_sum, factor),
         }
-        row[label as usize] -= factor;
+        if let Some(own) = (label as usize).checked_sub(first).and_then(|own| row.get_mut(own)) {
+            *own -= factor;
+        }
     }
     Ok(())
+}
+
+/// The class with which a rank's part begins.
+pub(super) fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
+    if parts > 1 { call.group_index * classes } else { 0 }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn statistics(call: &KernelCall<'_>, classes: usize, parts: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (logits, labels, statistics) = unsafe { (floats(&call.reads[0]), integers(&call.reads[1]), floats_mut(&call.writes[0])) };
+    check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
+    let first = first_class(call, classes, parts);
+    for ((row, &label), statistics) in logits.chunks_exact(classes.max(1)).zip(labels).zip(statistics.chunks_exact_mut(4)) {
+        let (largest, sum) = largest_and_sum(row);
+        let own = usize::try_from(label).ok().and_then(|label| label.checked_sub(first)).filter(|&own| own < classes);
+        let is_first = own.is_some_and(|own| row[own] == largest && row[..own].iter().all(|&logit| logit < largest));
+        let logit = own.map_or(f32::NEG_INFINITY, |own| row[own]);
+        statistics.copy_from_slice(&[largest, sum, logit, f32::from(u8::from(is_first))]);
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn of_statistics(call: &KernelCall<'_>, rows: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (statistics, labels) = unsafe { (floats(&call.reads[0]), integers(&call.reads[1])) };
+    // SAFETY: as above.
+    let (loss, correct, log_sums) =
+        unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[1]), floats_mut(&call.writes[2])) };
+    let (mut losses, mut hits) = (0.0_f64, 0_usize);
+    for (row, (&label, log_sum)) in labels.iter().zip(log_sums).enumerate() {
+        if label == IGNORED {
+            *log_sum = 0.0;
+            continue;
+        }
+        let parts = statistics.chunks_exact(4 * rows.max(1)).map(|part| &part[4 * row..4 * row + 4]);
+        let largest = parts.clone().map(|part| part[0]).fold(f32::NEG_INFINITY, f32::max);
+        let sum: f32 = parts.clone().map(|part| part[1] * (part[0] - largest).exp()).sum();
+        let logit = parts.clone().map(|part| part[2]).fold(f32::NEG_INFINITY, f32::max);
+        *log_sum = largest + sum.ln();
+        losses += f64::from(*log_sum - logit);
+        // Of equal logits the first is the prediction: that of the first part that has the largest.
+        let prediction = parts.clone().find(|part| part[0] == largest);
+        hits += usize::from(prediction.is_some_and(|part| part[3] == 1.0));
+    }
+    let (earlier_loss, earlier_correct) = if call.accumulate { (loss[0], correct[0]) } else { (0.0, 0.0) };
+    loss[0] = (f64::from(earlier_loss) + losses) as f32;
+    correct[0] = earlier_correct + hits as f32;
 }
 
 multiversion! {

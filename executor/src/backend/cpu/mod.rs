@@ -3,6 +3,7 @@
 
 mod attention;
 mod batch_norm;
+mod control;
 mod convolution;
 mod cross_entropy;
 mod direct;
@@ -118,9 +119,9 @@ impl Backend for CpuBackend {
                 Kernel::LayerNorm { .. } => layer_norm::forward(call),
                 Kernel::LayerNormInputGradient { .. } => layer_norm::input_gradient(call),
                 Kernel::LayerNormWeightGradient { .. } => layer_norm::weight_gradient(call, scratch),
-                Kernel::Embedding { vocabulary, hidden, .. } => movement::embedding(call, vocabulary, hidden)?,
-                Kernel::EmbeddingWeightGradient { vocabulary, hidden, .. } => {
-                    movement::embedding_gradient(call, vocabulary, hidden)?;
+                Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts)?,
+                Kernel::EmbeddingWeightGradient { vocabulary, hidden, parts, .. } => {
+                    movement::embedding_gradient(call, vocabulary, hidden, parts)?;
                 }
                 Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
                     let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
@@ -131,9 +132,17 @@ impl Backend for CpuBackend {
                     attention::gradient(call, sizes, micro_kernel, scratch);
                 }
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
-                Kernel::CrossEntropyGradient { classes, normalizer, .. } => cross_entropy::gradient(call, classes, normalizer)?,
-                Kernel::Sgd { momentum, nesterov, .. } => optimizers::sgd(call, momentum, nesterov),
-                Kernel::AdamW { .. } => optimizers::adamw(call),
+                Kernel::LogitStatistics { classes, parts, .. } => cross_entropy::statistics(call, classes, parts)?,
+                Kernel::CrossEntropyOfStatistics { rows, .. } => cross_entropy::of_statistics(call, rows),
+                Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } => {
+                    cross_entropy::gradient(call, classes, normalizer, parts, scaled)?;
+                }
+                Kernel::UpdateControl { clip, scaled } => control::update(call, clip, scaled),
+                Kernel::Sum { .. } => control::sum(call),
+                Kernel::Accumulate { .. } => control::accumulate(call),
+                Kernel::Zero { .. } => control::zero(call),
+                Kernel::Sgd { momentum, nesterov, controlled, .. } => optimizers::sgd(call, momentum, nesterov, controlled),
+                Kernel::AdamW { controlled, .. } => optimizers::adamw(call, controlled),
                 Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
                 Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),

@@ -34,12 +34,21 @@ pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn embedding(call: &KernelCall<'_>, vocabulary: usize, hidden: usize) -> Result<(), BackendError> {
+pub(super) unsafe fn embedding(
+    call: &KernelCall<'_>,
+    vocabulary: usize,
+    hidden: usize,
+    parts: usize,
+) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid and do not overlap.
     let (ids, table, y) = unsafe { (integers(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
-    check_indices(call.kernel.name(), ids, vocabulary, None)?;
+    check_indices(call.kernel.name(), ids, parts * vocabulary, None)?;
+    let first = first_row(call, vocabulary, parts);
     for (y, &id) in y.chunks_exact_mut(hidden.max(1)).zip(ids) {
-        y.copy_from_slice(&table[id as usize * hidden..][..hidden]);
+        match (id as usize).checked_sub(first).filter(|&row| row < vocabulary) {
+            Some(row) => y.copy_from_slice(&table[row * hidden..][..hidden]),
+            None => y.fill(0.0),
+        }
     }
     Ok(())
 }
@@ -47,21 +56,32 @@ pub(super) unsafe fn embedding(call: &KernelCall<'_>, vocabulary: usize, hidden:
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn embedding_gradient(call: &KernelCall<'_>, vocabulary: usize, hidden: usize) -> Result<(), BackendError> {
+pub(super) unsafe fn embedding_gradient(
+    call: &KernelCall<'_>,
+    vocabulary: usize,
+    hidden: usize,
+    parts: usize,
+) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid and do not overlap.
     let (dy, ids, dtable) = unsafe { (floats(&call.reads[0]), integers(&call.reads[1]), floats_mut(&call.writes[0])) };
-    check_indices(call.kernel.name(), ids, vocabulary, None)?;
+    check_indices(call.kernel.name(), ids, parts * vocabulary, None)?;
     if !call.accumulate {
         dtable.fill(0.0);
     }
-    scatter_rows(dtable, dy, ids, hidden);
+    scatter_rows(dtable, dy, ids, hidden, first_row(call, vocabulary, parts));
     Ok(())
 }
 
+/// The row of the whole table with which a rank's part begins.
+pub(super) fn first_row(call: &KernelCall<'_>, vocabulary: usize, parts: usize) -> usize {
+    if parts > 1 { call.group_index * vocabulary } else { 0 }
+}
+
 multiversion! {
-    fn scatter_rows(table: &mut [f32], rows: &[f32], ids: &[i32], hidden: usize) {
+    fn scatter_rows(table: &mut [f32], rows: &[f32], ids: &[i32], hidden: usize, first: usize) {
         for (row, &id) in rows.chunks_exact(hidden.max(1)).zip(ids) {
-            for (sum, &x) in table[id as usize * hidden..][..hidden].iter_mut().zip(row) {
+            let place = (id as usize).checked_sub(first).and_then(|place| table.get_mut(place * hidden..(place + 1) * hidden));
+            for (sum, &x) in place.into_iter().flatten().zip(row) {
                 *sum += x;
             }
         }

@@ -1,5 +1,6 @@
 //! The optimizers' steps: one pass over gradient, parameter and state, as memory is what bounds them.
 
+use super::control::told;
 use super::memory::{floats, floats_mut};
 use super::vector::{multiply_add, multiversion};
 use crate::backend::KernelCall;
@@ -7,8 +8,9 @@ use crate::backend::KernelCall;
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool) {
-    let parameters = call.hyperparameters;
+pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, controlled: bool) {
+    // SAFETY: the caller's promise.
+    let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
     let rates = [parameters.gradient_scale, parameters.weight_decay, parameters.learning_rate, parameters.momentum];
     // SAFETY: reads and writes are valid and do not overlap; with momentum there is a second write.
     unsafe {
@@ -24,8 +26,9 @@ pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool) 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn adamw(call: &KernelCall<'_>) {
-    let parameters = call.hyperparameters;
+pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool) {
+    // SAFETY: the caller's promise.
+    let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
     // In double precision: 1 - 0.999^step has lost four digits in single precision when the step is small.
     let corrected = |beta: f32| 1.0 - f64::from(beta).powf(parameters.step.max(1) as f64);
     let rate = f64::from(parameters.learning_rate) / corrected(parameters.beta1);

@@ -66,8 +66,8 @@ fn cases() -> Vec<Case> {
         case(forward, input, gradient, write, |u, x, y| vec![u.clone(), x[0].clone(), y[1].clone()]);
     }
     let (tokens, vocabulary, hidden) = (20, 9, 8);
-    let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden };
-    case(Kernel::Embedding { tokens, vocabulary, hidden }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 };
+    case(Kernel::Embedding { tokens, vocabulary, hidden, parts: 1 }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
     for causal in [false, true] {
         let (batch, sequence, heads, head_dimension) = (2, 70, 2, 8);
         let forward = Kernel::Attention { batch, sequence, heads, head_dimension, causal };
@@ -75,7 +75,7 @@ fn cases() -> Vec<Case> {
         case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), y[0].clone(), y[1].clone()]);
     }
     let (rows, classes, normalizer) = (9, 31, 1);
-    let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer };
+    let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer, parts: 1, scaled: false };
     case(Kernel::CrossEntropy { rows, classes }, 0, gradient, 0, |_, x, y| vec![x[0].clone(), x[1].clone(), y[2].clone()]);
     cases
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod gradients;
+mod parts;
 mod precision;
 mod reference;
 mod speeds;
@@ -26,6 +27,8 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
     beta2: 0.99,
     epsilon: 1e-6,
     gradient_scale: 0.5,
+    clip_norm: 1.0,
+    growth_interval: 3,
     step: 3,
 };
 
@@ -53,7 +56,7 @@ fn cases() -> Vec<Kernel> {
             Kernel::LayerNormInputGradient { rows, features: columns },
             Kernel::LayerNormWeightGradient { rows, features: columns },
             Kernel::CrossEntropy { rows, classes: columns },
-            Kernel::CrossEntropyGradient { rows, classes: columns, normalizer: 7 },
+            Kernel::CrossEntropyGradient { rows, classes: columns, normalizer: 7, parts: 1, scaled: false },
         ]);
     }
     for elements in [1, 15, 64, 1037, 40_003] {
@@ -64,10 +67,13 @@ fn cases() -> Vec<Kernel> {
             Kernel::GeluGradient { elements },
             Kernel::Add { elements },
             Kernel::SumOfSquares { elements },
-            Kernel::AdamW { elements },
+            Kernel::Sum { elements },
+            Kernel::Accumulate { elements },
+            Kernel::Zero { elements },
+            Kernel::AdamW { elements, controlled: false },
         ]);
         for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
-            cases.push(Kernel::Sgd { elements, momentum, nesterov });
+            cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled: false });
         }
     }
     for extents in [
@@ -114,8 +120,8 @@ fn cases() -> Vec<Kernel> {
     }
     for [tokens, vocabulary, hidden] in [[1, 1, 1], [50, 7, 33]] {
         cases.extend([
-            Kernel::Embedding { tokens, vocabulary, hidden },
-            Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden },
+            Kernel::Embedding { tokens, vocabulary, hidden, parts: 1 },
+            Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 },
         ]);
     }
     for causal in [false, true] {
@@ -404,7 +410,7 @@ fn a_call_that_does_not_fit_is_refused() {
     assert!(matches!(refusal(&add, &[12, 8], &[12], 0), BackendError::OperandSize { index: 1, wanted: 12, given: 8, .. }));
     let slice = Kernel::Slice { outer: 1, parts: 2, inner: 1 };
     assert!(matches!(refusal(&slice, &[8], &[4], 0), BackendError::IndexOutOfRange { value: 2, limit: 2, .. }));
-    let embedding = Kernel::Embedding { tokens: 2, vocabulary: 5, hidden: 1 };
+    let embedding = Kernel::Embedding { tokens: 2, vocabulary: 5, hidden: 1, parts: 1 };
     assert!(matches!(refusal(&embedding, &[8, 20], &[8], 5), BackendError::IndexOutOfRange { position: 0, value: 5, .. }));
     assert!(matches!(refusal(&embedding, &[8, 20], &[8], -1), BackendError::IndexOutOfRange { value: -1, .. }));
     let loss = Kernel::CrossEntropy { rows: 1, classes: 2 };

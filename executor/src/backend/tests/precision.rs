@@ -90,8 +90,8 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
         Kernel::LayerNormWeightGradient { rows: 700, features: 37 },
         Kernel::BiasGradient { rows: 3001, columns: 7 },
         Kernel::CrossEntropy { rows: 900, classes: 31 },
-        Kernel::CrossEntropyGradient { rows: 900, classes: 31, normalizer: 900 },
-        Kernel::EmbeddingWeightGradient { tokens: 900, vocabulary: 40, hidden: 33 },
+        Kernel::CrossEntropyGradient { rows: 900, classes: 31, normalizer: 900, parts: 1, scaled: false },
+        Kernel::EmbeddingWeightGradient { tokens: 900, vocabulary: 40, hidden: 33, parts: 1 },
         Kernel::GlobalAveragePool { batch: 9, positions: 100, channels: 33 },
         Kernel::BatchNormInference { positions: 2500, channels: 9 },
     ] {
@@ -101,6 +101,72 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
             let mut backend = CpuBackend::new();
             let computed = run_in(&mut backend, DataType::Bf16, &kernel, &reads, &before, accumulate, false, 0);
             assert_close(&kernel, Half::Bf16, "by blocks", &computed, &expected);
+        }
+    }
+}
+
+/// As in single precision on the same numbers, but for one rounding.
+fn assert_as_in_single(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], group_index: usize) {
+    for (precision, half) in PRECISIONS {
+        let types = operand_types(kernel, precision);
+        let rounded = |tensors: &[Tensor], types: &[DataType]| {
+            let mut tensors = tensors.to_vec();
+            super::round_to(types, &mut tensors);
+            tensors
+        };
+        let (reads, before) = (rounded(reads, &types.reads), rounded(before, &types.writes));
+        let run = |precision| run_in(&mut CpuBackend::new(), precision, kernel, &reads, &before, false, false, group_index);
+        assert_close(kernel, half, "a part", &run(precision), &run(DataType::Fp32));
+    }
+}
+
+#[test]
+fn parts_of_a_vocabulary_are_the_same_in_sixteen_bits() {
+    let mut random = ChaCha8Rng::seed_from_u64(7);
+    let (rows, classes, parts) = (40, 29, 3);
+    for kernel in [
+        Kernel::Embedding { tokens: rows, vocabulary: classes, hidden: 21, parts },
+        Kernel::EmbeddingWeightGradient { tokens: rows, vocabulary: classes, hidden: 21, parts },
+        Kernel::LogitStatistics { rows, classes, parts },
+        Kernel::CrossEntropyGradient { rows, classes, normalizer: 3, parts, scaled: true },
+    ] {
+        let whole_types = operand_types(&kernel, DataType::Fp32).reads;
+        let (mut reads, before) = operands_in(&kernel, DataType::Fp32, &mut random);
+        let indices = whole_types.iter().position(|&one| one == DataType::Int32).unwrap();
+        reads[indices] = (0..rows).map(|row| (row * 7 % (parts * classes)) as f64).collect();
+        for group_index in 0..parts {
+            // Minus infinity, where a label is another part's, is the same in every precision.
+            if matches!(kernel, Kernel::LogitStatistics { .. }) {
+                reads[indices] = (0..rows).map(|row| (group_index * classes + row % classes) as f64).collect();
+            }
+            assert_as_in_single(&kernel, &reads, &before, group_index);
+        }
+    }
+}
+
+#[test]
+fn a_control_decides_about_the_master_copy_which_the_parameter_follows_even_when_the_update_is_skipped() {
+    let elements = 5000;
+    let mut random = ChaCha8Rng::seed_from_u64(8);
+    for kernel in [
+        Kernel::Sgd { elements, momentum: false, nesterov: false, controlled: true },
+        Kernel::Sgd { elements, momentum: true, nesterov: true, controlled: true },
+        Kernel::AdamW { elements, controlled: true },
+    ] {
+        for skip in [0.0, 1.0] {
+            let (mut reads, mut before) = operands_in(&kernel, DataType::Fp32, &mut random);
+            reads[1] = vec![1024.0, 1.0 / 1024.0, skip, 5.0, 2.0, 1.0, 0.0, 0.0];
+            let single = run_in(&mut CpuBackend::new(), DataType::Fp32, &kernel, &reads, &before, false, false, 0);
+            assert_eq!(single == before, skip == 1.0, "{kernel:?}");
+            // The master copy starts as the parameter of single precision; the parameter of sixteen bits holds anything.
+            let master = std::mem::replace(&mut before[0], vec![7.0; elements]);
+            before.push(master);
+            let mixed = run_in(&mut CpuBackend::new(), DataType::Bf16, &kernel, &reads, &before, false, false, 0);
+            assert_eq!(mixed[mixed.len() - 1], single[0], "{kernel:?}: the master copy");
+            assert_eq!(mixed[1..mixed.len() - 1], single[1..], "{kernel:?}: the state");
+            let mut nearest = vec![single[0].clone()];
+            super::round_to(&[DataType::Bf16], &mut nearest);
+            assert_eq!(mixed[0], nearest[0], "{kernel:?}: the parameter");
         }
     }
 }
@@ -117,7 +183,7 @@ fn kernels_of_no_rows_write_no_more_than_their_sums() {
 #[test]
 fn an_index_out_of_range_is_named_by_its_place_in_the_whole_call() {
     let (tokens, hidden) = (1000, 64);
-    let kernel = Kernel::EmbeddingWeightGradient { tokens, vocabulary: 5, hidden };
+    let kernel = Kernel::EmbeddingWeightGradient { tokens, vocabulary: 5, hidden, parts: 1 };
     let (mut rows, mut ids, mut table) = (vec![0_u16; tokens * hidden], vec![0_i32; tokens], vec![0.0_f32; 5 * hidden]);
     ids[700] = 5;
     let operands = [

@@ -260,7 +260,7 @@ pub(super) fn run(
             }
             vec![added(0, vec![loss]), added(1, vec![correct]), log_sums]
         }
-        Kernel::CrossEntropyGradient { rows, classes, normalizer } => {
+        Kernel::CrossEntropyGradient { rows, classes, normalizer, .. } => {
             let mut dlogits = vec![0.0; rows * classes];
             for r in (0..rows).filter(|&r| reads[1][r] >= 0.0) {
                 for c in 0..classes {
@@ -270,6 +270,11 @@ pub(super) fn run(
             }
             vec![dlogits]
         }
+        Kernel::Sum { .. } => vec![vec![reads[0].iter().sum()]],
+        Kernel::Accumulate { .. } => vec![zip(&before[0], &reads[0], |y, x| y + x)],
+        Kernel::Zero { elements } => vec![vec![0.0; elements]],
+        // What works on parts, or decides, has tests of its own.
+        Kernel::LogitStatistics { .. } | Kernel::CrossEntropyOfStatistics { .. } | Kernel::UpdateControl { .. } => Vec::new(),
         Kernel::Sgd { momentum, nesterov, .. } => {
             let factor = f64::from(parameters.momentum);
             let gradient = zip(&reads[0], &before[0], |g, p| {
@@ -280,7 +285,7 @@ pub(super) fn run(
             let parameter = zip(&before[0], &step, |p, s| p - f64::from(parameters.learning_rate) * s);
             if momentum { vec![parameter, velocity] } else { vec![parameter] }
         }
-        Kernel::AdamW { elements } => {
+        Kernel::AdamW { elements, .. } => {
             let [rate, decay, beta1, beta2, epsilon, scale] = [
                 parameters.learning_rate,
                 parameters.weight_decay,

@@ -90,10 +90,10 @@ fn print_kernel_speeds_of_a_transformer() {
     print_speed(Kernel::Gelu { elements: 1 << 20 });
     print_speed(Kernel::GeluGradient { elements: 1 << 20 });
     print_speed(Kernel::Add { elements: 1 << 18 });
-    print_speed(Kernel::Embedding { tokens, vocabulary, hidden });
-    print_speed(Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden });
+    print_speed(Kernel::Embedding { tokens, vocabulary, hidden, parts: 1 });
+    print_speed(Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 });
     print_speed(Kernel::CrossEntropy { rows, classes });
-    print_speed(Kernel::CrossEntropyGradient { rows, classes, normalizer: rows });
+    print_speed(Kernel::CrossEntropyGradient { rows, classes, normalizer: rows, parts: 1, scaled: false });
 }
 
 #[test]
@@ -102,8 +102,8 @@ fn print_kernel_speeds_of_optimizers_and_an_mlp() {
     println!("optimizers, 5 million parameters");
     let elements = 5_000_000;
     let kernels = [
-        Kernel::AdamW { elements },
-        Kernel::Sgd { elements, momentum: true, nesterov: false },
+        Kernel::AdamW { elements, controlled: false },
+        Kernel::Sgd { elements, momentum: true, nesterov: false, controlled: false },
         Kernel::SumOfSquares { elements },
     ];
     for kernel in kernels {

@@ -147,12 +147,8 @@ fn weight_gradient_of_pairs(
     let bordered = line + stride * in_channels;
     let most_rows = (CHUNK / pairs).clamp(1, out_height);
     let most_lines = (most_rows - 1) * stride + size;
-    let [turned, paired_x, paired_dy, line_copy] = scratch.pieces([
-        taps * out_channels,
-        most_lines * line,
-        most_rows * pairs * out_channels,
-        bordered.div_ceil(2),
-    ]);
+    let [turned, paired_x, paired_dy, line_copy] =
+        scratch.pieces([taps * out_channels, most_lines * line, most_rows * pairs * out_channels, bordered.div_ceil(2)]);
     let line_copy = &mut halves_of_mut(line_copy)[..bordered];
     line_copy.fill(0);
     let mut first_band = true;

@@ -66,11 +66,11 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
     unsafe {
         match *call.kernel {
             _ if half == Half::Bf16 && elementwise::run(call) => Ok(()),
-            Kernel::CrossEntropyGradient { classes, normalizer, .. } if half == Half::Bf16 => {
-                cross_entropy::gradient(call, classes, normalizer)
+            Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == Half::Bf16 => {
+                cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
             Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
-            Kernel::Embedding { vocabulary, hidden, .. } => movement::embedding(call, vocabulary, hidden),
+            Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts),
             Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
                 batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
                 Ok(())
@@ -107,6 +107,7 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::LayerNormInputGradient { rows, .. }
         | Kernel::LayerNormWeightGradient { rows, .. }
         | Kernel::CrossEntropy { rows, .. }
+        | Kernel::LogitStatistics { rows, .. }
         | Kernel::CrossEntropyGradient { rows, .. } => Some(rows),
         Kernel::BatchNormInference { positions, .. } => Some(positions),
         Kernel::EmbeddingWeightGradient { tokens, .. } => Some(tokens),

@@ -1,6 +1,7 @@
 //! Kernels that only move numbers, of sixteen bits.
 
 use crate::backend::cpu::memory::{check_indices, halves, halves_mut, integers};
+use crate::backend::cpu::movement::first_row;
 use crate::backend::{BackendError, KernelCall};
 
 /// # Safety
@@ -35,12 +36,21 @@ pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn embedding(call: &KernelCall<'_>, vocabulary: usize, hidden: usize) -> Result<(), BackendError> {
+pub(super) unsafe fn embedding(
+    call: &KernelCall<'_>,
+    vocabulary: usize,
+    hidden: usize,
+    parts: usize,
+) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid and do not overlap.
     let (ids, table, y) = unsafe { (integers(&call.reads[0]), halves(&call.reads[1]), halves_mut(&call.writes[0])) };
-    check_indices(call.kernel.name(), ids, vocabulary, None)?;
+    check_indices(call.kernel.name(), ids, parts * vocabulary, None)?;
+    let first = first_row(call, vocabulary, parts);
     for (y, &id) in y.chunks_exact_mut(hidden.max(1)).zip(ids) {
-        y.copy_from_slice(&table[id as usize * hidden..][..hidden]);
+        match (id as usize).checked_sub(first).filter(|&row| row < vocabulary) {
+            Some(row) => y.copy_from_slice(&table[row * hidden..][..hidden]),
+            None => y.fill(0),
+        }
     }
     Ok(())
 }

@@ -29,10 +29,14 @@ pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half:
         let mut writes = [part(&states[states.len() - 1], 4); 3];
         writes[1..].iter_mut().zip(states).for_each(|(write, state)| *write = part(state, 4));
         let kernel = match *call.kernel {
-            Kernel::Sgd { momentum, nesterov, .. } => Kernel::Sgd { elements: count, momentum, nesterov },
-            _ => Kernel::AdamW { elements: count },
+            Kernel::Sgd { momentum, nesterov, controlled, .. } => Kernel::Sgd { elements: count, momentum, nesterov, controlled },
+            Kernel::AdamW { controlled, .. } => Kernel::AdamW { elements: count, controlled },
+            kernel => kernel,
         };
-        let (reads, writes) = (&[part(gradient, 4)], &writes[..states.len()]);
+        // The control, if there is one, is the same for all. Where it skips the update the parameter still follows its master copy: it may
+        // be a shard that holds nothing yet.
+        let reads = [part(gradient, 4), *call.reads.last().unwrap_or(gradient)];
+        let (reads, writes) = (&reads[..call.reads.len()], &writes[..states.len()]);
         // SAFETY: these are parts of the call's operands.
         unsafe {
             backend.run(&KernelCall { kernel: &kernel, reads, writes, precision: DataType::Fp32, ..*call })?;

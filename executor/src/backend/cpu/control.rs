@@ -1,0 +1,118 @@
+//! What decides how, and whether, parameters are updated: sums of squares, clipping, the loss scale; and small passes over gradients.
+
+use super::memory::{floats, floats_mut};
+use super::vector::{LANES, multiversion, sum_lanes};
+use crate::backend::{Hyperparameters, KernelCall};
+
+/// The numbers of a control, in the order of [`foretell_models::Kernel::UpdateControl`].
+const SCALE: usize = 0;
+const FACTOR: usize = 1;
+const SKIP: usize = 2;
+const UPDATES: usize = 3;
+const STREAK: usize = 4;
+const SQUARED_NORM: usize = 5;
+const SKIPPED: usize = 6;
+
+/// Beyond it a scale is no help any more, and its reciprocal would vanish.
+const LARGEST_SCALE: f32 = 16_777_216.0;
+
+/// What PyTorch's `clip_grad_norm_` adds to the norm that it divides by.
+const CLIP_EPSILON: f32 = 1e-6;
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (norm, control) = unsafe { (floats(&call.reads[0])[0], floats_mut(&call.writes[0])) };
+    let used = control[SCALE];
+    let squared = norm / used / used;
+    let overflowed = scaled && !norm.is_finite();
+    control[SQUARED_NORM] = squared;
+    control[SKIP] = f32::from(u8::from(overflowed));
+    let mut factor = 1.0 / used;
+    if clip {
+        factor *= (call.hyperparameters.clip_norm / (squared.sqrt() + CLIP_EPSILON)).min(1.0);
+    }
+    control[FACTOR] = factor;
+    if overflowed {
+        control[SKIPPED] += 1.0;
+        control[STREAK] = 0.0;
+        control[SCALE] = (used * 0.5).max(f32::MIN_POSITIVE);
+        return;
+    }
+    control[UPDATES] += 1.0;
+    control[STREAK] += 1.0;
+    if scaled && control[STREAK] >= call.hyperparameters.growth_interval as f32 {
+        control[STREAK] = 0.0;
+        control[SCALE] = (used * 2.0).min(LARGEST_SCALE.max(used));
+    }
+}
+
+/// What an optimizer is told by a control, if it reads one; `None` where this step's update is skipped.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid; those of a `controlled` one have a control as their second.
+pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool) -> Option<Hyperparameters> {
+    let mut told = *call.hyperparameters;
+    if controlled {
+        // SAFETY: the caller's promise.
+        let control = unsafe { floats(&call.reads[1]) };
+        if control[SKIP] != 0.0 {
+            return None;
+        }
+        told.gradient_scale *= control[FACTOR];
+        told.step = control[UPDATES] as u64;
+    }
+    Some(told)
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn sum(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    y[0] = sum_of(x);
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn accumulate(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    add_to(y, x);
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn zero(call: &KernelCall<'_>) {
+    // SAFETY: the write is valid.
+    unsafe { floats_mut(&call.writes[0]) }.fill(0.0);
+}
+
+multiversion! {
+    fn sum_of(x: &[f32]) -> f32 {
+        let mut lanes = [0.0; LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane += x;
+            }
+        }
+        for (lane, &x) in lanes.iter_mut().zip(rest) {
+            *lane += x;
+        }
+        sum_lanes(lanes)
+    }
+
+    fn add_to(y: &mut [f32], x: &[f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y += x;
+        }
+    }
+}
