@@ -52,7 +52,8 @@ impl Case {
         self.data * self.micro_batch * self.micro_batches
     }
 
-    /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding.
+    /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding. fp16's
+    /// loss scale is small: at the usual one a gradient may or may not overflow, by rounding, and a step be skipped.
     fn plan(&self) -> String {
         let Case { model, data, tensor, pipeline, context, micro_batch, schedule, recompute, optimizer, bucket, .. } = self;
         let Case { zero, sequence_parallel, precision, .. } = self;
@@ -62,7 +63,7 @@ impl Case {
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
-             training: {{learning_rate: 0.01, epsilon: 1e-3{clip}}}\n\
+             training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
              layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, \
              micro_batch: {micro_batch}, schedule: {schedule}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
              sequence_parallel: {sequence_parallel}}}\n"

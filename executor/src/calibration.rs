@@ -292,7 +292,7 @@ fn fill(operand: &Operand, data_type: DataType, below: Option<usize>) {
     for index in 0..operand.bytes / data_type.size().count() as usize {
         if let Some(half) = half {
             // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.
-            unsafe { operand.pointer.cast::<u16>().add(index).write(half.from_single(number(index))) };
+            unsafe { operand.pointer.cast::<u16>().add(index).write(half.nearest(number(index))) };
             continue;
         }
         let bits = match below {

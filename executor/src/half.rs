@@ -35,7 +35,7 @@ impl Half {
 
     /// The nearest number of this format.
     #[inline(always)]
-    pub fn from_single(self, value: f32) -> u16 {
+    pub fn nearest(self, value: f32) -> u16 {
         match self {
             Half::Bf16 => bf16_from_single(value),
             Half::Fp16 => fp16_from_single(value),
@@ -61,7 +61,7 @@ impl Half {
             unsafe { x86::narrow(self, halves, singles) };
             return;
         }
-        halves.iter_mut().zip(singles).for_each(|(half, &single)| *half = self.from_single(single));
+        halves.iter_mut().zip(singles).for_each(|(half, &single)| *half = self.nearest(single));
     }
 }
 
@@ -160,7 +160,7 @@ mod x86 {
                 _mm256_storeu_si256(halves.as_mut_ptr().add(first).cast(), bits);
             }
         }
-        halves[whole..].iter_mut().zip(&singles[whole..]).for_each(|(bits, &single)| *bits = half.from_single(single));
+        halves[whole..].iter_mut().zip(&singles[whole..]).for_each(|(bits, &single)| *bits = half.nearest(single));
     }
 
     /// By integers, not by the instruction for it, which not every machine has and which makes denormals zero: the same bits everywhere.
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn numbers_between_two_are_rounded_to_the_nearest_and_ties_to_even() {
         for half in FORMATS {
-            let infinite = half.from_single(f32::INFINITY);
+            let infinite = half.nearest(f32::INFINITY);
             for bits in 0..infinite {
                 let (below, above) = (exact(half, bits), exact(half, bits + 1));
                 // Beyond the largest number the next one would be where its exponent goes on.
@@ -240,12 +240,12 @@ mod tests {
                         let mut narrowed = [0; 16];
                         half.narrow(&mut narrowed, &[value; 16]);
                         assert_eq!(narrowed, [expected | sign; 16], "{half:?} {value:e}");
-                        assert_eq!(half.from_single(value), expected | sign, "{half:?} {value:e}");
+                        assert_eq!(half.nearest(value), expected | sign, "{half:?} {value:e}");
                     }
                 }
             }
-            assert_eq!(half.from_single(f32::MAX), infinite, "{half:?}");
-            assert!(half.to_single(half.from_single(f32::from_bits(0x7f80_0001))).is_nan(), "{half:?}");
+            assert_eq!(half.nearest(f32::MAX), infinite, "{half:?}");
+            assert!(half.to_single(half.nearest(f32::from_bits(0x7f80_0001))).is_nan(), "{half:?}");
         }
     }
 }

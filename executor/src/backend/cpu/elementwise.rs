@@ -77,14 +77,14 @@ pub(super) unsafe fn sum_of_squares(call: &KernelCall<'_>) {
 
 /// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which is `½ (1 + tanh(·))` of half of that: GELU is x times it.
 #[inline(always)]
-pub(super) fn gelu_gate<const FUSED: bool>(x: f32) -> f32 {
+fn gelu_gate<const FUSED: bool>(x: f32) -> f32 {
     const TWICE_ROOT: f32 = 1.595_769;
     let argument = TWICE_ROOT * x * multiply_add::<FUSED>(0.044_715 * x, x, 1.0);
     1.0 / (1.0 + exponential::<FUSED>(-argument))
 }
 
 #[inline(always)]
-pub(super) fn gelu_slope<const FUSED: bool>(x: f32) -> f32 {
+fn gelu_slope<const FUSED: bool>(x: f32) -> f32 {
     const TWICE_ROOT: f32 = 1.595_769;
     let gate = gelu_gate::<FUSED>(x);
     let argument_slope = TWICE_ROOT * multiply_add::<FUSED>(3.0 * 0.044_715 * x, x, 1.0);

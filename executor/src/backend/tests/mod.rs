@@ -231,7 +231,7 @@ fn operands_in(kernel: &Kernel, precision: DataType, random: &mut ChaCha8Rng) ->
 fn round_to(types: &[DataType], tensors: &mut [Tensor]) {
     for (tensor, &data_type) in tensors.iter_mut().zip(types) {
         if let Some(half) = Half::of(data_type) {
-            tensor.iter_mut().for_each(|value| *value = f64::from(half.to_single(half.from_single(*value as f32))));
+            tensor.iter_mut().for_each(|value| *value = f64::from(half.to_single(half.nearest(*value as f32))));
         }
     }
 }
@@ -281,7 +281,7 @@ fn run_in(
     let types = operand_types(kernel, precision);
     let types: Vec<DataType> = types.reads[..reads.len()].iter().chain(&types.writes).copied().collect();
     let to_bytes = |data_type: DataType, x: f64| match (Half::of(data_type), data_type) {
-        (Some(half), _) => half.from_single(x as f32).to_le_bytes().to_vec(),
+        (Some(half), _) => half.nearest(x as f32).to_le_bytes().to_vec(),
         (None, DataType::Int32) => (x as i32).to_le_bytes().to_vec(),
         _ => (x as f32).to_le_bytes().to_vec(),
     };

@@ -22,7 +22,7 @@ fn least_seconds(kernel: &Kernel, precision: DataType) -> f64 {
         let number = |position: usize| (position * 7919 % 1000) as f32 / 1000.0 + 0.01;
         let value = |position: usize| match (integers(kernel, index), Half::of(data_type)) {
             (Some(limit), _) => (position * 7919 % limit) as u32,
-            (None, Some(half)) => u32::from(half.from_single(number(position))) * 0x1_0001,
+            (None, Some(half)) => u32::from(half.nearest(number(position))) * 0x1_0001,
             (None, None) => number(position).to_bits(),
         };
         memory.push((0..count).map(value).collect());

@@ -71,7 +71,7 @@ fn maximum_keeps_the_greatest_and_any_nan() {
 
 /// The bytes of numbers of sixteen bits.
 fn half_bytes(half: Half, values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|&value| half.from_single(value).to_le_bytes()).collect()
+    values.iter().flat_map(|&value| half.nearest(value).to_le_bytes()).collect()
 }
 
 fn of_half_bytes(half: Half, bytes: &[u8]) -> Vec<f32> {

@@ -45,7 +45,7 @@ pub(super) unsafe fn gradient(
         }
         // Again, from before it was rounded: near one the probability less one would have few digits.
         if let Some((own, logit)) = own.zip(of_label) {
-            row[own] = Bf16.from_single(factor * exponential::<false>(Bf16.to_single(logit) - log_sum) - factor);
+            row[own] = Bf16.nearest(factor * exponential::<false>(Bf16.to_single(logit) - log_sum) - factor);
         }
     }
     Ok(())
@@ -54,13 +54,13 @@ pub(super) unsafe fn gradient(
 multiversion! {
     fn probabilities(row: &mut [u16], logits: &[u16], log_sum: f32, factor: f32) {
         for (gradient, &logit) in row.iter_mut().zip(logits) {
-            *gradient = Bf16.from_single(factor * exponential::<FUSED>(Bf16.to_single(logit) - log_sum));
+            *gradient = Bf16.nearest(factor * exponential::<FUSED>(Bf16.to_single(logit) - log_sum));
         }
     }
 
     fn probabilities_in_place(row: &mut [u16], log_sum: f32, factor: f32) {
         for logit in row {
-            *logit = Bf16.from_single(factor * exponential::<FUSED>(Bf16.to_single(*logit) - log_sum));
+            *logit = Bf16.nearest(factor * exponential::<FUSED>(Bf16.to_single(*logit) - log_sum));
         }
     }
 }

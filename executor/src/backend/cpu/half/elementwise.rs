@@ -1,10 +1,10 @@
-//! Kernels of bfloat16 that treat every element alone: widened and narrowed in registers. (Of fp16 that is a matter of instructions
-//! that the compiler does not choose by itself; there blocks are widened into the cache.)
+//! Kernels of bfloat16 that treat every element alone and do little to it: widened and narrowed in registers. Where the arithmetic is what
+//! takes the time, as GELU's, and in fp16, whose conversions are instructions that the compiler does not choose by itself, blocks that
+//! are widened into the cache are faster.
 
 use foretell_models::Kernel;
 
 use crate::backend::KernelCall;
-use crate::backend::cpu::elementwise::{gelu_gate, gelu_slope};
 use crate::backend::cpu::memory::{halves, halves_mut, same};
 use crate::backend::cpu::vector::multiversion;
 use crate::half::Half::Bf16;
@@ -25,9 +25,6 @@ pub(super) unsafe fn run(call: &KernelCall<'_>) -> bool {
         (Kernel::Relu { .. }, false) => relu_to(write(), read(0)),
         (Kernel::ReluGradient { .. }, true) => relu_gradient_in_place(write(), read(1)),
         (Kernel::ReluGradient { .. }, false) => relu_gradient_to(write(), read(0), read(1)),
-        (Kernel::Gelu { .. }, false) => gelu_to(write(), read(0)),
-        (Kernel::GeluGradient { .. }, true) => gelu_gradient_in_place(write(), read(1)),
-        (Kernel::GeluGradient { .. }, false) => gelu_gradient_to(write(), read(0), read(1)),
         (Kernel::Add { .. }, true) => add_in_place(write(), read(1)),
         (Kernel::Add { .. }, false) => add_to(write(), read(0), read(1)),
         _ => return false,
@@ -42,18 +39,7 @@ fn is_positive(x: u16) -> bool {
 
 #[inline(always)]
 fn sum(a: u16, b: u16) -> u16 {
-    Bf16.from_single(Bf16.to_single(a) + Bf16.to_single(b))
-}
-
-#[inline(always)]
-fn gelu<const FUSED: bool>(x: u16) -> u16 {
-    let x = Bf16.to_single(x);
-    Bf16.from_single(x * gelu_gate::<FUSED>(x))
-}
-
-#[inline(always)]
-fn gelu_gradient<const FUSED: bool>(dy: u16, x: u16) -> u16 {
-    Bf16.from_single(Bf16.to_single(dy) * gelu_slope::<FUSED>(Bf16.to_single(x)))
+    Bf16.nearest(Bf16.to_single(a) + Bf16.to_single(b))
 }
 
 multiversion! {
@@ -78,24 +64,6 @@ multiversion! {
     fn relu_gradient_to(dx: &mut [u16], dy: &[u16], y: &[u16]) {
         for ((dx, &dy), &y) in dx.iter_mut().zip(dy).zip(y) {
             *dx = if is_positive(y) { dy } else { 0 };
-        }
-    }
-
-    fn gelu_to(y: &mut [u16], x: &[u16]) {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = gelu::<FUSED>(x);
-        }
-    }
-
-    fn gelu_gradient_in_place(dx: &mut [u16], x: &[u16]) {
-        for (dx, &x) in dx.iter_mut().zip(x) {
-            *dx = gelu_gradient::<FUSED>(*dx, x);
-        }
-    }
-
-    fn gelu_gradient_to(dx: &mut [u16], dy: &[u16], x: &[u16]) {
-        for ((dx, &dy), &x) in dx.iter_mut().zip(dy).zip(x) {
-            *dx = gelu_gradient::<FUSED>(dy, x);
         }
     }
 
