@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Foretells and then runs layouts on this machine, and prints the table of docs/accuracy.md.
+"""Foretells and then runs layouts on this machine and in the labs, and prints the table of docs/accuracy.md.
 
 For each layout in turn: a calibration of its kernels, the prediction, then the run, each once. Nothing is tried again or left out.
-Usage: cargo build --release && benches/accuracy.py [--foretell PATH] [--keep DIR] [--models NAME...]     (Python 3, nothing else)
+Usage: cargo build --release && benches/accuracy.py [--foretell PATH] [--keep DIR] [--models NAME...] [--topologies NAME...]
+Python 3, nothing else; the labs need root (`foretell doctor`).
 """
 import argparse
 import json
@@ -12,12 +13,36 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LAYOUTS = ["data=1,tensor=1,pipeline=1", "data=2,tensor=1,pipeline=1", "data=1,tensor=2,pipeline=1", "data=1,tensor=1,pipeline=2"]
-# model: (global batch, steps, samples that share batch statistics)
+# model: (global batch, steps on this machine, steps in a lab, samples that share batch statistics)
 MODELS = {
-    "mlp": (256, 1000, None),
-    str(ROOT / "examples/small-resnet.yaml"): (32, 1000, 8),
-    str(ROOT / "examples/small-gpt.yaml"): (16, 200, None),
+    "mlp": (256, 1000, 150, None),
+    str(ROOT / "examples/small-resnet.yaml"): (32, 1000, 100, 8),
+    str(ROOT / "examples/small-gpt.yaml"): (16, 200, 40, None),
+    str(ROOT / "examples/small-llama.yaml"): (16, 200, 40, None),
+    str(ROOT / "examples/small-bert.yaml"): (16, 200, 40, None),
+}
+# topology: (layout, the models that it is run with; all where none are named)
+LAYOUTS = {
+    "local": [
+        ("data=1,tensor=1,pipeline=1", None),
+        ("data=2,tensor=1,pipeline=1", None),
+        ("data=1,tensor=2,pipeline=1", None),
+        ("data=1,tensor=1,pipeline=2", None),
+    ],
+    "lab-2x1g": [
+        ("data=2,tensor=1,pipeline=1", ["mlp", "small-gpt"]),
+        ("data=1,tensor=1,pipeline=2", ["small-resnet", "small-llama"]),
+        ("data=1,tensor=2,pipeline=1", ["small-bert"]),
+    ],
+    "lab-4x1g-200m": [
+        ("data=4,tensor=1,pipeline=1", ["small-resnet", "small-llama"]),
+        ("data=2,tensor=1,pipeline=2", ["small-gpt", "small-bert"]),
+        ("data=1,tensor=1,pipeline=4", ["small-gpt"]),
+    ],
+    "lab-hetero": [
+        ("data=2,tensor=1,pipeline=1", ["small-gpt"]),
+        ("data=1,tensor=1,pipeline=2", ["small-bert", "mlp"]),
+    ],
 }
 
 
@@ -28,15 +53,16 @@ def call(program, *arguments):
     return json.loads(done.stdout)
 
 
-def one(program, scratch, model, fix):
+def one(program, scratch, topology, model, fix):
     name = pathlib.Path(model).stem
-    batch, steps, group = MODELS[model]
-    stem = scratch / f"{name}-{fix.replace(',', '-').replace('=', '')}"
-    plan, profile, run = stem.with_suffix(".plan.yaml"), stem.with_suffix(".profile.yaml"), stem.with_suffix(".run")
+    batch, here, in_lab, group = MODELS[model]
+    steps = here if topology == "local" else in_lab
+    stem = scratch / f"{topology}-{name}-{fix.replace(',', '-').replace('=', '')}"
+    plan, profile, run = (stem.with_name(stem.name + end) for end in (".plan.yaml", ".profile.yaml", ".run"))
     grouped = ["--batch-norm-group", group] if group else []
-    layout = call(program, "plan", "--model", model, "--topology", "local", "--global-batch", batch, *grouped,
+    layout = call(program, "plan", "--model", model, "--topology", topology, "--global-batch", batch, *grouped,
                   "--fix", fix, "-o", plan)["plan"]["layout"]
-    call(program, "calibrate", "--topology", "local", "--plan", plan, "--calibration-time", "8s", "-o", profile)
+    call(program, "calibrate", "--topology", topology, "--plan", plan, "--calibration-time", "8s", "-o", profile)
     call(program, "execute", "--plan", plan, "--profile", profile, "--steps", steps, "--no-evaluation", "--run", run)
     check = call(program, "check", run)
     predicted = json.loads((run / "predicted.json").read_text())
@@ -45,8 +71,8 @@ def one(program, scratch, model, fix):
         where += f", {layout['schedule']}"
     milliseconds = [1e3 * value for value in (check["predicted_step_seconds"], predicted["step_seconds_p10"],
                                               predicted["step_seconds_p90"], check["measured_step_seconds"])]
-    print("| {} | {} | {:.2f} ms | {:.2f}-{:.2f} | {:.2f} ms | {:+.1f} % | {:+.1f} % |".format(
-        name, where, *milliseconds, 100 * check["error"], 100 * check["memory_error"]), flush=True)
+    print("| {} | {} | {} | {:.2f} ms | {:.2f}-{:.2f} | {:.2f} ms | {:+.1f} % | {:+.1f} % |".format(
+        topology, name, where, *milliseconds, 100 * check["error"], 100 * check["memory_error"]), flush=True)
     return check
 
 
@@ -54,15 +80,29 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"))
     parser.add_argument("--models", nargs="*")
+    parser.add_argument("--topologies", nargs="*", default=list(LAYOUTS))
     parser.add_argument("--keep", help="keep plans, profiles and runs in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(options.keep or scratch)
         scratch.mkdir(parents=True, exist_ok=True)
-        print("| model | layout | foretold | 80 % interval (ms) | measured | error | memory error |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        models = [model for model in MODELS if not options.models or pathlib.Path(model).stem in options.models]
-        checks = [one(options.foretell, scratch, model, fix) for model in models for fix in LAYOUTS]
+        print("| topology | model | layout | foretold | 80 % interval (ms) | measured | error | memory error |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        checks = []
+        for topology in options.topologies:
+            if topology != "local":
+                subprocess.run([options.foretell, "lab", "up", "--topology", topology], check=True, stdout=subprocess.DEVNULL)
+            try:
+                for model in MODELS:
+                    name = pathlib.Path(model).stem
+                    if options.models and name not in options.models:
+                        continue
+                    for fix, names in LAYOUTS[topology]:
+                        if names is None or name in names:
+                            checks.append(one(options.foretell, scratch, topology, model, fix))
+            finally:
+                if topology != "local":
+                    subprocess.run([options.foretell, "lab", "down", "--topology", topology], check=True, stdout=subprocess.DEVNULL)
     errors = sorted(abs(check["error"]) for check in checks)
     inside = sum(check["inside_interval"] for check in checks)
     print(f"\nmean absolute error {100 * sum(errors) / len(errors):.1f} %, worst {100 * errors[-1]:.1f} %; "

@@ -3,17 +3,20 @@
 use crate::execute::executable_here;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
+use crate::lab::Ground;
 use crate::output;
 use crate::plan::Precision;
 use crate::plan_file::PlanFile;
 use clap::Args;
-use foretell_executor::{CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported};
+use foretell_executor::{
+    CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
+};
 use foretell_models::{Kernel, Model};
 use foretell_planner::{Fixed, space};
-use foretell_program::{Compiled, Operation, Plan, Profile, compile};
-use foretell_topologies::Topology;
+use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile};
+use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Time this machine's kernels and transport
@@ -76,7 +79,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model, Model::Gpt { .. });
+        let sequences = model.model.sample().tokens().is_some();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         supported(&base)?;
@@ -109,6 +112,56 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     ))
 }
 
+/// The kind of device that a calibration's samples are of: a whole one, where there is one.
+fn measured_kind(topology: &Topology) -> String {
+    let used: Vec<&DeviceKind> = topology.devices().map(|device| topology.device_kind(device)).collect();
+    let whole = used.iter().find(|kind| kind.speed() == 1.0);
+    whole.or(used.first()).map(|kind| kind.name.clone()).unwrap_or_default()
+}
+
+/// All ranks of one machine, and messages between the first two.
+fn everyone(devices: usize) -> Vec<CalibratedGroup> {
+    let exchanges = vec![Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather, Exchange::SendReceive];
+    vec![CalibratedGroup { ranks: (0..devices).collect(), reach: Reach::Node, exchanges, messages: message_sizes() }]
+}
+
+/// How long the largest message of a lab may take, by the rate of its slowest link.
+const LONGEST_MESSAGE: Seconds = Seconds::new(0.7);
+
+/// A group of each size and reach that a layout may have in a lab: every so-many-eth rank of a run of consecutive ones.
+fn lab_groups(topology: &Topology) -> Result<Vec<CalibratedGroup>, Failure> {
+    let devices = topology.device_count();
+    let mut found: BTreeMap<(std::cmp::Reverse<usize>, Reach), (Vec<usize>, f64)> = BTreeMap::new();
+    for size in (2..=devices).filter(|size| devices.is_multiple_of(*size)) {
+        for stride in (1..=devices / size).filter(|stride| (devices / size).is_multiple_of(*stride)) {
+            let ranks: Vec<usize> = (0..size).map(|member| member * stride).collect();
+            let (mut reach, mut rate) = (Reach::Node, f64::INFINITY);
+            for (&from, &to) in ranks.iter().zip(ranks.iter().cycle().skip(1)) {
+                let route = topology.route(DeviceId(from), DeviceId(to))?;
+                reach = reach.max(match topology.farthest_link(DeviceId(from), DeviceId(to))? {
+                    Some(LinkClass::Switch) => Reach::Fabric,
+                    Some(LinkClass::Nic) => Reach::Switch,
+                    Some(LinkClass::Device | LinkClass::HostMemory) | None => Reach::Node,
+                });
+                rate = route.links.iter().map(|link| topology.links()[link.0].bandwidth.value()).fold(rate, f64::min);
+            }
+            found.entry((std::cmp::Reverse(size), reach)).or_insert((ranks, rate));
+        }
+    }
+    let group = |((_, reach), (ranks, rate)): (_, (Vec<usize>, f64))| {
+        let mut exchanges = vec![Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather];
+        if ranks.len() == 2 {
+            exchanges.push(Exchange::SendReceive);
+        }
+        let messages = message_sizes().into_iter().filter(|bytes| bytes.value() / rate <= LONGEST_MESSAGE.value());
+        CalibratedGroup { ranks, reach, exchanges, messages: messages.collect() }
+    };
+    Ok(found.into_iter().map(group).take(MOST_GROUPS).collect())
+}
+
+/// The transport has so many streams for groups.
+const MOST_GROUPS: usize = 7;
+
 /// A profile as YAML.
 pub fn to_yaml(profile: &Profile) -> Result<String, Failure> {
     serde_saphyr::to_string(profile).map_err(|error| Failure::Undone(format!("the profile cannot be written: {error}")))
@@ -124,25 +177,45 @@ pub fn measure(
     patience: Patience,
     transport: TransportKind,
 ) -> Result<Profile, Failure> {
+    let ground = Ground::of(topology, transport, None)?;
     let cores = foretell_executor::machine::core_count();
-    let devices = topology.device_count().min(cores).max(1);
-    let kind = topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default();
+    // A lab's devices share cores as they do in a run.
+    let devices = if topology.is_lab() { topology.device_count() } else { topology.device_count().min(cores).max(1) };
+    let kind = measured_kind(topology);
     let Patience { patience, calibration_time } = patience;
     let kernels = kernels.into_iter().collect();
-    let (messages, duration) = (message_sizes(), calibration_time);
-    let job = CalibrationJob { kernels, precision, footprint, messages, patience, duration, model };
+    let groups = if topology.is_lab() { lab_groups(topology)? } else { everyone(devices) };
+    let devices_of = ground.places().iter().enumerate().map(|(number, place)| CalibratedDevice {
+        kind: topology.device_kind(DeviceId(number)).name.clone(),
+        sharers: ground.places().iter().filter(|other| other.core == place.core).count(),
+        speed: place.speed,
+    });
+    let job = CalibrationJob {
+        kernels,
+        precision,
+        footprint,
+        groups,
+        devices: devices_of.collect(),
+        patience,
+        duration: calibration_time,
+        model,
+    };
     let bar = output::progress(100, "calibrate");
     let mut show = |share: f64| bar.set_position((share * 100.0) as u64);
-    let profile = calibrate(&job, devices, &kind, &launch_options(transport, None)?, &mut show)?;
+    let profile = calibrate(&job, devices, &kind, &ground.options, &mut show)?;
+    ground.close()?;
     bar.finish_and_clear();
     Ok(profile)
 }
 
+/// Where this program lies, which starts itself again for ranks and for labs.
+pub fn this_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::Undone(format!("this program cannot find itself: {error}")))
+}
+
 /// How the command line starts ranks: as this program again.
 pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    let program =
-        std::env::current_exe().map_err(|error| Failure::Undone(format!("this program cannot find itself: {error}")))?;
-    Ok(LaunchOptions { program, transport, logs })
+    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new() })
 }
 
 /// The kernels of every layout in a plan's space, and about how many bytes a step of theirs touches.
@@ -172,7 +245,8 @@ pub fn wanted(
 fn collect(compiled: &Compiled, kernels: &mut BTreeSet<(Kernel, bool)>) -> Bytes {
     for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
         if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
-            kernels.insert((kernel.without_constants(), *accumulate));
+            let members = (0..kernel.parts()).map(|index| (kernel.for_member(index).without_constants(), *accumulate));
+            kernels.extend(members);
         }
     }
     compiled.arenas().into_iter().fold(Bytes::ZERO, Bytes::max)
@@ -183,8 +257,33 @@ fn small_models() -> Vec<NamedModel> {
     let gpt = Model::Gpt { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, tied_embeddings: true };
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
+    let llama = Model::Llama {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        kv_heads: Some(2),
+        ffn: 768,
+        vocab: 1024,
+        sequence: 128,
+        tied_embeddings: false,
+        rope_theta: 10_000,
+    };
+    let bert = Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128 };
+    let vit = Model::Vit { layers: 1, hidden: 256, heads: 4, ffn: None, patch: 4, image: 32, channels: 3, classes: 10 };
+    let vgg = Model::Vgg {
+        depth: 11,
+        batch_norm: false,
+        stem: foretell_models::Stem::Small,
+        image: 32,
+        channels: 3,
+        classes: 10,
+        width: 32,
+        hidden: 512,
+    };
+    let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
     [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
-        .map(|(name, model)| NamedModel { name: name.into(), model })
         .into_iter()
+        .chain(others)
+        .map(|(name, model)| NamedModel { name: name.into(), model })
         .collect()
 }

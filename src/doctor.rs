@@ -51,8 +51,8 @@ fn findings() -> Vec<Finding> {
     let cuda = library("libcuda.so");
     let nccl = library("libnccl.so");
     let mpi = command("mpirun");
-    let root = rustix::process::geteuid().is_root();
-    let lab = root && command("ip") && command("tc");
+    let missing = foretell_lab::missing();
+    let missing_for_quotas = foretell_lab::missing_for_quotas();
     let finding = |what, found, detail: String| Finding { what, found, detail };
     vec![
         finding(
@@ -76,8 +76,19 @@ fn findings() -> Vec<Finding> {
         finding("MPI", mpi, said(mpi, "mpirun, but this version starts its ranks itself", "no mpirun; not needed")),
         finding(
             "rights for a lab",
-            lab,
-            said(lab, "root, ip and tc are there", "needs root, ip and tc: described hosts cannot be made here"),
+            missing.is_empty(),
+            match missing.is_empty() {
+                true => "a namespace with a shaped link was made and removed: `foretell lab` works here".into(),
+                false => format!("described hosts cannot be made here: missing is {}", missing.join(", ")),
+            },
+        ),
+        finding(
+            "device speeds",
+            missing_for_quotas.is_none(),
+            match missing_for_quotas {
+                None => "a control group with a quota was made and removed: a lab's devices can have a `cpu_quota`".into(),
+                Some(missing) => format!("a lab's devices can have no `cpu_quota`: missing is {missing}"),
+            },
         ),
     ]
 }

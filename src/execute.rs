@@ -1,15 +1,15 @@
 //! `foretell execute`: really trains as a plan says, after foretelling it.
 
-use crate::calibrate::launch_options;
 use crate::failure::Failure;
 use crate::inputs;
+use crate::lab::Ground;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, Foretold};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, sample_shape, supported};
+use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_topologies::{Architecture, Topology};
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     let ranks = foretold.compiled.training.mesh.world_size();
-    enough_cores(ranks, arguments.oversubscribe)?;
+    enough_cores(ranks, &loaded.topology, arguments.oversubscribe)?;
     predict::fitting(&foretold, &loaded)?;
     predict::remarks(&loaded.topology, &foretold.prediction, ranks);
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
@@ -87,16 +87,20 @@ pub fn executable_here(topology: &Topology) -> Result<(), Failure> {
         let hint = "this version executes on this machine's processors; use `local`";
         return Err(Failure::Input(format!("the devices of `{}` are not here; hint: {hint}", topology.name())));
     }
-    if topology.node_count() > 1 {
-        let hint = "this version executes on one machine; use `local`";
+    if topology.node_count() > 1 && !topology.is_lab() {
+        let hint = "use `local`, or a topology that says `lab: true`, whose hosts are made of this machine's cores";
         let (name, nodes) = (topology.name(), topology.node_count());
         return Err(Failure::Input(format!("`{name}` has {nodes} nodes, and this machine is one; hint: {hint}")));
     }
     Ok(())
 }
 
-/// Refuses more ranks than this machine has cores, whatever its topology file says, unless that is wanted.
-pub fn enough_cores(ranks: usize, oversubscribe: bool) -> Result<(), Failure> {
+/// Refuses more ranks than this machine has cores, whatever its topology file says, unless that is wanted. A lab's devices share cores:
+/// each is as fast as that leaves it, which a calibration measures.
+pub fn enough_cores(ranks: usize, topology: &Topology, oversubscribe: bool) -> Result<(), Failure> {
+    if topology.is_lab() {
+        return Ok(());
+    }
     let cores = machine::core_count();
     if ranks > cores && !oversubscribe {
         let hint = "use a smaller layout, or `--oversubscribe` to check it without timing it";
@@ -113,7 +117,7 @@ impl TrainingArguments {
             return Err(Failure::Input("a run of no steps trains nothing; hint: ask for 1 at least".into()));
         }
         supported(plan)?;
-        let shape = sample_shape(model.sample());
+        let shape = model.sample();
         Dataset::open(&self.data_for(model), &shape, self.seed)
             .and_then(|data| data.steps_per_epoch(plan.global_batch))
             .map_err(foretell_executor::ExecutorError::from)?;
@@ -121,7 +125,7 @@ impl TrainingArguments {
     }
 
     fn data_for(&self, model: &Model) -> DataSource {
-        self.data.clone().unwrap_or_else(|| DataSource::default_for(&sample_shape(model.sample())))
+        self.data.clone().unwrap_or_else(|| DataSource::default_for(&model.sample()))
     }
 }
 
@@ -132,6 +136,8 @@ pub fn train(
     arguments: &TrainingArguments,
     folder: &RunFolder,
 ) -> Result<Outcome, Failure> {
+    let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
+    let ground = Ground::of(&loaded.topology, transport, Some(folder.file("ranks")))?;
     folder.clear()?;
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
@@ -152,8 +158,6 @@ pub fn train(
         evaluate: !arguments.no_evaluation,
         timeline: None,
     };
-    let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let options = launch_options(transport, Some(folder.file("ranks")))?;
     let bar = output::progress(1, "train");
     let mut show = |progress: Progress| match progress {
         Progress::Started { steps } => bar.set_length(steps as u64),
@@ -166,8 +170,9 @@ pub fn train(
             if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
         }
     };
-    let outcome = execute(&job, Some(folder.path()), &options, &mut show)?;
+    let outcome = execute(&job, Some(folder.path()), &ground.options, &mut show)?;
     bar.finish_and_clear();
+    ground.close()?;
     folder.keep_measured(&outcome)?;
     Ok(outcome)
 }

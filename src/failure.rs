@@ -87,3 +87,15 @@ impl From<ExecutorError> for Failure {
         }
     }
 }
+
+impl From<foretell_lab::LabError> for Failure {
+    fn from(error: foretell_lab::LabError) -> Self {
+        use foretell_lab::LabError;
+        match error {
+            LabError::Unsupported { .. } | LabError::Topology(_) | LabError::NoSuchNode { .. } => {
+                Failure::Input(error.to_string())
+            }
+            _ => Failure::Undone(error.to_string()),
+        }
+    }
+}

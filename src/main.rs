@@ -7,6 +7,7 @@ mod doctor;
 mod execute;
 mod failure;
 mod inputs;
+mod lab;
 mod library;
 mod output;
 mod plan;
@@ -41,10 +42,17 @@ enum Command {
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
+    Lab(lab::Arguments),
     Doctor(doctor::Arguments),
     /// Runs as one rank; what `execute` starts.
     #[command(hide = true)]
     Rank,
+    /// Takes a lab down when the process that uses it has ended; what `lab up` and `execute` start.
+    #[command(hide = true)]
+    Keeper {
+        /// The lab.
+        id: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -67,6 +75,11 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),
+        Command::Lab(arguments) => match lab::run(&arguments, json) {
+            Ok(status) => return status,
+            Err(failure) => Err(failure),
+        },
+        Command::Keeper { id } => foretell_lab::keep(&id).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(&arguments, json),
         Command::Rank => return foretell_executor::run_rank(),
     };

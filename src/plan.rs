@@ -213,8 +213,8 @@ fn usual_precision(topology: &Topology) -> DataType {
 
 fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
     match model {
-        Model::Mlp { .. } | Model::Resnet { .. } => (Optimizer::Sgd, "sgd"),
-        Model::Gpt { .. } => (Optimizer::AdamW, "adamw"),
+        Model::Mlp { .. } | Model::Resnet { .. } | Model::Vgg { .. } => (Optimizer::Sgd, "sgd"),
+        Model::Gpt { .. } | Model::Llama { .. } | Model::Bert { .. } | Model::Vit { .. } => (Optimizer::AdamW, "adamw"),
     }
 }
 

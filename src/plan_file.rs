@@ -201,5 +201,9 @@ fn family(model: &Model) -> &'static str {
         Model::Mlp { .. } => "mlp",
         Model::Resnet { .. } => "resnet",
         Model::Gpt { .. } => "gpt",
+        Model::Llama { .. } => "llama",
+        Model::Bert { .. } => "bert",
+        Model::Vit { .. } => "vit",
+        Model::Vgg { .. } => "vgg",
     }
 }

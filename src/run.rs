@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     // What cannot be trained here is said before minutes are spent on measuring.
     executable_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);
-    enough_cores(devices, choices.oversubscribe)?;
+    enough_cores(devices, &setting.topology, choices.oversubscribe)?;
     arguments.training.possible(&setting.model.model, &setting.base)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;

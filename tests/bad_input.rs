@@ -153,7 +153,8 @@ fn what_cannot_be_executed_here_is_refused_before_anything_is_measured() {
     scratch.file("gpus.yaml", "model: mlp\ntopology: dgx-a100-80g\nglobal_batch: 8\n");
     says(&refused(&scratch, &["execute", "--plan", "gpus.yaml"], 2), &["dgx-a100-80g", "local"]);
     says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "dgx-a100-80g"], 2), &["dgx-a100-80g", "local"]);
-    says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "cpu-pair"], 2), &["cpu-pair"]);
+    scratch.file("pair.yaml", "name: two-hosts\nbase: cpu-pair\nlab: false\n");
+    says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "pair.yaml"], 2), &["two-hosts", "lab: true"]);
     scratch.file("tf32.yaml", &plan("global_batch: 8\nprecision: tf32"));
     says(&refused(&scratch, &["execute", "--plan", "tf32.yaml"], 2), &["tf32", "fp32"]);
     says(&refused(&scratch, &["calibrate", "--topology", "local", "--plan", "tf32.yaml"], 2), &["tf32", "fp32"]);

@@ -5,13 +5,16 @@ use crate::job::{CalibrationJob, Job, Overheads, Report};
 use crate::launcher::{LaunchOptions, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
-use foretell_program::{Exchange, ExchangeSample, KernelSample, Profile, Sample};
+use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Quantiles of the devices' paces that a profile keeps.
 const PACES: usize = 16;
+
+/// What the sockets of a lab's hosts hold between a sender and its receiver, at least.
+const LAB_SOCKET_BYTES: u64 = 512 << 10;
 
 /// Times the kernels of `job` on `devices` cores of this machine at once, and their transport; `device` is the kind that the topology calls them.
 /// `progress` is told the share that is done, from 0 to 1.
@@ -27,7 +30,8 @@ pub fn calibrate(
 ) -> Result<Profile, ExecutorError> {
     let mut ranks = Ranks::start(devices, &Job::Calibrate(job.clone()), options)?;
     let mut kernels: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
-    let mut exchanges: BTreeMap<(Exchange, u64), Vec<(Sample, Seconds)>> = BTreeMap::new();
+    let mut exchanges: BTreeMap<(usize, Exchange, u64), Vec<(Sample, Seconds)>> = BTreeMap::new();
+    let mut speeds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut overheads: Vec<Overheads> = Vec::new();
     let mut paces: Vec<f64> = Vec::new();
     let mut running = devices;
@@ -37,10 +41,13 @@ pub fn calibrate(
             Report::Progress(share) => progress(share),
             Report::Kernel { index, sample } => kernels.entry(index).or_default().push(sample),
             Report::Paces(found) => paces.extend(found),
-            // Of send and receive only the first two ranks' times mean anything.
-            Report::Exchange { exchange: Exchange::SendReceive, .. } if rank > 1 => {}
-            Report::Exchange { exchange, bytes, sample, processor } => {
-                exchanges.entry((exchange, bytes.count())).or_default().push((sample, processor));
+            Report::Speed(speed) => {
+                if let Some(device) = job.devices.get(rank) {
+                    speeds.entry(device.kind.clone()).or_default().push(speed);
+                }
+            }
+            Report::Exchange { group, exchange, bytes, sample, processor } => {
+                exchanges.entry((group, exchange, bytes.count())).or_default().push((sample, processor));
             }
             Report::Overheads(measured) => overheads.push(measured),
             Report::Finished { .. } => running -= 1,
@@ -52,27 +59,37 @@ pub fn calibrate(
         let &(kernel, accumulate) = job.kernels.get(index)?;
         Some(KernelSample { kernel, accumulate, precision: job.precision, time: together(samples) })
     });
-    let exchanges = exchanges.iter().map(|(&(exchange, bytes), measured)| {
+    let exchanges = exchanges.iter().filter_map(|(&(group, exchange, bytes), measured)| {
+        let group = job.groups.get(group)?;
         let samples: Vec<Sample> = measured.iter().map(|(sample, _)| *sample).collect();
         let processor = measured.iter().map(|(_, processor)| *processor).sum::<Seconds>() / measured.len() as f64;
-        let ranks = if exchange == Exchange::SendReceive { 2 } else { devices };
-        ExchangeSample { exchange, ranks, bytes, time: together(&samples), processor }
+        let ranks = if exchange == Exchange::SendReceive { 2 } else { group.ranks.len() };
+        Some(ExchangeSample { exchange, reach: group.reach, ranks, bytes, time: together(&samples), processor })
     });
     let each = |part: fn(&Overheads) -> Sample| together(&overheads.iter().map(part).collect::<Vec<_>>());
     let mean = |part: fn(&Overheads) -> f64| overheads.iter().map(part).sum::<f64>() / overheads.len().max(1) as f64;
+    let cores = (!options.places.is_empty()).then(|| machine::core_count().min(devices));
+    let slow_kinds = speeds
+        .iter()
+        .map(|(kind, speeds)| RelativeSpeed { device: kind.clone(), speed: speeds.iter().sum::<f64>() / speeds.len() as f64 });
     Ok(Profile {
         device: device.into(),
-        machine: machine::identity(devices),
+        machine: MachineIdentity { cores, ..machine::identity(devices) },
         backend: "cpu".into(),
-        transport: if options.transport == TransportKind::Tcp { "tcp" } else { "shared_memory" }.into(),
+        transport: if options.transport == TransportKind::Tcp || cores.is_some() { "tcp" } else { "shared_memory" }.into(),
         measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         instruction_overhead: each(|overheads| overheads.instruction),
         stream_handoff: each(|overheads| overheads.handoff),
         step_overhead: each(|overheads| overheads.step),
         load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
         communication_share: mean(|overheads| overheads.communication_share),
-        buffered_bytes: if options.transport == TransportKind::Tcp { 0 } else { SegmentShape::DEFAULT_RING_BYTES as u64 },
+        buffered_bytes: match (options.transport, options.places.is_empty()) {
+            (_, false) => LAB_SOCKET_BYTES,
+            (TransportKind::Tcp, true) => 0,
+            (TransportKind::SharedMemory, true) => SegmentShape::DEFAULT_RING_BYTES as u64,
+        },
         paces: quantiles(paces),
+        speeds: slow_kinds.collect(),
         kernels: kernels.collect(),
         exchanges: exchanges.collect(),
     })

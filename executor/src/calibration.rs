@@ -9,12 +9,12 @@ use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::job::{CalibrationJob, Report};
-use crate::line::OWN_STREAM;
+use crate::job::{CalibratedDevice, CalibrationJob, Report};
+use crate::line::{OWN_STREAM, STREAM_COUNT};
 use crate::overheads;
 use crate::rank::Member;
-use crate::samples::{Samples, sample_shape};
-use crate::transport::Group;
+use crate::samples::Samples;
+use crate::transport::{Group, StreamNumber};
 use foretell_models::{InputKind, Kernel, Model};
 use foretell_program::{Exchange, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -40,7 +40,8 @@ const STRIDE: usize = 67;
 pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), ExecutorError> {
     let everyone: Vec<usize> = (0..member.world_size).collect();
     let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
-    let mut bench = KernelBench::new(job)?;
+    let mut bench = KernelBench::new(job, job.devices.get(member.rank.0).is_some_and(CalibratedDevice::is_partial))?;
+    let partial = job.devices.get(member.rank.0).filter(|device| device.is_partial());
     let mut watch = Watch::new(job.kernels.len());
     let started = clock::now();
     let mut go_on = true;
@@ -58,23 +59,17 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
         member.control.send(&Report::Kernel { index, sample })?;
     }
     member.control.send(&Report::Paces(watch.paces()))?;
-    drop(bench);
-    let mut share = 0.0;
-    if member.world_size > 1 {
-        for &bytes in &job.messages {
-            for exchange in [Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather, Exchange::SendReceive] {
-                let (sample, processor) = time_exchange(&mut group, exchange, bytes, job.patience)?;
-                // Of the longest messages: there the processor copies and adds, and hardly waits.
-                if exchange == Exchange::AllReduce {
-                    share = (processor / sample.median).clamp(0.0, 1.0);
-                }
-                member.control.send(&Report::Exchange { exchange, bytes, sample, processor })?;
-            }
-        }
+    if partial.is_some_and(|device| device.speed < 1.0 && device.sharers == 1) && !job.kernels.is_empty() {
+        member.control.send(&Report::Speed(watch.share()))?;
     }
+    drop(bench);
+    let share = time_exchanges(member, job, &mut group)?;
     group.barrier()?;
     let mut measured = overheads::measure(member)?;
     measured.communication_share = share;
+    if let Some(device) = partial {
+        measured.at_speed(watch.share().min(device.speed));
+    }
     if let Some(model) = &job.model {
         measured.load_seconds_per_byte = time_loading(model)?;
     }
@@ -84,6 +79,42 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     Ok(())
 }
 
+/// Times the exchanges of all groups, one group after the other while all others wait. Returns the share of the processor that an all-reduce
+/// takes among all ranks.
+fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
+    let mut share = 0.0;
+    for (number, wanted) in job.groups.iter().enumerate() {
+        everyone.barrier()?;
+        if wanted.ranks.len() < 2 || !wanted.ranks.contains(&member.rank.0) {
+            continue;
+        }
+        let is_everyone = wanted.ranks.len() == member.world_size;
+        // A pair of ranks has one channel on each stream, so each group takes one of its own, from the last down.
+        let mut own = match is_everyone {
+            true => None,
+            false => {
+                Some(Group::new(Arc::clone(&member.transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?)
+            }
+        };
+        let group = own.as_mut().unwrap_or(&mut *everyone);
+        for &bytes in &wanted.messages {
+            for &exchange in &wanted.exchanges {
+                let (sample, processor) = time_exchange(group, exchange, bytes, job.patience)?;
+                // Of the longest messages: there the processor copies and adds, and hardly waits.
+                if exchange == Exchange::AllReduce && is_everyone {
+                    share = (processor / sample.median).clamp(0.0, 1.0);
+                }
+                // Of send and receive only the first two ranks' times mean anything.
+                if exchange != Exchange::SendReceive || group.position() < 2 {
+                    member.control.send(&Report::Exchange { group: number, exchange, bytes, sample, processor })?;
+                }
+            }
+        }
+    }
+    everyone.barrier()?;
+    Ok(share)
+}
+
 /// What was timed so far, in the order in which it was.
 ///
 /// On a machine that others use too a device changes its pace for a second at a time. So a kernel's sample is of its usual best over passes
@@ -91,8 +122,17 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
 struct Watch {
     /// By kernel: one sample a pass.
     samples: Vec<Vec<Sample>>,
-    /// Which kernel was timed, with what median, for how long: one entry a kernel and pass.
-    visits: Vec<(usize, f64, f64)>,
+    /// One a kernel and pass.
+    visits: Vec<Visit>,
+}
+
+/// A kernel that was timed for a while.
+struct Visit {
+    kernel: usize,
+    median: f64,
+    /// The sum of its durations, and what passed by the clock on the wall.
+    spent: f64,
+    elapsed: f64,
 }
 
 impl Watch {
@@ -100,11 +140,18 @@ impl Watch {
         Self { samples: vec![Vec::new(); kernels], visits: Vec::new() }
     }
 
-    fn add(&mut self, kernel: usize, seconds: Vec<f64>) {
-        let spent = seconds.iter().sum();
+    fn add(&mut self, kernel: usize, Timed { seconds, elapsed }: Timed) {
+        let spent: f64 = seconds.iter().sum();
         let sample = summarise(seconds);
-        self.visits.push((kernel, sample.median.value(), spent));
+        self.visits.push(Visit { kernel, median: sample.median.value(), spent, elapsed });
         self.samples[kernel].push(sample);
+    }
+
+    /// The share of the time for which it had the processor.
+    fn share(&self) -> f64 {
+        let sum = |part: fn(&Visit) -> f64| self.visits.iter().map(part).sum::<f64>();
+        let (spent, elapsed) = (sum(|visit| visit.spent), sum(|visit| visit.elapsed));
+        if elapsed > 0.0 { (spent / elapsed).clamp(0.01, 1.0) } else { 1.0 }
     }
 
     /// How often all kernels have been timed.
@@ -143,9 +190,9 @@ impl Watch {
         let best: Vec<f64> = (0..self.samples.len()).map(|kernel| self.best(kernel)).collect();
         let mut paces = Vec::new();
         let (mut spent, mut usual) = (0.0, 0.0);
-        for &(kernel, median, duration) in &self.visits {
-            spent += duration;
-            usual += duration * best[kernel] / median.max(f64::MIN_POSITIVE);
+        for visit in &self.visits {
+            spent += visit.spent;
+            usual += visit.spent * best[visit.kernel] / visit.median.max(f64::MIN_POSITIVE);
             if spent >= WINDOW {
                 paces.push(spent / usual);
                 (spent, usual) = (0.0, 0.0);
@@ -179,8 +226,17 @@ pub(crate) fn summarise(mut seconds: Vec<f64>) -> Sample {
     }
 }
 
+/// Durations of a kernel, and the time in which they were taken.
+struct Timed {
+    seconds: Vec<f64>,
+    elapsed: f64,
+}
+
 /// Times kernels on sets of operands of their own.
 struct KernelBench {
+    /// What the durations are differences of: the time of a device that is not always running is the processor's. How cores are shared is not
+    /// in the samples; the simulator has ranks share them.
+    clock: fn() -> u64,
     backend: CpuBackend,
     arena: Arena,
     footprint: u64,
@@ -193,41 +249,47 @@ struct OperandSets {
 }
 
 impl KernelBench {
-    fn new(job: &CalibrationJob) -> Result<Self, ExecutorError> {
+    fn new(job: &CalibrationJob, is_partial: bool) -> Result<Self, ExecutorError> {
         let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel, job.precision)).max().unwrap_or(0);
         let arena = Arena::new(Bytes::new(largest.max(job.footprint.count().min(MOST_FOOTPRINT)) + largest))?;
+        let clock = if is_partial { clock::thread_processor_time } else { clock::now };
         let footprint = job.footprint.count().min(MOST_FOOTPRINT);
-        Ok(Self { backend: CpuBackend::new(), arena, footprint, precision: job.precision })
+        Ok(Self { clock, backend: CpuBackend::new(), arena, footprint, precision: job.precision })
     }
 
-    fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Vec<f64>, ExecutorError> {
+    fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Timed, ExecutorError> {
         let sets = self.operand_sets(kernel);
         let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
         let mut seconds = Vec::new();
         let mut spent = 0.0;
         let mut round = 0usize;
+        let mut counted_from = None;
         while seconds.len() < FEWEST || (spent < patience.value() && seconds.len() < MOST) {
             // Not in the order in which they lie: that would be fetched ahead.
             let turn = round.wrapping_mul(STRIDE) % sets.sets.len().max(1);
             let Some((reads, writes)) = sets.sets.get(turn) else { break };
             let (hyperparameters, precision) = (&hyperparameters, self.precision);
             let call = KernelCall { kernel, reads, writes, accumulate, hyperparameters, group_index: 0, precision };
-            let start = clock::now();
+            // The first round over the sets warms up.
+            if round == sets.sets.len().min(8) {
+                counted_from = Some(clock::now());
+            }
+            let start = (self.clock)();
             // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
             unsafe { self.backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
                 instruction: 0,
                 name: kernel.name().into(),
                 source,
             })?;
-            let duration = (clock::now() - start) as f64 * 1e-9;
-            // The first round over the sets warms up.
-            if round >= sets.sets.len().min(8) {
+            let duration = ((self.clock)() - start) as f64 * 1e-9;
+            if counted_from.is_some() {
                 seconds.push(duration);
             }
             spent += duration;
             round += 1;
         }
-        Ok(seconds)
+        let elapsed = counted_from.map_or(0.0, |from| (clock::now() - from) as f64 * 1e-9);
+        Ok(Timed { seconds, elapsed })
     }
 
     /// Lays out as many sets as fill the footprint, and fills them with numbers that are usual.
@@ -339,7 +401,9 @@ fn time_exchange(
         whole.fill(1.0);
         spent += duration;
         round += 1;
-        let enough = seconds.len() >= FEWEST && (spent > patience.value() || seconds.len() >= MOST);
+        // Of what takes very long a few must do.
+        let fewest = if spent > 20.0 * patience.value() { FEWEST.min(3) } else { FEWEST };
+        let enough = seconds.len() >= fewest && (spent > patience.value() || seconds.len() >= MOST);
         go_on = agree(group, !enough)?;
     }
     // As for kernels: the usual best. The processor's share is the same at any pace.
@@ -369,13 +433,10 @@ fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorE
 
 /// Seconds a byte of prepared samples.
 fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
-    let shape = sample_shape(model.sample());
+    let shape = model.sample();
     let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
     let count = 64.min(dataset.len(Split::Training));
-    let kind = match shape {
-        crate::data::SampleShape::Tokens { .. } => InputKind::Tokens,
-        _ => InputKind::Features,
-    };
+    let kind = if shape.tokens().is_some() { InputKind::Tokens } else { InputKind::Features };
     let bytes = Bytes::new((count * dataset.sample_size() * 4) as u64);
     let arena = Arena::new(bytes)?;
     let operand =

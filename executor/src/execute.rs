@@ -5,7 +5,6 @@ use crate::files::write_whole;
 use crate::job::{Bits, EvaluationReport, Job, Report, StepReport, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::samples::sample_shape;
 use crate::{data::Dataset, supported};
 use foretell_program::{Axis, MetricKind, Rank, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
@@ -110,7 +109,7 @@ pub fn execute(
     supported(&job.plan)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
-    let dataset = Dataset::open(&job.data, &sample_shape(job.model.sample()), job.seed)?;
+    let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
     let steps = job.length.steps(dataset.steps_per_epoch(job.plan.global_batch)?)?;
     drop(dataset);
     let timeline = folder.map(|folder| folder.join("timeline"));

@@ -3,7 +3,7 @@
 use crate::data::DataSource;
 use crate::error::ExecutorError;
 use foretell_models::{Kernel, Model};
-use foretell_program::{Exchange, MetricKind, Plan, Sample};
+use foretell_program::{Exchange, MetricKind, Plan, Reach, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -73,14 +73,47 @@ pub struct CalibrationJob {
     /// Bytes over which a kernel's operands are spread: about what a step touches, so that they are as far from the processor
     /// as they are in a step.
     pub footprint: Bytes,
-    /// Sizes of messages.
-    pub messages: Vec<Bytes>,
+    /// Whose exchanges are timed, group after group. Besides all ranks there may be as many groups as the transport has further streams.
+    pub groups: Vec<CalibratedGroup>,
+    /// What each rank's device is; none where each has a core to itself.
+    pub devices: Vec<CalibratedDevice>,
     /// How long each kernel is timed, over all passes; a slow one at least a few times a pass.
     pub patience: Seconds,
     /// How long the passes go on at least: long enough to see how the devices change their pace.
     pub duration: Seconds,
     /// The model whose data are loaded, if loading is to be timed.
     pub model: Option<Model>,
+}
+
+/// Ranks whose exchanges are timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CalibratedGroup {
+    /// The ranks; those of messages between two are the first two.
+    pub ranks: Vec<usize>,
+    /// How far apart they are.
+    pub reach: Reach,
+    /// What is timed among them.
+    pub exchanges: Vec<Exchange>,
+    /// Sizes of messages, ascending.
+    pub messages: Vec<Bytes>,
+}
+
+/// A device that is not a whole core of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CalibratedDevice {
+    /// Its kind.
+    pub kind: String,
+    /// Ranks that are on its core, its own included.
+    pub sharers: usize,
+    /// The share of the core's time that it may have.
+    pub speed: f64,
+}
+
+impl CalibratedDevice {
+    /// Whether the clock on the wall says less of its kernels than that of the processor: it is not always running.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.sharers > 1 || self.speed < 1.0
+    }
 }
 
 /// What a rank tells the launcher.
@@ -100,7 +133,11 @@ pub(crate) enum Report {
     Paces(Vec<f64>),
     /// The share of the calibration's kernels that is done, from 0 to 1.
     Progress(f64),
+    /// The share of the time for which a device that has only a share of a core had it while it had work.
+    Speed(f64),
     Exchange {
+        /// The number of the group.
+        group: usize,
         exchange: Exchange,
         bytes: Bytes,
         sample: Sample,

@@ -4,12 +4,18 @@ use crate::error::ExecutorError;
 use crate::job::{Job, Order, Report};
 use crate::line::STREAM_COUNT;
 use crate::machine;
-use crate::rank::{CORE_VARIABLE, LAUNCHER_VARIABLE, RANK_VARIABLE, START_TIME, TRANSPORT_VARIABLE, WORLD_VARIABLE};
+use crate::rank::{
+    ADDRESS_VARIABLE, CORE_VARIABLE, LAUNCHER_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME, TRANSPORT_VARIABLE,
+    WORLD_VARIABLE,
+};
 use crate::transport::{ControlServer, Event, RunKey, Segment, SegmentShape, TransportError};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::process::ExitStatusExt;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -34,6 +40,72 @@ pub struct LaunchOptions {
     pub transport: TransportKind,
     /// The folder for each rank's log; without one their words go to standard error.
     pub logs: Option<PathBuf>,
+    /// Where ranks are put, in turn; none to put them on this machine's cores.
+    pub places: Vec<Place>,
+}
+
+/// Where a rank is put.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// The number of its host: ranks of one host share memory.
+    pub node: usize,
+    /// The file of the host's network namespace; none for this machine's own.
+    pub namespace: Option<PathBuf>,
+    /// The address at which ranks of other hosts reach it.
+    pub address: IpAddr,
+    /// The core that it stays on.
+    pub core: Option<usize>,
+    /// The file of a control group to which a process's number is written to put it there.
+    pub control_group: Option<PathBuf>,
+    /// The share of a core that the group has; 1 without one.
+    pub speed: f64,
+}
+
+impl Place {
+    /// On this machine, at a core.
+    pub(crate) fn here(core: Option<usize>) -> Self {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        Self { node: 0, namespace: None, address, core, control_group: None, speed: 1.0 }
+    }
+}
+
+/// Where the ranks of a run are.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    places: Vec<Place>,
+    /// Whether they were given, and are hosts of a lab.
+    pub(crate) is_lab: bool,
+}
+
+impl Places {
+    pub(crate) fn new(options: &LaunchOptions) -> Self {
+        let mut places = options.places.clone();
+        let is_lab = !places.is_empty();
+        if !is_lab {
+            places = machine::places().into_iter().map(|core| Place::here(Some(core))).collect();
+        }
+        if places.is_empty() {
+            places.push(Place::here(None));
+        }
+        Self { places, is_lab }
+    }
+
+    pub(crate) fn of(&self, rank: usize) -> &Place {
+        &self.places[rank % self.places.len()]
+    }
+
+    /// The ranks of each host, in the order of the first.
+    fn by_node(&self, world_size: usize) -> Vec<Vec<usize>> {
+        let mut nodes: Vec<Vec<usize>> = Vec::new();
+        for rank in 0..world_size {
+            let same = |ranks: &&mut Vec<usize>| ranks.first().is_some_and(|&first| self.of(first).node == self.of(rank).node);
+            match nodes.iter_mut().find(same) {
+                Some(ranks) => ranks.push(rank),
+                None => nodes.push(vec![rank]),
+            }
+        }
+        nodes
+    }
 }
 
 /// How long a run waits for the cause of a failure, and for ranks to end after it.
@@ -44,7 +116,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 /// The ranks of a run. Dropping it ends them.
 pub(crate) struct Ranks {
     server: ControlServer,
-    segment: Option<Segment>,
+    segments: Vec<Segment>,
     children: Vec<Child>,
     ended: Vec<Option<ExitStatus>>,
 }
@@ -53,34 +125,54 @@ impl Ranks {
     /// Starts `world_size` ranks on this machine, gathers them, and gives them their job.
     pub(crate) fn start(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         let key = RunKey::generate()?;
-        let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        let server = ControlServer::bind(loopback, &key, world_size)?;
-        let segment = match options.transport {
-            TransportKind::SharedMemory => Some(Segment::create(&SegmentShape::new((0..world_size).collect(), STREAM_COUNT))?),
-            TransportKind::Tcp => None,
-        };
-        let places = machine::places();
-        let mut ranks = Self { server, segment, children: Vec::new(), ended: Vec::new() };
+        let places = Places::new(options);
+        let nodes = places.by_node(world_size);
+        // Ranks reach the launcher through the loopback interface of their own host, so that what they say loads no link.
+        let listeners = nodes.iter().map(|ranks| listen_at(places.of(ranks[0]))).collect::<Result<Vec<_>, _>>()?;
+        let (server, addresses) = ControlServer::listen(listeners, &key, world_size)?;
+        let mut segments = Vec::new();
+        let shares_memory = |ranks: &Vec<usize>| nodes.len() == 1 || ranks.len() > 1;
+        if options.transport == TransportKind::SharedMemory {
+            for ranks in nodes.iter().filter(|ranks| shares_memory(ranks)) {
+                segments.push(Segment::create(&SegmentShape::new(ranks.clone(), STREAM_COUNT))?);
+            }
+        }
+        let mut ranks = Self { server, segments, children: Vec::new(), ended: Vec::new() };
         for rank in 0..world_size {
+            let place = places.of(rank);
+            let node = nodes.iter().position(|ranks| ranks.contains(&rank)).unwrap_or_default();
+            let segment = ranks.segments.iter().find(|segment| segment.ranks().contains(&rank));
+            let transport = match segment {
+                Some(_) if nodes.len() == 1 => "shared_memory",
+                Some(_) => "mixed",
+                None => "tcp",
+            };
             let mut command = Command::new(&options.program);
             command
                 .arg("rank")
                 .env(RANK_VARIABLE, rank.to_string())
                 .env(WORLD_VARIABLE, world_size.to_string())
-                .env(LAUNCHER_VARIABLE, ranks.server.address().to_string())
-                .env(TRANSPORT_VARIABLE, if options.transport == TransportKind::Tcp { "tcp" } else { "shared_memory" })
+                .env(LAUNCHER_VARIABLE, addresses[node].to_string())
+                .env(ADDRESS_VARIABLE, place.address.to_string())
+                .env(TRANSPORT_VARIABLE, transport)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
-            if let Some(core) = places.get(rank % places.len().max(1)) {
+            if let Some(core) = place.core {
                 command.env(CORE_VARIABLE, core.to_string());
+            }
+            // Messages between hosts take long beside a wake-up, and who waits by trying again and again takes time from its own
+            // kernels, from those that it shares a core with, or from its quota.
+            if places.is_lab {
+                command.env(SPIN_VARIABLE, "0");
             }
             if let Some(folder) = &options.logs {
                 command.stderr(log_file(folder, rank)?);
             }
             key.pass_to(&mut command);
-            if let Some(segment) = &ranks.segment {
+            if let Some(segment) = segment {
                 segment.pass_to(&mut command);
             }
+            put_at(place, &mut command)?;
             let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {rank}"), error))?;
             ranks.children.push(child);
             ranks.ended.push(None);
@@ -201,7 +293,7 @@ impl Ranks {
 
     /// Wakes whoever waits for a rank that will not answer.
     fn abort(&self, lost: Option<usize>) {
-        if let Some(segment) = &self.segment {
+        for segment in &self.segments {
             segment.abort(lost);
         }
         // Those that are gone cannot be told.
@@ -236,6 +328,50 @@ impl Drop for Ranks {
             }
         }
     }
+}
+
+/// Listens for ranks at the loopback interface of a host.
+fn listen_at(place: &Place) -> Result<TcpListener, ExecutorError> {
+    let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+    let bind = || TcpListener::bind(loopback).map_err(|error| ExecutorError::system("listen for the ranks", error));
+    let Some(namespace) = &place.namespace else { return bind() };
+    // A socket stays in the namespace in which it was made, so only a thread that ends at once has to go there.
+    let there = || {
+        let namespace = open_namespace(namespace)?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|error| ExecutorError::system("enter a host of the lab", error.into()))?;
+        bind()
+    };
+    let ended = std::thread::scope(|scope| scope.spawn(there).join());
+    ended.unwrap_or_else(|panic| Err(ExecutorError::panicked("launching", panic.as_ref())))
+}
+
+fn open_namespace(path: &Path) -> Result<File, ExecutorError> {
+    File::open(path).map_err(|error| ExecutorError::system(format!("open the host's namespace `{}`", path.display()), error))
+}
+
+/// Has a command start in a host's namespace and in a device's control group.
+fn put_at(place: &Place, command: &mut Command) -> Result<(), ExecutorError> {
+    let namespace = place.namespace.as_deref().map(open_namespace).transpose()?;
+    let open = |path: &PathBuf| {
+        let opened = OpenOptions::new().write(true).open(path);
+        opened.map_err(|error| ExecutorError::system(format!("open the control group `{}`", path.display()), error))
+    };
+    let group = place.control_group.as_ref().map(open).transpose()?;
+    if namespace.is_none() && group.is_none() {
+        return Ok(());
+    }
+    // SAFETY: between fork and exec the closure makes two system calls on files that are open, allocates nothing and takes no lock.
+    unsafe {
+        command.pre_exec(move || {
+            if let Some(namespace) = &namespace {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            }
+            // To the kernel 0 is whoever writes it.
+            group.as_ref().map_or(Ok(()), |mut group| group.write_all(b"0"))
+        });
+    }
+    Ok(())
 }
 
 fn log_file(folder: &Path, rank: usize) -> Result<File, ExecutorError> {

@@ -43,11 +43,10 @@ pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
 pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
 pub use files::write_whole;
-pub use job::{CalibrationJob, Length, TrainingJob};
-pub use launcher::{LaunchOptions, TransportKind};
+pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TrainingJob};
+pub use launcher::{LaunchOptions, Place, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
-pub use samples::sample_shape;
 
 use foretell_program::Plan;
 use foretell_units::DataType;

@@ -80,7 +80,7 @@ pub fn identity(devices: usize) -> MachineIdentity {
     let processors = read("/proc/cpuinfo");
     let model = processors.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let system = format!("Linux {}", read("/proc/sys/kernel/osrelease").trim());
-    MachineIdentity { device: model.unwrap_or("unknown processor").into(), system, devices }
+    MachineIdentity { device: model.unwrap_or("unknown processor").into(), system, devices, cores: None }
 }
 
 /// The machine's name, by which ranks know whether they can share memory.

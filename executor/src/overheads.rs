@@ -24,6 +24,17 @@ const INSTRUCTIONS: usize = 400;
 const RUNS: usize = 60;
 const TINY: Kernel = Kernel::Relu { elements: 16 };
 
+impl Overheads {
+    /// What was measured on a device that has a share of a core's time, as a whole core would take it. What a hand-over takes is mostly
+    /// waiting, and stays.
+    pub(crate) fn at_speed(&mut self, share: f64) {
+        let whole =
+            |sample: Sample| Sample { median: sample.median * share, p10: sample.p10 * share, p90: sample.p90 * share, ..sample };
+        self.instruction = whole(self.instruction);
+        self.step = whole(self.step);
+    }
+}
+
 /// Measures on this rank; the others do the same at the same time.
 pub(crate) fn measure(member: &Member) -> Result<Overheads, ExecutorError> {
     let empty = run(member, &program(member, 0, false)?)?;

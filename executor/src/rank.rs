@@ -7,10 +7,10 @@ use crate::line::STREAM_COUNT;
 use crate::machine;
 use crate::training;
 use crate::transport::{
-    Announcement, ControlClient, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
+    Announcement, ControlClient, Mixed, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
 };
 use foretell_program::Rank;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
@@ -21,6 +21,8 @@ pub(crate) const RANK_VARIABLE: &str = "FORETELL_RANK";
 pub(crate) const WORLD_VARIABLE: &str = "FORETELL_WORLD_SIZE";
 pub(crate) const LAUNCHER_VARIABLE: &str = "FORETELL_LAUNCHER";
 pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
+pub(crate) const ADDRESS_VARIABLE: &str = "FORETELL_ADDRESS";
+pub(crate) const SPIN_VARIABLE: &str = "FORETELL_SPIN_MICROSECONDS";
 pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
 
 /// How long ranks wait for each other at the start.
@@ -115,24 +117,37 @@ fn join() -> Result<Member, ExecutorError> {
         machine::pin_to_core(core)?;
     }
     let key = RunKey::from_environment()?;
-    let patience = Patience::default();
-    let timeout = START_TIME;
-    if variable(TRANSPORT_VARIABLE)? == "tcp" {
-        let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        let listener = TcpListener::bind(address).map_err(|error| ExecutorError::system("listen for other ranks", error))?;
-        let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
-        let announcement = Announcement { address: Some(address), machine: machine::host_name() };
-        let (control, table) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
-        let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
-        let options = TcpOptions { patience, ..TcpOptions::default() };
-        let transport = Arc::new(Tcp::new(rank, listener, peers, key, options)?);
-        return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport });
+    let mut patience = Patience::default();
+    if let Ok(microseconds) = number(SPIN_VARIABLE) {
+        patience.spin = Duration::from_micros(microseconds as u64);
     }
-    let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
-    debug_assert!(segment.streams() >= STREAM_COUNT);
-    let transport = Arc::new(SharedMemory::attach(&segment, rank, world_size, patience)?);
-    let announcement = Announcement { address: None, machine: machine::host_name() };
-    let (control, _) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+    let timeout = START_TIME;
+    let near = match variable(TRANSPORT_VARIABLE)?.as_str() {
+        "tcp" => None,
+        _ => {
+            let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
+            debug_assert!(segment.streams() >= STREAM_COUNT);
+            Some(SharedMemory::attach(&segment, rank, world_size, patience)?)
+        }
+    };
+    let mut announcement = Announcement { address: None, machine: machine::host_name() };
+    if variable(TRANSPORT_VARIABLE)? == "shared_memory" {
+        let near = near.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
+        let (control, _) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+        return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport: Arc::new(near) });
+    }
+    let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
+    let listener = TcpListener::bind(SocketAddr::new(address, 0))
+        .map_err(|error| ExecutorError::system(format!("listen for other ranks at {address}"), error))?;
+    let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
+    announcement.address = Some(address);
+    let (control, table) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+    let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
+    let far = Tcp::new(rank, listener, peers, key, TcpOptions { patience, ..TcpOptions::default() })?;
+    let transport: Arc<dyn Transport> = match near {
+        Some(near) => Arc::new(Mixed::new(near, far)?),
+        None => Arc::new(far),
+    };
     Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport })
 }
 

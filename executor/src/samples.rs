@@ -1,10 +1,10 @@
 //! The samples of one global batch, as loads ask for them: by their position in the batch, whatever the layout.
 
 use crate::backend::Operand;
-use crate::data::{DataError, Dataset, SampleShape, Split};
+use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::half::Half;
-use foretell_models::{InputKind, Sample};
+use foretell_models::InputKind;
 use std::sync::Arc;
 
 /// A global batch.
@@ -14,15 +14,6 @@ pub(crate) struct Samples {
     pub(crate) split: Split,
     /// The data set's samples, in the order of the batch.
     pub(crate) indices: Vec<usize>,
-}
-
-/// What a model wants of a data set.
-pub fn sample_shape(sample: Sample) -> SampleShape {
-    match sample {
-        Sample::Image { size, channels, classes } => SampleShape::Image { channels, height: size, width: size, classes },
-        Sample::Features { width, classes } => SampleShape::Features { width, classes },
-        Sample::Tokens { sequence, vocabulary } => SampleShape::Tokens { sequence, vocabulary },
-    }
 }
 
 impl Samples {
@@ -64,18 +55,20 @@ impl Samples {
         let floats = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<f32>(), elements) };
         // SAFETY: the caller's promise.
         let integers = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), elements) };
-        match (input, self.dataset.wanted()) {
-            (InputKind::Images | InputKind::Features, _) => self.dataset.fill_images(self.split, indices, floats())?,
+        let has_tokens = self.dataset.wanted().tokens().is_some();
+        match input {
+            InputKind::Images | InputKind::Features => self.dataset.fill_images(self.split, indices, floats())?,
             // A data set makes tokens and the labels that follow them together.
-            (InputKind::Tokens, _) => {
+            InputKind::Tokens => {
                 let mut labels = vec![0; elements];
                 self.dataset.fill_tokens(self.split, indices, integers(), &mut labels)?;
             }
-            (InputKind::Labels, SampleShape::Tokens { .. }) => {
+            InputKind::Labels if has_tokens => {
                 let mut tokens = vec![0; elements];
                 self.dataset.fill_tokens(self.split, indices, &mut tokens, integers())?;
             }
-            (InputKind::Labels, _) => self.dataset.fill_labels(self.split, indices, integers())?,
+            InputKind::Labels => self.dataset.fill_labels(self.split, indices, integers())?,
+            InputKind::TokenTypes => integers().fill(0),
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::interpreter::{Interpreter, RawSpan, Step};
 use crate::job::{EvaluationReport, Report, StepReport, TrainingJob};
 use crate::rank::Member;
 use crate::recording::Recording;
-use crate::samples::{Samples, sample_shape};
+use crate::samples::Samples;
 use crate::{clock, supported};
 use foretell_models::GraphOptions;
 use foretell_program::{Axis, Compiled, Plan, compile};
@@ -42,7 +42,7 @@ pub(crate) fn hyperparameters(plan: &Plan, step: usize) -> Hyperparameters {
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
     supported(&job.plan)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
-    let dataset = Arc::new(Dataset::open(&job.data, &sample_shape(job.model.sample()), job.seed)?);
+    let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(member.rank);
     let arena = Arena::new(compiled.arenas()[coordinates.along(Axis::Pipeline)])?;

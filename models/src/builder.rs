@@ -1,10 +1,11 @@
 //! Building graphs: one method an operator, so that a model file reads like the model.
 
+use crate::attention::RelativePositions;
 use crate::graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, Role, Storage, Tensor, TensorId,
 };
-use crate::kernel::{WeightLayout, Window};
+use crate::kernel::{Epsilon, WeightLayout, Window};
 use crate::specification::GraphOptions;
 
 /// A dimension of a name and an extent.
@@ -31,6 +32,17 @@ pub(crate) enum Mode {
     Training,
     /// Running statistics.
     Inference,
+}
+
+/// What [`GraphBuilder::attention`] needs to know besides its inputs.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionKind {
+    /// Whether a position sees only those before it and itself.
+    pub(crate) causal: bool,
+    /// Whether scores are multiplied by `1/√head_dimension`.
+    pub(crate) scaled: bool,
+    /// Relative positions, with their table.
+    pub(crate) relative: Option<(RelativePositions, TensorId)>,
 }
 
 impl GraphBuilder {
@@ -98,6 +110,7 @@ impl GraphBuilder {
             InputKind::Features => ("features", Storage::Precision),
             InputKind::Tokens => ("tokens", Storage::Integer),
             InputKind::Labels => ("labels", Storage::Integer),
+            InputKind::TokenTypes => ("token_types", Storage::Integer),
         };
         self.tensor(name, Role::Input(kind), dimensions, storage)
     }
@@ -206,6 +219,15 @@ impl GraphBuilder {
 
     pub(crate) fn gelu(&mut self, name: &str, x: TensorId) -> TensorId {
         self.elementwise(name, OperatorKind::Gelu, &[x])
+    }
+
+    pub(crate) fn gelu_exact(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::GeluExact, &[x])
+    }
+
+    /// `gate · σ(gate) · x`.
+    pub(crate) fn silu_multiply(&mut self, name: &str, gate: TensorId, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::SiluMultiply, &[gate, x])
     }
 
     pub(crate) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
@@ -336,7 +358,7 @@ impl GraphBuilder {
     }
 
     /// Layer normalisation over the last dimension.
-    pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId) -> TensorId {
+    pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
@@ -357,12 +379,136 @@ impl GraphBuilder {
         let saved = self.activation(&format!("{name}.saved"), saved_dimensions, Storage::Single);
         self.operator(
             name,
-            OperatorKind::LayerNorm,
+            OperatorKind::LayerNorm(epsilon),
             loops,
             vec![operand(x, all.clone()), operand(scale, feature.clone()), operand(shift, feature)],
             vec![operand(y, all), operand(saved, saved_axes)],
         );
         y
+    }
+
+    /// Division of the last dimension by its root mean square.
+    pub(crate) fn rms_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let row_count = dimensions.len() - 1;
+        let features = dimensions[row_count];
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shared(&features, Extent::Features) });
+        let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
+        let all = walk(0, dimensions.len());
+        let rows = walk(0, row_count);
+        let saved = dimensions[..row_count].to_vec();
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let saved = self.activation(&format!("{name}.saved"), saved, Storage::Single);
+        self.operator(
+            name,
+            OperatorKind::RmsNorm(epsilon),
+            loops,
+            vec![operand(x, all.clone()), operand(scale, vec![Some(LoopId(row_count))])],
+            vec![operand(y, all), operand(saved, rows)],
+        );
+        y
+    }
+
+    /// Rotary position embedding of x `[batch, sequence, heads.., head_dimension]`.
+    pub(crate) fn rope(&mut self, name: &str, x: TensorId, theta: usize) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let last = dimensions.len() - 1;
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 => shared(one, Extent::Rows),
+                1 => shared(one, Extent::Positions),
+                index if index < last => shared(one, Extent::Heads),
+                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+            })
+            .collect();
+        let all = walk(0, dimensions.len());
+        let y = self.activation(name, dimensions, Storage::Precision);
+        self.operator(name, OperatorKind::Rope { theta }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        y
+    }
+
+    /// The pixels of x `[batch, height, width, channels]` as a sequence, after a learned row: `[batch, 1 + pixels, channels]`.
+    pub(crate) fn prepend(&mut self, name: &str, x: TensorId, row: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let positions = dimensions[1].extent * dimensions[2].extent;
+        let loops = vec![
+            shared(&dimensions[0], Extent::Rows),
+            Loop { name: "positions", extent: positions, role: Extent::Positions, shardable: false },
+            shared(&dimensions[3], Extent::Features),
+        ];
+        let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
+        let y_dimensions = vec![dimensions[0], dimension("sequence", positions + 1), dimension("hidden", dimensions[3].extent)];
+        let y = self.activation(name, y_dimensions, Storage::Precision);
+        self.operator(
+            name,
+            OperatorKind::Prepend,
+            loops,
+            vec![operand(x, vec![batch, None, None, features]), operand(row, vec![features])],
+            vec![operand(y, vec![batch, None, features])],
+        );
+        y
+    }
+
+    /// The first position of x `[batch, sequence, features]`.
+    pub(crate) fn first(&mut self, name: &str, x: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let loops = vec![
+            shared(&dimensions[0], Extent::Rows),
+            Loop { shardable: false, ..shared(&dimensions[1], Extent::Positions) },
+            shared(&dimensions[2], Extent::Features),
+        ];
+        let y = self.activation(name, vec![dimensions[0], dimensions[2]], Storage::Precision);
+        let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
+        self.operator(
+            name,
+            OperatorKind::First,
+            loops,
+            vec![operand(x, vec![batch, Some(LoopId(1)), features])],
+            vec![operand(y, vec![batch, features])],
+        );
+        y
+    }
+
+    /// A `Linear` from the last `contracted` dimensions of x to `outputs`, with a bias if that is told how to start. Its public shapes are
+    /// `[outputs, inputs]` and `[outputs]`.
+    pub(crate) fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        contracted: usize,
+        outputs: &[Dimension],
+        weights: Initialisation,
+        bias: Option<Initialisation>,
+    ) -> TensorId {
+        self.linear_as([name, &format!("{name}.weight"), &format!("{name}.bias")], x, contracted, outputs, weights, bias)
+    }
+
+    /// The same with names for itself, its weight and its bias.
+    pub(crate) fn linear_as(
+        &mut self,
+        [name, weight_name, bias_name]: [&str; 3],
+        x: TensorId,
+        contracted: usize,
+        outputs: &[Dimension],
+        weights: Initialisation,
+        bias: Option<Initialisation>,
+    ) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let inputs = &dimensions[dimensions.len() - contracted..];
+        let size = |dimensions: &[Dimension]| dimensions.iter().map(|one| one.extent).product::<usize>();
+        let shape = vec![size(outputs), size(inputs)];
+        let weight = self.parameter(weight_name.into(), [outputs, inputs].concat(), shape, weights);
+        let y = self.matmul(name, x, weight, contracted, WeightLayout::OutIn);
+        match bias {
+            None => y,
+            Some(initialisation) => {
+                let bias = self.parameter(bias_name.into(), outputs.to_vec(), vec![size(outputs)], initialisation);
+                self.bias_add(&format!("{name}.bias"), y, bias)
+            }
+        }
     }
 
     /// Rows of `table` `[vocabulary, hidden]` looked up by token.
@@ -387,28 +533,61 @@ impl GraphBuilder {
         y
     }
 
-    /// Attention over packed `[batch, sequence, projections, heads, head_dimension]`.
-    pub(crate) fn attention(&mut self, name: &str, qkv: TensorId, causal: bool) -> TensorId {
-        let dimensions = self.dimensions(qkv);
-        let [batch, sequence, heads, features] = [dimensions[0], dimensions[1], dimensions[3], dimensions[4]];
-        let loops = vec![
-            shared(&batch, Extent::Rows),
-            shared(&heads, Extent::Heads),
-            Loop { shardable: false, ..shared(&sequence, Extent::Positions) },
-            Loop { shardable: false, ..shared(&features, Extent::Features) },
-        ];
-        let [batch_loop, heads_loop] = [Some(LoopId(0)), Some(LoopId(1))];
-        let out = self.activation(name, vec![batch, sequence, heads, features], Storage::Precision);
-        let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), vec![batch, heads, sequence], Storage::Single);
+    /// Takes packed `[batch, sequence, projections, heads, head_dimension]` apart, into one tensor a projection.
+    pub(crate) fn split<const PARTS: usize>(&mut self, name: &str, x: TensorId) -> [TensorId; PARTS] {
+        let dimensions = self.dimensions(x);
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 | 1 => shared(one, Extent::Rows),
+                2 => Loop { shardable: false, ..shared(one, Extent::Parts) },
+                _ => shared(one, Extent::Features),
+            })
+            .collect();
+        let whole = walk(0, dimensions.len());
+        let axes: Vec<Option<LoopId>> =
+            whole.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &axis)| axis).collect();
+        let part: Vec<Dimension> = dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &one)| one).collect();
+        let parts = std::array::from_fn(|index| self.activation(&format!("{name}.{index}"), part.clone(), Storage::Precision));
+        let outputs = parts.iter().map(|&tensor| operand(tensor, axes.clone())).collect();
+        self.operator(name, OperatorKind::Split, loops, vec![operand(x, whole)], outputs);
+        parts
+    }
+
+    /// Attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v `[batch, keys, heads, head_dimension]`, with a table
+    /// `[buckets, heads (, group)]` of relative positions if there is one.
+    pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
+        let AttentionKind { causal, scaled, relative } = kind;
+        let query = self.dimensions(q);
+        let key = self.dimensions(k);
+        let head_count = query.len() - 3;
+        let heads = &query[2..2 + head_count];
+        let mut loops = vec![shared(&query[0], Extent::Rows)];
+        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shared(one, role)));
+        let head_loops = walk(1, head_count);
+        let [sequence, keys, features] = [1, 2, 3].map(|place| Some(LoopId(head_count + place)));
+        loops.push(shared(&query[1], Extent::Positions));
+        loops.push(Loop { name: "keys", shardable: false, ..shared(&key[1], Extent::Keys) });
+        loops.push(Loop { shardable: false, ..shared(&query[2 + head_count], Extent::Features) });
+        let batch = Some(LoopId(0));
+        let query_axes = [vec![batch, sequence], head_loops.clone(), vec![features]].concat();
+        let key_axes = vec![batch, keys, head_loops[0], features];
+        let log_sum_dimensions = [&query[..1], heads, &query[1..2]].concat();
+        let log_sum_axes = [vec![batch], head_loops.clone(), vec![sequence]].concat();
+        let out = self.activation(name, query, Storage::Precision);
+        let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), log_sum_dimensions, Storage::Single);
+        let mut inputs = vec![operand(q, query_axes.clone()), operand(k, key_axes.clone()), operand(v, key_axes)];
+        if let Some((_, table)) = relative {
+            inputs.push(operand(table, [vec![None], head_loops].concat()));
+        }
+        let relative = relative.map(|(relative, _)| relative);
         self.operator(
             name,
-            OperatorKind::Attention { causal },
+            OperatorKind::Attention { causal, scaled, relative, packed: false },
             loops,
-            vec![operand(qkv, vec![batch_loop, None, None, heads_loop, None])],
-            vec![
-                operand(out, vec![batch_loop, None, heads_loop, None]),
-                operand(log_sum_exp, vec![batch_loop, heads_loop, None]),
-            ],
+            inputs,
+            vec![operand(out, query_axes), operand(log_sum_exp, log_sum_axes)],
         );
         out
     }

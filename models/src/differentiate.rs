@@ -92,17 +92,43 @@ impl Backward {
             OperatorKind::GlobalAveragePool => {
                 self.input_gradient(id, OperatorKind::GlobalAveragePoolGradient, vec![dy], 0);
             }
-            OperatorKind::LayerNorm => {
+            OperatorKind::LayerNorm(_) => {
                 let reads = vec![dy.clone(), input(0), input(1), output(1)];
                 self.input_gradient(id, OperatorKind::LayerNormInputGradient, reads, 0);
                 self.weight_gradient(id, OperatorKind::LayerNormWeightGradient, vec![dy, input(0), output(1)], &[1, 2]);
             }
+            OperatorKind::GeluExact => self.input_gradient(id, OperatorKind::GeluExactGradient, vec![dy, input(0)], 0),
+            OperatorKind::SiluMultiply => {
+                let reads = vec![dy, input(0), input(1)];
+                self.joint_gradient(id, OperatorKind::SiluMultiplyGradient, reads, &[0, 1], &[]);
+            }
+            OperatorKind::RmsNorm(_) => {
+                let reads = vec![dy.clone(), input(0), input(1), output(1)];
+                self.input_gradient(id, OperatorKind::RmsNormInputGradient, reads, 0);
+                self.weight_gradient(id, OperatorKind::RmsNormWeightGradient, vec![dy, input(0), output(1)], &[1]);
+            }
+            OperatorKind::Rope { theta } => self.input_gradient(id, OperatorKind::RopeGradient { theta }, vec![dy], 0),
+            OperatorKind::Prepend => {
+                self.input_gradient(id, OperatorKind::PrependInputGradient, vec![dy.clone()], 0);
+                self.weight_gradient(id, OperatorKind::PrependWeightGradient, vec![dy], &[1]);
+            }
+            OperatorKind::First => self.input_gradient(id, OperatorKind::FirstGradient, vec![dy], 0),
             OperatorKind::Embedding => {
                 self.weight_gradient(id, OperatorKind::EmbeddingWeightGradient, vec![dy, input(0)], &[1]);
             }
-            OperatorKind::Attention { causal } => {
-                let reads = vec![dy, input(0), output(0), output(1)];
-                self.input_gradient(id, OperatorKind::AttentionGradient { causal }, reads, 0);
+            OperatorKind::Attention { causal, scaled, relative, packed } => {
+                let mut reads = vec![dy, input(0), input(1), input(2), output(0), output(1)];
+                reads.extend(forward.inputs.get(3).cloned());
+                let kind = OperatorKind::AttentionGradient { causal, scaled, relative, packed };
+                self.joint_gradient(id, kind, reads, &[0, 1, 2], &[3]);
+            }
+            OperatorKind::Split => {
+                let mut reads = vec![dy];
+                for part in &forward.outputs[1..] {
+                    let Some(tensor) = self.gradient(part, &forward) else { return };
+                    reads.push(Operand { tensor, axes: part.axes.clone() });
+                }
+                self.input_gradient(id, OperatorKind::Join, reads, 0);
             }
             // Evaluation graphs are not differentiated, and gradients have no gradients.
             _ => {}
@@ -142,6 +168,31 @@ impl Backward {
         let dx = self.gradient_tensor(&input);
         self.push(id, kind, Pass::InputGradient, reads, vec![dx.clone()]);
         self.contributions.entry(input.tensor).or_default().push(dx);
+    }
+
+    /// Adds an operator that makes the gradients of several inputs in one pass, and adds to those of the parameters among `parameters` that
+    /// there are.
+    fn joint_gradient(
+        &mut self,
+        id: OperatorId,
+        kind: OperatorKind,
+        reads: Vec<Operand>,
+        inputs: &[usize],
+        parameters: &[usize],
+    ) {
+        let forward = self.graph.operators[id.0].clone();
+        let made: Vec<Operand> = inputs.iter().map(|&index| self.gradient_tensor(&forward.inputs[index])).collect();
+        let mut writes = made.clone();
+        for parameter in parameters.iter().filter_map(|&index| forward.inputs.get(index)) {
+            writes.push(Operand { tensor: self.parameter_gradient(parameter.tensor), axes: parameter.axes.clone() });
+        }
+        self.push(id, kind, Pass::InputGradient, reads, writes);
+        for (&index, gradient) in inputs.iter().zip(made) {
+            let input = forward.inputs[index].tensor;
+            if self.needed[input.0] {
+                self.contributions.entry(input).or_default().push(gradient);
+            }
+        }
     }
 
     /// Adds an operator that adds to the gradients of the parameters among the forward operator's inputs.

@@ -4,7 +4,8 @@
 //! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
-use crate::kernel::{Kernel, WeightLayout, Window};
+use crate::attention::{Attention, RelativePositions, Rope};
+use crate::kernel::{Epsilon, Kernel, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
 /// A tensor's place in [`Graph::tensors`].
@@ -61,6 +62,8 @@ pub enum InputKind {
     Tokens,
     /// A class per sample, or per position of a sequence.
     Labels,
+    /// To which of the texts of a sample a token belongs, `[batch, sequence]`: all to the first.
+    TokenTypes,
 }
 
 /// How a parameter starts, as the model's authors start it.
@@ -142,8 +145,14 @@ pub enum Extent {
     Features,
     /// Positions within a group, sequence or image.
     Positions,
-    /// Attention heads.
+    /// Attention heads; of keys and values where these have fewer.
     Heads,
+    /// Query heads of each key head.
+    Group,
+    /// Positions that are attended to.
+    Keys,
+    /// Tensors that one is split into.
+    Parts,
     /// Rows of an embedding's table.
     Vocabulary,
 }
@@ -196,6 +205,10 @@ pub enum OperatorKind {
     ReluGradient,
     Gelu,
     GeluGradient,
+    GeluExact,
+    GeluExactGradient,
+    SiluMultiply,
+    SiluMultiplyGradient,
     Add,
     /// The window's batch and channels are those of the loops.
     Convolution(Window),
@@ -209,17 +222,41 @@ pub enum OperatorKind {
     MaxPoolGradient(Window),
     GlobalAveragePool,
     GlobalAveragePoolGradient,
-    LayerNorm,
+    LayerNorm(Epsilon),
     LayerNormInputGradient,
     LayerNormWeightGradient,
+    RmsNorm(Epsilon),
+    RmsNormInputGradient,
+    RmsNormWeightGradient,
+    /// The base of the frequencies.
+    Rope {
+        theta: usize,
+    },
+    RopeGradient {
+        theta: usize,
+    },
+    Prepend,
+    PrependInputGradient,
+    PrependWeightGradient,
+    First,
+    FirstGradient,
     Embedding,
     EmbeddingWeightGradient,
+    /// `packed` is set by fusion only.
     Attention {
         causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        packed: bool,
     },
     AttentionGradient {
         causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        packed: bool,
     },
+    Split,
+    Join,
     CrossEntropy,
     LogitStatistics,
     CrossEntropyOfStatistics,
@@ -326,6 +363,10 @@ impl OperatorKind {
         match self {
             OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
             OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
+            OperatorKind::Attention { .. }
+            | OperatorKind::AttentionGradient { .. }
+            | OperatorKind::Rope { .. }
+            | OperatorKind::RopeGradient { .. } => Some(Extent::Positions),
             _ => None,
         }
     }
@@ -361,6 +402,29 @@ impl Operator {
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
+        let attention = |causal, scaled, relative, packed| Attention {
+            batch: rows,
+            queries: positions,
+            keys: size(Extent::Keys),
+            key_heads: size(Extent::Heads),
+            group: size(Extent::Group),
+            head_dimension: features,
+            causal,
+            scaled,
+            relative,
+            packed,
+            query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
+            query_offset: 0,
+        };
+        let rope = |theta| Rope {
+            batch: rows,
+            positions,
+            heads: size(Extent::Heads),
+            head_dimension: features,
+            theta,
+            position_parts: parts(Extent::Positions),
+            position_offset: 0,
+        };
         match self.kind {
             OperatorKind::Matmul { weight, relu } => {
                 Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
@@ -373,6 +437,10 @@ impl Operator {
             OperatorKind::ReluGradient => Kernel::ReluGradient { elements: elements() },
             OperatorKind::Gelu => Kernel::Gelu { elements: elements() },
             OperatorKind::GeluGradient => Kernel::GeluGradient { elements: elements() },
+            OperatorKind::GeluExact => Kernel::GeluExact { elements: elements() },
+            OperatorKind::GeluExactGradient => Kernel::GeluExactGradient { elements: elements() },
+            OperatorKind::SiluMultiply => Kernel::SiluMultiply { elements: elements() },
+            OperatorKind::SiluMultiplyGradient => Kernel::SiluMultiplyGradient { elements: elements() },
             OperatorKind::Add => Kernel::Add { elements: elements() },
             OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
             OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
@@ -389,9 +457,19 @@ impl Operator {
             OperatorKind::GlobalAveragePoolGradient => {
                 Kernel::GlobalAveragePoolGradient { batch: rows, positions, channels: features }
             }
-            OperatorKind::LayerNorm => Kernel::LayerNorm { rows, features },
+            OperatorKind::LayerNorm(epsilon) => Kernel::LayerNorm { rows, features, epsilon },
             OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
             OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
+            OperatorKind::RmsNorm(epsilon) => Kernel::RmsNorm { rows, features, epsilon },
+            OperatorKind::RmsNormInputGradient => Kernel::RmsNormInputGradient { rows, features },
+            OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
+            OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
+            OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
+            OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
+            OperatorKind::PrependInputGradient => Kernel::PrependInputGradient { batch: rows, positions, features },
+            OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },
+            OperatorKind::First => Kernel::First { batch: rows, positions, features },
+            OperatorKind::FirstGradient => Kernel::FirstGradient { batch: rows, positions, features },
             OperatorKind::Embedding => Kernel::Embedding {
                 tokens: rows,
                 vocabulary: size(Extent::Vocabulary),
@@ -404,20 +482,14 @@ impl Operator {
                 hidden: features,
                 parts: parts(Extent::Vocabulary),
             },
-            OperatorKind::Attention { causal } => Kernel::Attention {
-                batch: rows,
-                sequence: positions,
-                heads: size(Extent::Heads),
-                head_dimension: features,
-                causal,
-            },
-            OperatorKind::AttentionGradient { causal } => Kernel::AttentionGradient {
-                batch: rows,
-                sequence: positions,
-                heads: size(Extent::Heads),
-                head_dimension: features,
-                causal,
-            },
+            OperatorKind::Attention { causal, scaled, relative, packed } => {
+                Kernel::Attention(attention(causal, scaled, relative, packed))
+            }
+            OperatorKind::AttentionGradient { causal, scaled, relative, packed } => {
+                Kernel::AttentionGradient(attention(causal, scaled, relative, packed))
+            }
+            OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
+            OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
             OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
             OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },

@@ -5,6 +5,7 @@
 //! Every tensor is dense and row-major in the order that the variant states; images have their channels last.
 //! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
 
+use crate::attention::{Attention, Rope};
 use foretell_units::{Bytes, DataType, Flops};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,25 @@ pub enum WeightLayout {
     OutIn,
     /// `[contracted, columns]`, as GPT-2's `Conv1D` keeps it.
     InOut,
+}
+
+/// What a norm adds to the variance: `10^-digits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epsilon {
+    digits: u8,
+}
+
+impl Epsilon {
+    /// `10^-digits`.
+    pub const fn new(digits: u8) -> Self {
+        Self { digits }
+    }
+
+    /// The number.
+    pub fn value(self) -> f64 {
+        10f64.powi(-i32::from(self.digits))
+    }
 }
 
 /// The sizes of a two-dimensional convolution or pooling; `height` and `width` are the *input's*.
@@ -143,6 +163,26 @@ pub enum Kernel {
         /// Elements.
         elements: usize,
     },
+    /// GELU as it is defined, by the error function (Hendrycks and Gimpel 2016). Reads x; writes y.
+    GeluExact {
+        /// Elements.
+        elements: usize,
+    },
+    /// Reads dy, x; writes dx (may be dy itself).
+    GeluExactGradient {
+        /// Elements.
+        elements: usize,
+    },
+    /// `y = gate · σ(gate) · x`, the product in SwiGLU (Shazeer 2020). Reads gate, x; writes y.
+    SiluMultiply {
+        /// Elements.
+        elements: usize,
+    },
+    /// Reads dy, gate, x; writes dgate (may be dy itself), dx.
+    SiluMultiplyGradient {
+        /// Elements.
+        elements: usize,
+    },
     /// `y = a + b`. Reads a, b; writes y (may be a itself).
     Add {
         /// Elements.
@@ -218,12 +258,14 @@ pub enum Kernel {
         /// Channels.
         channels: usize,
     },
-    /// Layer normalisation of each row, ε = 1e-5. Reads x, scale, shift; writes y, saved `[rows, 2]` (mean, reciprocal standard deviation).
+    /// Layer normalisation of each row. Reads x, scale, shift; writes y, saved `[rows, 2]` (mean, reciprocal standard deviation).
     LayerNorm {
         /// Rows.
         rows: usize,
         /// Features of a row.
         features: usize,
+        /// What is added to the variance.
+        epsilon: Epsilon,
     },
     /// Reads dy, x, scale, saved; writes dx.
     LayerNormInputGradient {
@@ -237,6 +279,78 @@ pub enum Kernel {
         /// Rows.
         rows: usize,
         /// Features of a row.
+        features: usize,
+    },
+    /// Each row over its root mean square (Zhang and Sennrich 2019). Reads x, scale; writes y, saved `[rows]` (the reciprocal of the root).
+    RmsNorm {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+        /// What is added to the mean square.
+        epsilon: Epsilon,
+    },
+    /// Reads dy, x, scale, saved; writes dx.
+    RmsNormInputGradient {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// Reads dy, x, saved; writes dscale (may accumulate).
+    RmsNormWeightGradient {
+        /// Rows.
+        rows: usize,
+        /// Features of a row.
+        features: usize,
+    },
+    /// Rotary position embedding. Reads x `[batch, positions, heads, head_dimension]`; writes y (may be x itself).
+    Rope(Rope),
+    /// The same turned back. Reads dy; writes dx (may be dy itself).
+    RopeGradient(Rope),
+    /// Puts one row before the others: reads x `[batch, positions, features]`, row `[features]`; writes y `[batch, positions + 1, features]`.
+    Prepend {
+        /// Sequences.
+        batch: usize,
+        /// Positions of x.
+        positions: usize,
+        /// Features of a position.
+        features: usize,
+    },
+    /// Reads dy; writes dx.
+    PrependInputGradient {
+        /// As in [`Kernel::Prepend`].
+        batch: usize,
+        /// As in [`Kernel::Prepend`].
+        positions: usize,
+        /// As in [`Kernel::Prepend`].
+        features: usize,
+    },
+    /// Reads dy; writes drow (may accumulate).
+    PrependWeightGradient {
+        /// As in [`Kernel::Prepend`].
+        batch: usize,
+        /// As in [`Kernel::Prepend`].
+        positions: usize,
+        /// As in [`Kernel::Prepend`].
+        features: usize,
+    },
+    /// The first position of each sequence: reads x `[batch, positions, features]`; writes y `[batch, features]`.
+    First {
+        /// Sequences.
+        batch: usize,
+        /// Positions of x.
+        positions: usize,
+        /// Features of a position.
+        features: usize,
+    },
+    /// Reads dy; writes dx, zero but at the first positions.
+    FirstGradient {
+        /// As in [`Kernel::First`].
+        batch: usize,
+        /// As in [`Kernel::First`].
+        positions: usize,
+        /// As in [`Kernel::First`].
         features: usize,
     },
     /// `y[t] = table[ids[t]]`, and zero where that row is another part's. Reads ids (`Int32`), table `[vocabulary, hidden]`, which is the
@@ -262,32 +376,29 @@ pub enum Kernel {
         /// As in [`Kernel::Embedding`].
         parts: usize,
     },
-    /// Softmax attention, scaled by `1/√head_dimension`. Reads qkv `[batch, sequence, 3, heads, head_dimension]`;
-    /// writes out `[batch, sequence, heads, head_dimension]`, log-sum-exp `[batch, heads, sequence]`.
-    Attention {
-        /// Sequences.
-        batch: usize,
-        /// Positions of a sequence.
-        sequence: usize,
-        /// Heads on this rank.
-        heads: usize,
-        /// Features of a head.
-        head_dimension: usize,
-        /// Whether a position sees only those before it and itself.
-        causal: bool,
+    /// Softmax attention. Reads q `[batch, queries, heads, head_dimension]`, k and v `[batch, keys, key_heads, head_dimension]` (packed: one
+    /// tensor) and, with relative positions, a table `[buckets, heads]`; writes out, shaped as q, and log-sum-exp `[batch, heads, queries]`.
+    Attention(Attention),
+    /// Reads dout, q, k, v (packed: one tensor), out, log-sum-exp (, table); writes dq, dk, dv (packed: one tensor) (, dtable, which may
+    /// accumulate). Recomputes the scores, as FlashAttention does (Dao et al. 2022).
+    AttentionGradient(Attention),
+    /// One tensor to several: reads x `[rows, parts, columns]`; writes `parts` tensors `[rows, columns]`.
+    Split {
+        /// Rows of each.
+        rows: usize,
+        /// How many there are: eight at most.
+        parts: usize,
+        /// Columns of each.
+        columns: usize,
     },
-    /// Reads dout, qkv, out, log-sum-exp; writes dqkv. Recomputes the scores, as FlashAttention does (Dao et al. 2022).
-    AttentionGradient {
-        /// As in [`Kernel::Attention`].
-        batch: usize,
-        /// As in [`Kernel::Attention`].
-        sequence: usize,
-        /// As in [`Kernel::Attention`].
-        heads: usize,
-        /// As in [`Kernel::Attention`].
-        head_dimension: usize,
-        /// As in [`Kernel::Attention`].
-        causal: bool,
+    /// The reverse of [`Kernel::Split`]: reads `parts` tensors; writes one.
+    Join {
+        /// As in [`Kernel::Split`].
+        rows: usize,
+        /// As in [`Kernel::Split`].
+        parts: usize,
+        /// As in [`Kernel::Split`].
+        columns: usize,
     },
     /// Softmax cross-entropy. Reads logits `[rows, classes]`, labels (`Int32` `[rows]`, -1 is ignored); writes loss `[1]` (sum over rows; may
     /// accumulate), correct `[1]` (rows whose largest logit is the label's; may accumulate), log-sum-exp `[rows]`.
@@ -436,6 +547,10 @@ impl Kernel {
             Kernel::ReluGradient { .. } => "relu_gradient",
             Kernel::Gelu { .. } => "gelu",
             Kernel::GeluGradient { .. } => "gelu_gradient",
+            Kernel::GeluExact { .. } => "gelu_exact",
+            Kernel::GeluExactGradient { .. } => "gelu_exact_gradient",
+            Kernel::SiluMultiply { .. } => "silu_multiply",
+            Kernel::SiluMultiplyGradient { .. } => "silu_multiply_gradient",
             Kernel::Add { .. } => "add",
             Kernel::Convolution(_) => "convolution",
             Kernel::ConvolutionInputGradient(_) => "convolution_input_gradient",
@@ -452,10 +567,22 @@ impl Kernel {
             Kernel::LayerNorm { .. } => "layer_norm",
             Kernel::LayerNormInputGradient { .. } => "layer_norm_input_gradient",
             Kernel::LayerNormWeightGradient { .. } => "layer_norm_weight_gradient",
+            Kernel::RmsNorm { .. } => "rms_norm",
+            Kernel::RmsNormInputGradient { .. } => "rms_norm_input_gradient",
+            Kernel::RmsNormWeightGradient { .. } => "rms_norm_weight_gradient",
+            Kernel::Rope(_) => "rope",
+            Kernel::RopeGradient(_) => "rope_gradient",
+            Kernel::Prepend { .. } => "prepend",
+            Kernel::PrependInputGradient { .. } => "prepend_input_gradient",
+            Kernel::PrependWeightGradient { .. } => "prepend_weight_gradient",
+            Kernel::First { .. } => "first",
+            Kernel::FirstGradient { .. } => "first_gradient",
             Kernel::Embedding { .. } => "embedding",
             Kernel::EmbeddingWeightGradient { .. } => "embedding_weight_gradient",
-            Kernel::Attention { .. } => "attention",
-            Kernel::AttentionGradient { .. } => "attention_gradient",
+            Kernel::Attention(_) => "attention",
+            Kernel::AttentionGradient(_) => "attention_gradient",
+            Kernel::Split { .. } => "split",
+            Kernel::Join { .. } => "join",
             Kernel::CrossEntropy { .. } => "cross_entropy",
             Kernel::LogitStatistics { .. } => "logit_statistics",
             Kernel::CrossEntropyOfStatistics { .. } => "cross_entropy_of_statistics",
@@ -473,6 +600,17 @@ impl Kernel {
         }
     }
 
+    /// What the member `index` of a group of ranks runs: kernels whose work depends on which part of a sequence the rank has, made concrete.
+    pub fn for_member(self, index: usize) -> Self {
+        match self {
+            Kernel::Attention(sizes) => Kernel::Attention(sizes.for_member(index)),
+            Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.for_member(index)),
+            Kernel::Rope(sizes) => Kernel::Rope(sizes.for_member(index)),
+            Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.for_member(index)),
+            kernel => kernel,
+        }
+    }
+
     /// The kernel without what changes what it computes but not how long it takes: as it is timed.
     pub fn without_constants(self) -> Self {
         match self {
@@ -483,6 +621,10 @@ impl Kernel {
             Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
             Kernel::Sgd { elements, momentum, nesterov, .. } => Kernel::Sgd { elements, momentum, nesterov, controlled: false },
             Kernel::AdamW { elements, .. } => Kernel::AdamW { elements, controlled: false },
+            Kernel::LayerNorm { rows, features, .. } => Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) },
+            Kernel::RmsNorm { rows, features, .. } => Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
+            Kernel::Rope(sizes) => Kernel::Rope(sizes.without_positions()),
+            Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.without_positions()),
             kernel => kernel,
         }
     }
@@ -496,6 +638,8 @@ impl Kernel {
             | Kernel::EmbeddingWeightGradient { parts, .. }
             | Kernel::LogitStatistics { parts, .. }
             | Kernel::CrossEntropyGradient { parts, .. } => parts,
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.query_parts,
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.position_parts,
             _ => 1,
         }
     }
@@ -510,8 +654,8 @@ impl Kernel {
                 | Kernel::Convolution(_)
                 | Kernel::ConvolutionInputGradient(_)
                 | Kernel::ConvolutionWeightGradient(_)
-                | Kernel::Attention { .. }
-                | Kernel::AttentionGradient { .. }
+                | Kernel::Attention(_)
+                | Kernel::AttentionGradient(_)
         )
     }
 
@@ -526,15 +670,17 @@ impl Kernel {
             | Kernel::ConvolutionWeightGradient(window) => {
                 2.0 * window.output_elements() as f64 * product(&[window.size, window.size, window.in_channels])
             }
-            Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                4.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
-            }
-            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
+            Kernel::Attention(sizes) => 4.0 * product(&[sizes.batch, sizes.heads(), sizes.head_dimension]) * sizes.scores(),
+            Kernel::AttentionGradient(sizes) => {
                 // One product to recompute the scores and four for the gradients.
-                10.0 * product(&[batch, heads, head_dimension]) * scores(sequence, causal)
+                10.0 * product(&[sizes.batch, sizes.heads(), sizes.head_dimension]) * sizes.scores()
             }
             Kernel::AdamW { elements, .. } => 12.0 * elements as f64,
             Kernel::Gelu { elements } | Kernel::GeluGradient { elements } => 12.0 * elements as f64,
+            Kernel::GeluExact { elements } | Kernel::GeluExactGradient { elements } => 20.0 * elements as f64,
+            Kernel::SiluMultiply { elements } => 10.0 * elements as f64,
+            Kernel::SiluMultiplyGradient { elements } => 14.0 * elements as f64,
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => 3.0 * sizes.elements() as f64,
             _ => {
                 let traffic = self.traffic();
                 (traffic.read.max(traffic.written).max(traffic.single)) as f64
@@ -545,13 +691,10 @@ impl Kernel {
     /// The arithmetic that counts for model FLOPs utilisation: matrix products only, attention in full and without recomputation,
     /// as Megatron-LM and PaLM count it (Chowdhery et al. 2022, appendix B).
     pub fn model_flops(&self) -> Flops {
+        let full = |sizes: &Attention| product(&[sizes.batch, sizes.heads(), sizes.head_dimension, sizes.queries, sizes.keys]);
         match *self {
-            Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-                Flops::new(4.0 * product(&[batch, heads, head_dimension, sequence, sequence]))
-            }
-            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-                Flops::new(8.0 * product(&[batch, heads, head_dimension, sequence, sequence]))
-            }
+            Kernel::Attention(sizes) => Flops::new(4.0 * full(&sizes)),
+            Kernel::AttentionGradient(sizes) => Flops::new(8.0 * full(&sizes)),
             kernel if kernel.is_matrix_product() => kernel.flops(),
             _ => Flops::ZERO,
         }
@@ -572,10 +715,15 @@ impl Kernel {
             }
             Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
             Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),
-            Kernel::Relu { elements } | Kernel::Gelu { elements } => traffic(elements, elements, 0),
-            Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
-                traffic(2 * elements, elements, 0)
+            Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
+                traffic(elements, elements, 0)
             }
+            Kernel::ReluGradient { elements }
+            | Kernel::GeluGradient { elements }
+            | Kernel::GeluExactGradient { elements }
+            | Kernel::SiluMultiply { elements }
+            | Kernel::Add { elements } => traffic(2 * elements, elements, 0),
+            Kernel::SiluMultiplyGradient { elements } => traffic(3 * elements, 2 * elements, 0),
             Kernel::Convolution(window) => {
                 traffic(window.input_elements() + window.weight_elements(), window.output_elements(), 0)
             }
@@ -609,20 +757,37 @@ impl Kernel {
             Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
                 traffic(batch * channels, batch * positions * channels, 0)
             }
-            Kernel::LayerNorm { rows, features } => traffic(rows * features, rows * features, 2 * rows),
+            Kernel::LayerNorm { rows, features, .. } => traffic(rows * features, rows * features, 2 * rows),
+            Kernel::RmsNorm { rows, features, .. } => traffic(rows * features, rows * features, rows),
+            Kernel::RmsNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, rows),
+            Kernel::RmsNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, rows + features),
+            Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => traffic(sizes.elements(), sizes.elements(), 0),
+            Kernel::Prepend { batch, positions, features } => {
+                traffic((batch * positions + 1) * features, batch * (positions + 1) * features, 0)
+            }
+            Kernel::PrependInputGradient { batch, positions, features } => {
+                let elements = batch * positions * features;
+                traffic(elements, elements, 0)
+            }
+            Kernel::PrependWeightGradient { batch, features, .. } => traffic(batch * features, 0, features),
+            Kernel::First { batch, features, .. } => traffic(batch * features, batch * features, 0),
+            Kernel::FirstGradient { batch, positions, features } => traffic(batch * features, batch * positions * features, 0),
             Kernel::LayerNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, 2 * rows),
             Kernel::LayerNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, 2 * rows + 2 * features),
             Kernel::Embedding { tokens, hidden, .. } => traffic(tokens * hidden, tokens * hidden, tokens),
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
                 traffic(tokens * hidden, 0, vocabulary * hidden + 2 * tokens * hidden)
             }
-            Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-                let elements = batch * sequence * heads * head_dimension;
-                traffic(3 * elements, elements, batch * heads * sequence)
+            Kernel::Attention(sizes) => {
+                let [q, k] = [sizes.query_elements(), sizes.key_elements()];
+                traffic(q + 2 * k + sizes.table_elements(), q, sizes.rows())
             }
-            Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-                let elements = batch * sequence * heads * head_dimension;
-                traffic(5 * elements, 3 * elements, batch * heads * sequence)
+            Kernel::AttentionGradient(sizes) => {
+                let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+                traffic(3 * q + 2 * k + table, q + 2 * k, sizes.rows() + table)
+            }
+            Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => {
+                traffic(rows * parts * columns, rows * parts * columns, 0)
             }
             Kernel::CrossEntropy { rows, classes } => traffic(rows * classes, 0, 2 * rows),
             Kernel::LogitStatistics { rows, classes, .. } => traffic(rows * classes, 0, 5 * rows),
@@ -654,10 +819,4 @@ impl Kernel {
 
 fn product(extents: &[usize]) -> f64 {
     extents.iter().map(|&extent| extent as f64).product()
-}
-
-/// Query-key pairs of one head.
-fn scores(sequence: usize, causal: bool) -> f64 {
-    let length = sequence as f64;
-    if causal { length * (length + 1.0) / 2.0 } else { length * length }
 }

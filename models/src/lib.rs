@@ -18,6 +18,7 @@
 //! # Ok::<(), foretell_models::ModelError>(())
 //! ```
 
+mod attention;
 mod builder;
 mod differentiate;
 mod graph;
@@ -25,10 +26,11 @@ mod kernel;
 mod specification;
 mod zoo;
 
+pub use attention::{Attention, RelativePositions, Rope};
 pub use differentiate::differentiate;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, Role, SEQUENCE, Storage, Tensor, TensorId,
 };
-pub use kernel::{Kernel, Traffic, WeightLayout, Window};
+pub use kernel::{Epsilon, Kernel, Traffic, WeightLayout, Window};
 pub use specification::{GraphOptions, Model, ModelError, Sample, Stem};

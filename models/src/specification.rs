@@ -97,6 +97,108 @@ pub enum Model {
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
     },
+    /// Llama's architecture (Touvron et al. 2023).
+    Llama {
+        /// Transformer layers.
+        layers: usize,
+        /// Features of a position.
+        hidden: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Heads of keys and values; as many as `heads` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kv_heads: Option<usize>,
+        /// Inner width of the feed-forward network.
+        ffn: usize,
+        /// Tokens that there are.
+        vocab: usize,
+        /// Positions of a training sample.
+        sequence: usize,
+        /// Whether the head shares the embedding's weights.
+        #[serde(default)]
+        tied_embeddings: bool,
+        /// Base of the rotary embedding's frequencies.
+        #[serde(default = "default_theta")]
+        rope_theta: usize,
+    },
+    /// BERT (Devlin et al. 2019), trained to find masked words.
+    Bert {
+        /// Transformer layers.
+        layers: usize,
+        /// Features of a position.
+        hidden: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Inner width of the feed-forward network; four times `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ffn: Option<usize>,
+        /// Tokens that there are.
+        vocab: usize,
+        /// Positions of a training sample.
+        sequence: usize,
+    },
+    /// The vision transformer (Dosovitskiy et al. 2021), as torchvision builds it.
+    Vit {
+        /// Transformer layers.
+        layers: usize,
+        /// Features of a position.
+        hidden: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Inner width of the perceptron; four times `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ffn: Option<usize>,
+        /// Side of the square patches, which divides the image's.
+        patch: usize,
+        /// Side of the square images.
+        #[serde(default = "default_image")]
+        image: usize,
+        /// Channels of the images.
+        #[serde(default = "default_channels")]
+        channels: usize,
+        /// Classes to tell apart.
+        #[serde(default = "default_classes")]
+        classes: usize,
+    },
+    /// VGG (Simonyan and Zisserman 2015), as torchvision builds it.
+    Vgg {
+        /// 11, 13, 16 or 19.
+        depth: usize,
+        /// Whether convolutions are followed by batch normalisation.
+        #[serde(default)]
+        batch_norm: bool,
+        /// `imagenet`: a classifier of three layers; `small`: of one, after pooling what is left of the image.
+        #[serde(default)]
+        stem: Stem,
+        /// Side of the square images.
+        #[serde(default = "default_image")]
+        image: usize,
+        /// Channels of the images.
+        #[serde(default = "default_channels")]
+        channels: usize,
+        /// Classes to tell apart.
+        #[serde(default = "default_classes")]
+        classes: usize,
+        /// Channels of the first stage.
+        #[serde(default = "default_width")]
+        width: usize,
+        /// Width of the classifier's inner layers.
+        #[serde(default = "default_classifier")]
+        hidden: usize,
+    },
+}
+
+fn default_theta() -> usize {
+    10_000
+}
+
+fn default_classifier() -> usize {
+    4096
+}
+
+/// How many tokens of a sample are masked and to be found: 15 %, rounded, and at least one.
+pub(crate) fn masked_predictions(sequence: usize) -> usize {
+    ((15 * sequence + 50) / 100).max(1)
 }
 
 fn default_image() -> usize {
@@ -120,14 +222,17 @@ fn default_tied() -> bool {
 }
 
 /// What one training sample of a model looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Sample {
-    /// A square image with channels last, and its class.
+    /// An image, channels last, and its class.
     Image {
-        /// Side.
-        size: usize,
-        /// Channels.
+        /// Channels of a pixel.
         channels: usize,
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
         /// Classes to tell apart.
         classes: usize,
     },
@@ -142,9 +247,30 @@ pub enum Sample {
     Tokens {
         /// Positions.
         sequence: usize,
-        /// Tokens that there are.
+        /// Tokens that there are; those of a sample are below it.
         vocabulary: usize,
     },
+    /// Tokens of which some are masked; their labels are what they were, and no other position has one.
+    MaskedTokens {
+        /// Positions.
+        sequence: usize,
+        /// Tokens that there are; those of a sample are below it.
+        vocabulary: usize,
+        /// How many are masked.
+        predictions: usize,
+    },
+}
+
+impl Sample {
+    /// The positions and the vocabulary of a sample of tokens.
+    pub fn tokens(&self) -> Option<(usize, usize)> {
+        match *self {
+            Sample::Tokens { sequence, vocabulary } | Sample::MaskedTokens { sequence, vocabulary, .. } => {
+                Some((sequence, vocabulary))
+            }
+            Sample::Image { .. } | Sample::Features { .. } => None,
+        }
+    }
 }
 
 /// For what, and for how many samples, a graph is built.
@@ -188,14 +314,21 @@ impl Model {
             Model::Mlp { ref widths } => {
                 Sample::Features { width: widths.first().copied().unwrap_or(0), classes: widths.last().copied().unwrap_or(0) }
             }
-            Model::Resnet { image, channels, classes, .. } => Sample::Image { size: image, channels, classes },
-            Model::Gpt { sequence, vocab, .. } => Sample::Tokens { sequence, vocabulary: vocab },
+            Model::Resnet { image, channels, classes, .. }
+            | Model::Vit { image, channels, classes, .. }
+            | Model::Vgg { image, channels, classes, .. } => Sample::Image { channels, height: image, width: image, classes },
+            Model::Gpt { sequence, vocab, .. } | Model::Llama { sequence, vocab, .. } => {
+                Sample::Tokens { sequence, vocabulary: vocab }
+            }
+            Model::Bert { sequence, vocab, .. } => {
+                Sample::MaskedTokens { sequence, vocabulary: vocab, predictions: masked_predictions(sequence) }
+            }
         }
     }
 
     /// Whether it has batch normalisation, whose statistics depend on how samples are grouped.
     pub fn has_batch_norm(&self) -> bool {
-        matches!(self, Model::Resnet { .. })
+        matches!(self, Model::Resnet { .. } | Model::Vgg { batch_norm: true, .. })
     }
 
     /// The forward graph over a batch.
@@ -253,6 +386,57 @@ impl Model {
                 };
                 zoo::gpt(name, &shape, options)
             }
+            Model::Llama { layers, hidden, heads, kv_heads, ffn, vocab, sequence, tied_embeddings, rope_theta } => {
+                let shape = zoo::LlamaShape {
+                    layers: *layers,
+                    hidden: *hidden,
+                    heads: *heads,
+                    kv_heads: kv_heads.unwrap_or(*heads),
+                    ffn: *ffn,
+                    vocabulary: *vocab,
+                    sequence: *sequence,
+                    tied_embeddings: *tied_embeddings,
+                    rope_theta: *rope_theta,
+                };
+                zoo::llama(name, &shape, options)
+            }
+            Model::Bert { layers, hidden, heads, ffn, vocab, sequence } => {
+                let shape = zoo::BertShape {
+                    layers: *layers,
+                    hidden: *hidden,
+                    heads: *heads,
+                    ffn: ffn.unwrap_or(4 * hidden),
+                    vocabulary: *vocab,
+                    sequence: *sequence,
+                };
+                zoo::bert(name, &shape, options)
+            }
+            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes } => {
+                let shape = zoo::VitShape {
+                    layers: *layers,
+                    hidden: *hidden,
+                    heads: *heads,
+                    ffn: ffn.unwrap_or(4 * hidden),
+                    patch: *patch,
+                    image: *image,
+                    channels: *channels,
+                    classes: *classes,
+                };
+                zoo::vit(name, &shape, options)
+            }
+            Model::Vgg { depth, batch_norm, stem, image, channels, classes, width, hidden } => {
+                let shape = zoo::VggShape {
+                    depth: *depth,
+                    batch_norm: *batch_norm,
+                    stem: *stem,
+                    image: *image,
+                    channels: *channels,
+                    classes: *classes,
+                    width: *width,
+                    hidden: *hidden,
+                };
+                zoo::vgg(name, &shape, options)
+            }
         }
     }
 
@@ -262,6 +446,18 @@ impl Model {
             0 => wrong(format!("`{what}` is 0"), "every size is at least 1"),
             value if value > 1 << 24 => wrong(format!("`{what}` is {value}"), "no size is larger than 16,777,216"),
             _ => Ok(()),
+        };
+        let transformer = |layers: usize, hidden: usize, heads: usize, ffn: usize| {
+            for (what, value) in [("layers", layers), ("hidden", hidden), ("heads", heads), ("ffn", ffn)] {
+                positive(what, value)?;
+            }
+            if layers > MOST_LAYERS {
+                return wrong(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
+            }
+            if !hidden.is_multiple_of(heads) {
+                return wrong(format!("hidden {hidden} is not a multiple of heads {heads}"), "choose heads that divide hidden");
+            }
+            Ok(())
         };
         match *self {
             Model::Mlp { ref widths } => {
@@ -289,23 +485,63 @@ impl Model {
                 }
                 Ok(())
             }
-            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, .. } => {
-                for (what, value) in
-                    [("layers", layers), ("hidden", hidden), ("heads", heads), ("vocab", vocab), ("sequence", sequence)]
-                {
+            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, .. }
+            | Model::Bert { layers, hidden, heads, ffn, vocab, sequence } => {
+                positive("vocab", vocab)?;
+                positive("sequence", sequence)?;
+                transformer(layers, hidden, heads, ffn.unwrap_or(1))
+            }
+            Model::Llama { layers, hidden, heads, kv_heads, ffn, vocab, sequence, rope_theta, .. } => {
+                for (what, value) in [("vocab", vocab), ("sequence", sequence), ("rope_theta", rope_theta)] {
                     positive(what, value)?;
                 }
-                positive("ffn", ffn.unwrap_or(1))?;
-                if layers > MOST_LAYERS {
-                    return wrong(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
-                }
-                if !hidden.is_multiple_of(heads) {
+                transformer(layers, hidden, heads, ffn)?;
+                let kv_heads = kv_heads.unwrap_or(heads);
+                positive("kv_heads", kv_heads)?;
+                if !heads.is_multiple_of(kv_heads) {
                     return wrong(
-                        format!("hidden {hidden} is not a multiple of heads {heads}"),
-                        "choose heads that divide hidden",
+                        format!("heads {heads} is not a multiple of kv_heads {kv_heads}"),
+                        "choose kv_heads that divide heads",
+                    );
+                }
+                if !(hidden / heads).is_multiple_of(2) {
+                    return wrong(
+                        format!("a head has {} features, an odd number", hidden / heads),
+                        "rotary positions turn pairs of features: choose hidden and heads so that a head has an even number",
                     );
                 }
                 Ok(())
+            }
+            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes } => {
+                for (what, value) in [("patch", patch), ("image", image), ("channels", channels), ("classes", classes)] {
+                    positive(what, value)?;
+                }
+                transformer(layers, hidden, heads, ffn.unwrap_or(1))?;
+                if image > 8192 || !image.is_multiple_of(patch) {
+                    return wrong(
+                        format!("`image` is {image} and `patch` {patch}"),
+                        "images are 8192 pixels wide at most, and a whole number of patches",
+                    );
+                }
+                Ok(())
+            }
+            Model::Vgg { depth, stem, image, channels, classes, width, hidden, .. } => {
+                if ![11, 13, 16, 19].contains(&depth) {
+                    return wrong(format!("there is no VGG of depth {depth}"), "use depth 11, 13, 16 or 19");
+                }
+                for (what, value) in [("channels", channels), ("classes", classes), ("width", width), ("hidden", hidden)] {
+                    positive(what, value)?;
+                }
+                match stem {
+                    // What is left after five poolings is what the classifier was made for.
+                    Stem::Imagenet if image / 32 != 7 => {
+                        wrong(format!("`image` is {image}"), "images are 224 to 255 pixels wide, or any size with `stem: small`")
+                    }
+                    Stem::Small if !(32..=8192).contains(&image) => {
+                        wrong(format!("`image` is {image}"), "with `stem: small` images are 32 to 8192 pixels wide")
+                    }
+                    _ => Ok(()),
+                }
             }
         }
     }

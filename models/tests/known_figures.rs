@@ -21,6 +21,26 @@ fn every_model_has_the_published_number_of_parameters() {
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
+        // torchvision's tables; `num_parameters()` of `LlamaForCausalLM` and `BertForMaskedLM`.
+        ("vgg11", 132_863_336),
+        ("vgg13", 133_047_848),
+        ("vgg16", 138_357_544),
+        ("vgg19", 143_667_240),
+        ("vgg11_bn", 132_868_840),
+        ("vgg13_bn", 133_053_736),
+        ("vgg16_bn", 138_365_992),
+        ("vgg19_bn", 143_678_248),
+        ("vit_b_16", 86_567_656),
+        ("vit_b_32", 88_224_232),
+        ("vit_l_16", 304_326_632),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("bert-base-uncased", 109_514_298),
+        ("bert-large-uncased", 335_174_458),
     ];
     for (name, parameters) in published {
         assert_eq!(graph(name).parameter_count(), parameters, "{name}");
@@ -55,7 +75,7 @@ fn the_backward_pass_has_twice_the_arithmetic_but_for_the_gradient_of_the_sample
 
 #[test]
 fn parameters_have_their_public_names_and_shapes() {
-    let expected: [(&str, &str, &[usize]); 9] = [
+    let expected: [(&str, &str, &[usize]); 24] = [
         ("resnet50", "conv1.weight", &[64, 3, 7, 7]),
         ("resnet50", "bn1.weight", &[64]),
         ("resnet50", "layer1.0.downsample.0.weight", &[256, 64, 1, 1]),
@@ -65,6 +85,21 @@ fn parameters_have_their_public_names_and_shapes() {
         ("gpt2", "transformer.h.0.attn.c_attn.weight", &[768, 2304]),
         ("gpt2", "transformer.h.0.attn.c_attn.bias", &[2304]),
         ("gpt2", "transformer.h.11.mlp.c_proj.weight", &[3072, 768]),
+        ("llama3-8b", "model.embed_tokens.weight", &[128_256, 4096]),
+        ("llama3-8b", "model.layers.31.self_attn.q_proj.weight", &[4096, 4096]),
+        ("llama3-8b", "model.layers.0.self_attn.k_proj.weight", &[1024, 4096]),
+        ("llama3-8b", "model.layers.0.self_attn.o_proj.weight", &[4096, 4096]),
+        ("llama3-8b", "model.layers.0.mlp.down_proj.weight", &[4096, 14_336]),
+        ("llama3-8b", "model.norm.weight", &[4096]),
+        ("bert-base-uncased", "bert.embeddings.token_type_embeddings.weight", &[2, 768]),
+        ("bert-base-uncased", "bert.encoder.layer.11.attention.output.LayerNorm.bias", &[768]),
+        ("bert-base-uncased", "cls.predictions.transform.dense.weight", &[768, 768]),
+        ("bert-base-uncased", "cls.predictions.bias", &[30522]),
+        ("vit_b_16", "conv_proj.weight", &[768, 3, 16, 16]),
+        ("vit_b_16", "encoder.pos_embedding", &[1, 197, 768]),
+        ("vit_b_16", "encoder.layers.encoder_layer_0.self_attention.in_proj_weight", &[2304, 768]),
+        ("vgg16", "features.28.weight", &[512, 512, 3, 3]),
+        ("vgg16", "classifier.0.weight", &[4096, 25_088]),
     ];
     for (model, name, shape) in expected {
         let graph = graph(model);

@@ -20,6 +20,8 @@ pub struct Fixed {
     pub micro_batch: Option<usize>,
     /// The order of micro-batches.
     pub schedule: Option<Schedule>,
+    /// Model chunks a stage.
+    pub virtual_stages: Option<usize>,
     /// What is computed again.
     pub recompute: Option<Recompute>,
 }
@@ -53,9 +55,11 @@ impl std::str::FromStr for Fixed {
                 "tensor" => fixed.tensor = number()?,
                 "pipeline" => fixed.pipeline = number()?,
                 "micro_batch" => fixed.micro_batch = number()?,
+                "virtual_stages" => fixed.virtual_stages = number()?,
                 "schedule" => {
                     let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());
-                    fixed.schedule = Some(known.ok_or_else(|| wrong("there is no such schedule (gpipe, 1f1b)"))?);
+                    let no_such = "there is no such schedule (gpipe, 1f1b, interleaved, zb-h1, zb-v)";
+                    fixed.schedule = Some(known.ok_or_else(|| wrong(no_such))?);
                 }
                 "recompute" => {
                     fixed.recompute = Some(match value.trim() {
@@ -91,7 +95,7 @@ pub fn layouts(base: &Layout, devices: usize, blocks: usize, global_batch: usize
                 let possible = fixed.data.is_none_or(|fixed| fixed == data) && pipeline <= blocks;
                 if possible && global_batch.is_multiple_of(data) {
                     let mesh = Layout { data, tensor, pipeline, ..base.clone() };
-                    layouts.extend(with_micro_batches(&mesh, global_batch / data, fixed));
+                    layouts.extend(with_micro_batches(&mesh, blocks, global_batch / data, fixed));
                 }
             }
         }
@@ -99,7 +103,7 @@ pub fn layouts(base: &Layout, devices: usize, blocks: usize, global_batch: usize
     layouts
 }
 
-fn with_micro_batches(mesh: &Layout, samples: usize, fixed: &Fixed) -> Vec<Layout> {
+fn with_micro_batches(mesh: &Layout, blocks: usize, samples: usize, fixed: &Fixed) -> Vec<Layout> {
     let mut layouts = Vec::new();
     for micro_batch in divisors(samples) {
         let considered = match fixed.micro_batch {
@@ -109,19 +113,44 @@ fn with_micro_batches(mesh: &Layout, samples: usize, fixed: &Fixed) -> Vec<Layou
         if !considered {
             continue;
         }
-        for schedule in Schedule::ALL {
-            // Without a pipeline the order that holds least is as fast as any.
-            let sensible = mesh.pipeline > 1 || schedule == Schedule::OneForwardOneBackward;
-            if fixed.schedule.map_or(sensible, |fixed| fixed == schedule) {
-                for recompute in [Recompute::None, Recompute::Full] {
-                    if fixed.recompute.is_none_or(|fixed| fixed == recompute) {
-                        layouts.push(Layout { micro_batch, schedule, recompute, ..mesh.clone() });
-                    }
+        for (schedule, virtual_stages) in schedules(mesh.pipeline, blocks, samples / micro_batch, fixed) {
+            for recompute in [Recompute::None, Recompute::Full] {
+                if fixed.recompute.is_none_or(|fixed| fixed == recompute) {
+                    layouts.push(Layout { micro_batch, schedule, virtual_stages, recompute, ..mesh.clone() });
                 }
             }
         }
     }
     layouts
+}
+
+/// The schedules, each with a number of chunks, that may be of use for a pipeline and that do not contradict what is fixed.
+fn schedules(stages: usize, blocks: usize, micro_batches: usize, fixed: &Fixed) -> Vec<(Schedule, usize)> {
+    let mut found = Vec::new();
+    for schedule in Schedule::ALL {
+        // Without a pipeline the order that holds least is as fast as any; and GPipe is nowhere faster than 1F1B, which holds less.
+        let sensible = if stages > 1 { schedule != Schedule::Gpipe } else { schedule == Schedule::OneForwardOneBackward };
+        if !fixed.schedule.map_or(sensible, |fixed| fixed == schedule) {
+            continue;
+        }
+        // One chunk of an interleaved stage is 1F1B. More than four cost more messages than they save of the bubble.
+        let usual: &[usize] = if schedule == Schedule::Interleaved { &[2, 4] } else { &[1, 2] };
+        let considered = fixed.virtual_stages.as_ref().map_or(usual, std::slice::from_ref);
+        for &chunks in considered.iter().filter(|&&chunks| schedule.allows(chunks)) {
+            // With a smaller last group of micro-batches interleaving saves little, and with one alone nothing.
+            let is_worth_it = match schedule {
+                Schedule::Interleaved => micro_batches.is_multiple_of(stages),
+                // A pipeline that is never full is mostly bubble, whatever fills it.
+                Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleV => micro_batches >= stages,
+                Schedule::Gpipe | Schedule::OneForwardOneBackward => true,
+            };
+            let is_chosen = fixed.schedule.is_some() || fixed.virtual_stages.is_some();
+            if (is_worth_it || is_chosen) && stages.checked_mul(chunks).is_some_and(|positions| positions <= blocks) {
+                found.push((schedule, chunks));
+            }
+        }
+    }
+    found
 }
 
 /// The divisors of a number, ascending: those up to its root, each with its counterpart.

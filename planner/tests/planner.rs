@@ -31,16 +31,21 @@ prop_compose! {
     fn plans()(
         data in 1usize..4,
         tensor in prop_oneof![Just(1usize), Just(2)],
+        (schedule, virtual_stages) in proptest::sample::select(vec![
+            (Schedule::Gpipe, 1),
+            (Schedule::OneForwardOneBackward, 1),
+            (Schedule::Interleaved, 2),
+            (Schedule::ZeroBubbleH1, 1),
+            (Schedule::ZeroBubbleV, 2),
+        ]),
         pipeline in 1usize..3,
         micro_batch in 1usize..5,
         micro_batches in 1usize..5,
-        gpipe in any::<bool>(),
         full in any::<bool>(),
         adam in any::<bool>(),
     ) -> Plan {
-        let schedule = if gpipe { Schedule::Gpipe } else { Schedule::OneForwardOneBackward };
         let recompute = if full { Recompute::Full } else { Recompute::None };
-        let layout = Layout { data, tensor, pipeline, micro_batch, schedule, recompute, ..Layout::default() };
+        let layout = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         Plan { optimizer, ..Plan::new(layout, data * micro_batch * micro_batches) }
     }
@@ -52,7 +57,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         |median: f64| Sample { median: Seconds::new(median), p10: Seconds::new(median), p90: Seconds::new(median), count: 9 };
     Profile {
         device: device.into(),
-        machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8 },
+        machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8, cores: None },
         backend: "cuda".into(),
         transport: "nccl".into(),
         measured_at: 0,
@@ -63,6 +68,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         communication_share: 0.2,
         buffered_bytes: 4096,
         paces,
+        speeds: Vec::new(),
         kernels: vec![KernelSample {
             kernel: foretell_models::Kernel::Relu { elements: 1 << 20 },
             accumulate: false,

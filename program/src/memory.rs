@@ -282,6 +282,10 @@ pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
         | Kernel::Relu { .. }
         | Kernel::ReluGradient { .. }
         | Kernel::GeluGradient { .. }
+        | Kernel::GeluExactGradient { .. }
+        | Kernel::SiluMultiplyGradient { .. }
+        | Kernel::Rope(_)
+        | Kernel::RopeGradient(_)
         | Kernel::Add { .. }
         | Kernel::CrossEntropyGradient { .. } => Some(0),
         _ => None,

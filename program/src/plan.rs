@@ -54,7 +54,7 @@ pub struct Layout {
     pub expert_tensor: Option<usize>,
     /// Whether norms are shared out over `tensor` along the sequence.
     pub sequence_parallel: bool,
-    /// Model chunks a rank.
+    /// Model chunks a rank; one but in schedules that order more.
     pub virtual_stages: usize,
     /// The order of micro-batches in the stages.
     pub schedule: Schedule,
@@ -67,7 +67,7 @@ pub struct Layout {
     pub recompute: Recompute,
     /// Samples of one micro-batch on one rank of `data`.
     pub micro_batch: usize,
-    /// Blocks of the model in each stage; as even as can be if left out.
+    /// Blocks of the model in each chunk, in the model's order; as even as can be if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuts: Option<Vec<usize>>,
     /// Which axis varies fastest over the devices; then the rest in the usual order.
@@ -361,7 +361,7 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Invalid`], naming the field and what can be used instead.
     pub fn validate(&self) -> Result<(), PlanError> {
-        let Layout { tensor, expert_tensor, virtual_stages, zero, shard_group, .. } = self.layout;
+        let Layout { tensor, expert_tensor, zero, shard_group, .. } = self.layout;
         let refuse =
             |field, reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
         if expert_tensor.is_some_and(|split| split != tensor) {
@@ -371,9 +371,7 @@ impl Plan {
                 "leave it out, or give it the value of `tensor`",
             );
         }
-        if virtual_stages != 1 {
-            return refuse("virtual_stages", "interleaved schedules cannot be laid out yet", "use `virtual_stages: 1`");
-        }
+        self.validate_chunks()?;
         if zero > 3 {
             return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");
         }
@@ -395,6 +393,24 @@ impl Plan {
         self.training.validate()?;
         self.micro_batches()?;
         Ok(())
+    }
+
+    /// Refuses numbers of chunks that the schedule does not order.
+    fn validate_chunks(&self) -> Result<(), PlanError> {
+        let Layout { schedule, virtual_stages: chunks, .. } = self.layout;
+        if schedule.allows(chunks) {
+            return Ok(());
+        }
+        let (ordered, hint) = match (1..=2).find(|&chunks| schedule.allows(chunks)) {
+            Some(2) => ("two chunks", "use `virtual_stages: 2`"),
+            _ if schedule.allows(usize::MAX) => ("one chunk or more", "use `virtual_stages: 1` or more"),
+            _ => ("one chunk", "use `schedule: interleaved`, or `virtual_stages: 1`"),
+        };
+        Err(PlanError::Invalid {
+            field: "virtual_stages",
+            reason: format!("{chunks}, but schedule `{schedule}` orders {ordered} of the model a stage"),
+            hint: hint.into(),
+        })
     }
 }
 

@@ -50,12 +50,28 @@ pub enum Exchange {
     SendReceive,
 }
 
+/// How far apart the members of an exchange are: the farthest that one of its messages goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// All are on one node.
+    #[default]
+    Node,
+    /// From node to node, under one switch.
+    Switch,
+    /// From switch to switch.
+    Fabric,
+}
+
 /// A transport's sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExchangeSample {
     /// What was timed.
     pub exchange: Exchange,
+    /// How far apart these ranks are.
+    #[serde(default)]
+    pub reach: Reach,
     /// Among how many ranks.
     pub ranks: usize,
     /// How much: the whole tensor in bytes.
@@ -76,6 +92,19 @@ pub struct MachineIdentity {
     pub system: String,
     /// Devices that worked at the same time while it was measured.
     pub devices: usize,
+    /// The cores that these devices shared in turn, device n on core n modulo this, where it was a lab.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<usize>,
+}
+
+/// How fast a kind of device was beside the one that was measured, while both had work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelativeSpeed {
+    /// The kind.
+    pub device: String,
+    /// 0.5 where it takes twice as long.
+    pub speed: f64,
 }
 
 /// What a calibration measured.
@@ -109,6 +138,9 @@ pub struct Profile {
     /// How much slower than its kernels' samples say a device is over time, because others use the machine too: quantiles at equal steps of
     /// probability, from ratios taken over the whole calibration. `[1]` on a machine of one's own.
     pub paces: Vec<f64>,
+    /// Devices that have only a share of a core's time, as fast as they really were. The samples are of a whole core.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub speeds: Vec<RelativeSpeed>,
     /// Kernels.
     pub kernels: Vec<KernelSample>,
     /// Communication.

@@ -297,6 +297,12 @@ impl Chooser<'_> {
                 .find(|output| output.tensor == tensor)
                 .map(|output| self.sharding.strategies[forward.0].placements(output, Placement::Partial))
                 .unwrap_or_default(),
+            // The sum of what several readers send back, which is a partial sum where all of these are.
+            (Some(maker), None) if maker.kind == OperatorKind::Add && maker.pass != Pass::Forward => {
+                let mut parts = maker.inputs.iter().map(|input| self.will_be_produced(input.tensor));
+                let first = parts.next().unwrap_or_default();
+                if parts.all(|other| other == first) { first } else { self.sharding.produced[tensor.0] }
+            }
             _ => self.sharding.produced[tensor.0],
         }
     }
@@ -309,7 +315,12 @@ impl Chooser<'_> {
         }
         if self.mesh.size(Axis::Tensor) > 1 {
             let mut chosen = self.tensor_loop(operator);
-            if chosen.is_none() && self.sequence_parallel && !operator.kind.is_attention() {
+            // A kernel that must know which part of a sequence a rank has is told of one axis only.
+            if chosen.is_some() && chosen == strategy.get(Axis::Context) && operator.kind.positional().is_some() {
+                chosen = None;
+            }
+            let positional = operator.kind.positional() == Some(Extent::Positions);
+            if chosen.is_none() && self.sequence_parallel && !positional {
                 let parts = self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context);
                 chosen = self.sequence_loop(operator, parts);
             }
@@ -419,6 +430,8 @@ impl Chooser<'_> {
             if let Placement::Shard(dimension) = self.sharding.placements[input.tensor.0].get(Axis::Tensor)
                 && let Some(walked) = input.axes[dimension]
                 && self.can_share(operator, walked)
+                // With sequence parallelism a product gathers the sequence, and shares out its columns.
+                && !(operator.loops[walked.0].name == SEQUENCE && (is_product(operator) || operator.kind.is_attention()))
             {
                 return Some(walked);
             }

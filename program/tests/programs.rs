@@ -1,9 +1,9 @@
 //! What holds for every Program, whatever the layout: no race, no deadlock, sends that meet receives, memory that is never shared.
 
-use foretell_models::{Model, Stem};
+use foretell_models::{GraphOptions, Model, Stem};
 use foretell_program::{
-    BufferId, Collective, Layout, Operation, Optimizer, Plan, PlanError, Program, Recompute, Schedule, StagePass, StageProgram,
-    Training, compile,
+    BufferId, Collective, GroupId, Layout, Operation, Optimizer, Plan, PlanError, Program, Recompute, Schedule, StageProgram,
+    Stream, Training, compile,
 };
 use proptest::prelude::*;
 
@@ -112,8 +112,83 @@ fn assert_sends_meet_receives(program: &Program) {
     }
 }
 
+/// Runs the lists of all stages, each stream on its own, where a message passes only when both ends have come to it: no buffer holds it.
+/// Collectives within a stage are its own affair; those of several stages need all of them.
+fn assert_no_deadlock(program: &Program) {
+    let streams: Vec<Vec<Vec<usize>>> = program
+        .stages
+        .iter()
+        .map(|stage| {
+            let of = |stream: usize| {
+                (0..stage.instructions.len()).filter(move |&one| stage.instructions[one].stream.0 as usize == stream)
+            };
+            (0..stage.streams.len()).map(|stream| of(stream).collect()).collect()
+        })
+        .collect();
+    let mut next: Vec<Vec<usize>> = streams.iter().map(|streams| vec![0; streams.len()]).collect();
+    let mut done: Vec<Vec<bool>> = program.stages.iter().map(|stage| vec![false; stage.instructions.len()]).collect();
+    // The instruction at the head of a stream, if it waits for nothing of its own stage.
+    let head = |next: &[Vec<usize>], done: &[Vec<bool>], stage: usize, stream: usize| {
+        let &id = streams[stage][stream].get(next[stage][stream])?;
+        let after = &program.stages[stage].instructions[id].after;
+        after.iter().all(|other| done[stage][other.0 as usize]).then_some(id)
+    };
+    let stream_of = |stage: usize, wanted: &Stream| program.stages[stage].streams.iter().position(|one| one == wanted);
+    loop {
+        let mut progress = false;
+        for (stage, lists) in streams.iter().enumerate() {
+            for stream in 0..lists.len() {
+                while let Some(id) = head(&next, &done, stage, stream) {
+                    let others: Vec<(usize, Option<usize>)> = match &program.stages[stage].instructions[id].operation {
+                        Operation::Send { stage: to, .. } => vec![(*to, stream_of(*to, &Stream::ReceiveFrom(stage)))],
+                        Operation::Receive { stage: from, .. } => vec![(*from, stream_of(*from, &Stream::SendTo(stage)))],
+                        Operation::Collective { group, .. } => {
+                            let group = &program.stages[stage].groups[group.0 as usize];
+                            let others = group.stages.iter().filter(|&&other| other != stage);
+                            others
+                                .map(|&other| {
+                                    let number = program.stages[other].groups.iter().position(|one| one == group);
+                                    let stream =
+                                        number.and_then(|number| stream_of(other, &Stream::Group(GroupId(number as u16))));
+                                    (other, stream)
+                                })
+                                .collect()
+                        }
+                        _ => Vec::new(),
+                    };
+                    let heads: Option<Vec<(usize, usize, usize)>> = others
+                        .iter()
+                        .map(|&(other, stream)| Some((other, stream?, head(&next, &done, other, stream?)?)))
+                        .collect();
+                    let Some(heads) = heads else { break };
+                    for (stage, stream, id) in heads.into_iter().chain([(stage, stream, id)]) {
+                        next[stage][stream] += 1;
+                        done[stage][id] = true;
+                    }
+                    progress = true;
+                }
+            }
+        }
+        if !progress {
+            break;
+        }
+    }
+    for (stage, done) in program.stages.iter().zip(&done) {
+        let hanging: Vec<&str> =
+            stage.instructions.iter().zip(done).filter(|(_, done)| !**done).map(|(one, _)| stage.name_of(one)).collect();
+        assert!(
+            hanging.is_empty(),
+            "deadlock: stage {} never runs {} instructions, first {}",
+            stage.stage,
+            hanging.len(),
+            hanging[0]
+        );
+    }
+}
+
 fn assert_sound(program: &Program) {
     assert_sends_meet_receives(program);
+    assert_no_deadlock(program);
     for stage in &program.stages {
         assert_reads_what_was_written(stage);
         assert_no_race(stage);
@@ -122,9 +197,9 @@ fn assert_sound(program: &Program) {
 
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
-        proptest::collection::vec(prop_oneof![Just(4usize), Just(8), Just(12)], 2..6).prop_map(|widths| Model::Mlp { widths }),
+        proptest::collection::vec(prop_oneof![Just(4usize), Just(8), Just(12)], 2..10).prop_map(|widths| Model::Mlp { widths }),
         Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
-        (1usize..4, any::<bool>()).prop_map(|(layers, tied_embeddings)| Model::Gpt {
+        (1usize..8, any::<bool>()).prop_map(|(layers, tied_embeddings)| Model::Gpt {
             layers,
             hidden: 16,
             heads: 4,
@@ -133,7 +208,47 @@ fn models() -> impl Strategy<Value = Model> {
             sequence: 8,
             tied_embeddings,
         }),
+        prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            kv_heads: Some(kv_heads),
+            ffn: 24,
+            vocab: 32,
+            sequence: 8,
+            tied_embeddings: false,
+            rope_theta: 10_000,
+        }),
+        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8 }),
+        Just(Model::Vit { layers: 2, hidden: 16, heads: 4, ffn: None, patch: 4, image: 8, channels: 1, classes: 10 }),
     ]
+}
+
+/// Every schedule, with numbers of chunks that it orders.
+fn schedules() -> impl Strategy<Value = (Schedule, usize)> {
+    prop_oneof![
+        Just((Schedule::Gpipe, 1)),
+        Just((Schedule::OneForwardOneBackward, 1)),
+        (1usize..4).prop_map(|chunks| (Schedule::Interleaved, chunks)),
+        Just((Schedule::ZeroBubbleH1, 1)),
+        Just((Schedule::ZeroBubbleV, 2)),
+    ]
+}
+
+/// Cuts of the blocks of a model into so many runs, as uneven as the seed says; none where the seed is even, or there are too few blocks.
+fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
+    let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false, vocabulary_parts: 1 };
+    let blocks = model.graph("model", &options).ok()?.blocks.len();
+    if seed.is_multiple_of(2) || runs > blocks {
+        return None;
+    }
+    let mut cuts = vec![1; runs];
+    let mut state = seed;
+    for _ in runs..blocks {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        cuts[(state >> 33) as usize % runs] += 1;
+    }
+    Some(cuts)
 }
 
 prop_compose! {
@@ -141,21 +256,20 @@ prop_compose! {
         data in prop_oneof![Just(1usize), Just(2), Just(3), Just(4)],
         tensor in prop_oneof![Just(1usize), Just(2), Just(4)],
         context in prop_oneof![3 => Just(1usize), 1 => Just(2)],
-        pipeline in 1usize..3,
+        (schedule, virtual_stages) in schedules(),
+        pipeline in 1usize..5,
         micro_batch in 1usize..3,
-        micro_batches in 1usize..5,
-        gpipe in any::<bool>(),
+        micro_batches in 1usize..8,
         recompute in recomputes(),
         sequence_parallel in any::<bool>(),
         zero in 0usize..4,
         group in any::<bool>(),
         bucket in prop_oneof![Just(64u64), Just(4096), Just(25 << 20)],
     ) -> (Layout, usize) {
-        let schedule = if gpipe { Schedule::Gpipe } else { Schedule::OneForwardOneBackward };
         let bucket = foretell_units::Bytes::new(bucket);
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
-            data, tensor, context, pipeline, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
+            data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
             ..Layout::default()
         };
         (layout, data * micro_batch * micro_batches)
@@ -167,12 +281,14 @@ fn recomputes() -> impl Strategy<Value = Recompute> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
     fn every_program_is_free_of_races_and_reads_only_what_was_written(
-        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), half in any::<bool>()
+        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), half in any::<bool>(), seed in any::<u64>()
     ) {
+        let cuts = uneven_cuts(&model, layout.pipeline * layout.virtual_stages, seed);
+        let layout = Layout { cuts, ..layout };
         let mut plan = Plan::new(layout, batch);
         plan.training.clip_norm = clip.then_some(1.0);
         if half { plan.precision = foretell_units::DataType::Fp16; }
@@ -190,41 +306,6 @@ proptest! {
             };
             prop_assert_eq!(kept(training), kept(evaluation));
         }
-    }
-
-    #[test]
-    fn every_schedule_runs_each_pass_once_in_order_and_holds_no_more_than_it_says(
-        stages in 1usize..9, micro_batches in 1usize..17, gpipe in any::<bool>()
-    ) {
-        let schedule = if gpipe { Schedule::Gpipe } else { Schedule::OneForwardOneBackward };
-        let lists: Vec<_> = (0..stages).map(|stage| schedule.order(stages, micro_batches, stage)).collect();
-        let mut done = std::collections::BTreeSet::new();
-        let mut next = vec![0; stages];
-        let mut held = vec![0usize; stages];
-        // Runs whatever can run until nothing can: all must have run then.
-        loop {
-            let mut progress = false;
-            for stage in 0..stages {
-                while let Some(task) = lists[stage].get(next[stage]) {
-                    let ready = match task.pass {
-                        StagePass::Forward => stage == 0 || done.contains(&(StagePass::Forward, task.micro_batch, stage - 1)),
-                        StagePass::Backward => done.contains(&(StagePass::Forward, task.micro_batch, stage))
-                            && (stage + 1 == stages || done.contains(&(StagePass::Backward, task.micro_batch, stage + 1))),
-                    };
-                    if !ready { break; }
-                    prop_assert!(done.insert((task.pass, task.micro_batch, stage)), "a pass runs twice");
-                    match task.pass {
-                        StagePass::Forward => held[stage] += 1,
-                        StagePass::Backward => held[stage] -= 1,
-                    }
-                    prop_assert!(held[stage] <= schedule.in_flight_bound(stages, micro_batches, stage));
-                    next[stage] += 1;
-                    progress = true;
-                }
-            }
-            if !progress { break; }
-        }
-        prop_assert_eq!(done.len(), 2 * stages * micro_batches, "deadlock");
     }
 }
 
@@ -257,6 +338,39 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
     // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
     assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4 + 2, "{program}");
     assert_eq!(count(&program.stages[0], "all_gather"), 1);
+}
+
+#[test]
+fn attention_reads_its_packed_projection_without_a_copy() {
+    let gpt = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    for recompute in [Recompute::None, Recompute::Full] {
+        let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
+        let kinds = ["split", "join", "attention_gradient"].map(|kind| count(&program.stages[0], kind));
+        assert_eq!(kinds, [0, 0, 3], "{program}");
+    }
+}
+
+#[test]
+fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
+    let llama = |kv_heads| Model::Llama {
+        layers: 2,
+        hidden: 32,
+        heads: 8,
+        kv_heads: Some(kv_heads),
+        ffn: 48,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: false,
+        rope_theta: 10_000,
+    };
+    for (kv_heads, shape) in [(8, vec![4, 4, 32]), (2, vec![1, 4, 4, 32])] {
+        let program = program(&llama(kv_heads), Layout { tensor: 2, ..Layout::default() }, 1);
+        let stage = &program.stages[0];
+        // Megatron's four a layer, and those of the shared out vocabulary: the embedding's sum, and the head's in the backward pass.
+        assert_eq!(count(stage, "all_reduce"), 2 * 4 + 2, "{program}");
+        let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
+        assert_eq!(query.shape, shape);
+    }
 }
 
 #[test]
@@ -315,6 +429,68 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
     assert!((ratio(&model, 2, Recompute::None) - 1.0).abs() < 1e-12, "ranks share out all products");
     assert!(ratio(&odd, 2, Recompute::None) > 1.0, "a vocabulary that does not divide is whole on every rank");
     assert!(ratio(&model, 1, Recompute::Full) > 1.2, "blocks are computed again");
+}
+
+#[test]
+fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
+    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
+    let stage = &program.stages[0];
+    // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
+    // all-gather, and what a product reads is gathered again for its weight's gradient.
+    assert_eq!(count(stage, "reduce_scatter"), 3 * 4 + 2, "{program}");
+    assert!(count(stage, "all_gather") >= 3 * 4 + 2, "{program}");
+    let activations = |stage: &StageProgram| {
+        let norms = stage.instructions.iter().filter(|one| one.operation.kind() == "layer_norm");
+        norms.map(|one| stage.buffer(one.writes[0]).shape.clone()).collect::<Vec<_>>()
+    };
+    assert!(activations(stage).iter().all(|shape| shape[..] == [1, 4, 32]), "norms have half of the sequence: {program}");
+    // The gradients of what every rank has whole are sums over the ranks of `tensor`, too.
+    assert!(count(stage, "all_reduce") >= 1);
+}
+
+#[test]
+fn zero_shards_what_it_says() {
+    let model = Model::Mlp { widths: vec![64, 64, 64, 16] };
+    let program = |zero| program(&model, Layout { data: 4, zero, ..Layout::default() }, 8);
+    let kept = |program: &Program, role| -> u64 {
+        let buffers = program.stages[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
+        buffers.map(|one| one.bytes.count()).sum()
+    };
+    use foretell_program::BufferRole::{Gradient, OptimizerState, Parameter};
+    let whole = program(0);
+    let shares = |zero| {
+        let program = program(zero);
+        [Parameter, Gradient, OptimizerState].map(|role| kept(&whole, role) as f64 / kept(&program, role) as f64)
+    };
+    let is_about =
+        |shares: [f64; 3], expected: [f64; 3]| shares.iter().zip(expected).all(|(one, two)| (one / two - 1.0).abs() < 0.02);
+    assert!(is_about(shares(1), [1.0, 1.0, 4.0]), "{:?}", shares(1));
+    assert!(is_about(shares(2), [1.0, 4.0, 4.0]), "{:?}", shares(2));
+    assert!(is_about(shares(3), [4.0, 4.0, 4.0]), "{:?}", shares(3));
+    let hybrid = Layout { data: 4, zero: 3, shard_group: Some(2), ..Layout::default() };
+    let hybrid = compile(&model, "model", &Plan::new(hybrid, 8)).expect("a plan that fits").training;
+    assert!((kept(&whole, Parameter) as f64 / kept(&hybrid, Parameter) as f64 - 2.0).abs() < 0.02);
+    // Two kinds of groups: shards within a shard group, sums over those of the same position in all of them.
+    assert_eq!(hybrid.stages[0].groups.len(), 2);
+}
+
+#[test]
+fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
+    let model = Model::Gpt { layers: 4, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: false };
+    let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
+    let stage = &program.stages[0];
+    let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
+        stage.instructions.iter().position(predicate).expect("there is one")
+    };
+    let gathers: Vec<usize> =
+        (0..stage.instructions.len()).filter(|&index| stage.instructions[index].operation.kind() == "all_gather").collect();
+    let attention = first(&|one| one.operation.kind().starts_with("attention"));
+    // Before the first layer's attention: the embedding's, the first layer's own and the second's.
+    assert!(gathers.iter().filter(|&&index| index < attention).count() >= 3, "{program}");
+    // And they are dropped: fewer bytes at once than all parameters.
+    let all: u64 = gathers.iter().map(|&index| stage.buffer(stage.instructions[index].writes[0]).bytes.count()).sum();
+    assert!(stage.arena.count() < all * 3, "{} and {all}", stage.arena);
 }
 
 #[test]

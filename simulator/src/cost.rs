@@ -8,8 +8,8 @@ use crate::kernels::KernelTable;
 use crate::roofline;
 use crate::simulation::Quantile;
 use foretell_models::Kernel;
-use foretell_program::{Profile, Sample};
-use foretell_topologies::{DeviceKind, LinkClass, Topology};
+use foretell_program::{Exchange, Profile, Reach, Sample};
+use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 
 /// Where an estimate comes from.
@@ -60,6 +60,11 @@ impl Estimate {
         Self { median, p10: median / roofline::SPREAD, p90: median * roofline::SPREAD, source: Source::Roofline }
     }
 
+    /// The same on a device of so many times the speed.
+    fn over(self, speed: f64) -> Self {
+        Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
+    }
+
     pub(crate) fn measured(sample: &Sample) -> Self {
         Self { median: sample.median, p10: sample.p10, p90: sample.p90, source: Source::Measured }
     }
@@ -106,6 +111,26 @@ impl LinkEfficiency {
     /// Every link gives what it states.
     pub const IDEAL: Self = Self { device: 1.0, host_memory: 1.0, nic: 1.0, switch: 1.0 };
 
+    /// What a profile's largest message made of each class of link, where one crossed it; the default for the others. The route's slowest
+    /// link of the class is the one that bounded it.
+    fn measured(profile: &Profile, topology: &Topology) -> Self {
+        let efficiency = |reach, class| {
+            let messages = profile.exchanges.iter().filter(|one| one.exchange == Exchange::SendReceive && one.reach == reach);
+            let largest = messages.max_by_key(|message| message.bytes)?;
+            let rates = topology.links().iter().filter(|link| link.class == class).map(|link| link.bandwidth.value());
+            let slowest = rates.fold(f64::INFINITY, f64::min);
+            let rate = largest.bytes as f64 / largest.time.median.value();
+            // Below half of the rate something else was the bound: a processor, or a narrower link.
+            Some(rate / slowest).filter(|share| (0.5..=1.0).contains(share))
+        };
+        let assumed = Self::default();
+        Self {
+            nic: efficiency(Reach::Switch, LinkClass::Nic).unwrap_or(assumed.nic),
+            switch: efficiency(Reach::Fabric, LinkClass::Switch).unwrap_or(assumed.switch),
+            ..assumed
+        }
+    }
+
     /// That of a link of a class.
     pub fn of(&self, class: LinkClass) -> f64 {
         match class {
@@ -128,11 +153,15 @@ pub struct CostModel {
     /// How much slower than its costs say a device is over time: quantiles at equal steps of probability (see [`Profile::paces`]). None is
     /// below 1: costs are those of a device at its best, and a lower bound made of them has to stay one.
     pub paces: Vec<f64>,
+    /// Cores that a lab's devices share in turn, where the profile was measured in one: device n is on core n modulo this.
+    pub cores: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
 struct KindCosts {
     kind: DeviceKind,
+    /// How fast it is beside a whole device of its figures, of which the samples are.
+    speed: f64,
     parameters: Parameters,
     kernels: Option<KernelTable>,
     exchanges: Option<ExchangeTable>,
@@ -143,28 +172,38 @@ impl CostModel {
     /// library device that it names; the data sheet for all others. Where it is of no kind of device here, nothing of it counts.
     pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
         let kinds = topology.device_kinds();
-        let profile = profile.filter(|profile| kinds.iter().any(|kind| is_of(profile, kind)));
+        let profile = profile.filter(|profile| kinds.iter().any(|kind| is_of(profile, kind, topology)));
         let buffered = profile.map_or(Bytes::ZERO, |profile| Bytes::new(profile.buffered_bytes));
         let paces = profile.map(|profile| {
             let paces = profile.paces.iter().copied().filter(|pace| pace.is_finite());
             paces.map(|pace| pace.max(1.0)).collect()
         });
         Self {
-            kinds: kinds.iter().map(|kind| KindCosts::new(kind, profile)).collect(),
-            links: LinkEfficiency::default(),
+            kinds: kinds
+                .iter()
+                .map(|kind| KindCosts::new(kind, profile.filter(|profile| is_of(profile, kind, topology))))
+                .collect(),
+            links: profile.map_or_else(LinkEfficiency::default, |profile| LinkEfficiency::measured(profile, topology)),
             buffered,
             paces: paces.unwrap_or_default(),
+            cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
         }
     }
 
     /// How long a kernel takes alone on a device of a kind (an index into [`Topology::device_kinds`]).
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Estimate {
         let costs = &self.kinds[kind];
-        costs
+        let whole = costs
             .kernels
             .as_ref()
             .and_then(|table| table.estimate(kernel, accumulate, precision, &costs.kind))
-            .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)))
+            .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)));
+        whole.over(costs.speed)
+    }
+
+    /// How fast a kind of device is beside a whole device of its figures.
+    pub(crate) fn speed(&self, kind: usize) -> f64 {
+        self.kinds[kind].speed
     }
 
     /// What a kind of device costs beside its kernels.
@@ -193,18 +232,26 @@ impl CostModel {
     }
 }
 
-/// Whether a profile was measured on a kind of device.
-fn is_of(profile: &Profile, kind: &DeviceKind) -> bool {
-    kind.name == profile.device || kind.base.as_ref() == Some(&profile.device)
+/// Whether a profile was measured on a kind of device: on that very kind, on the library's device that it was made from, on one that is
+/// alike but for the share that it has of a core, or, for a lab's devices, on this machine's cores, of which they are made.
+fn is_of(profile: &Profile, kind: &DeviceKind, topology: &Topology) -> bool {
+    let measured = || topology.device_kinds().iter().find(|one| one.name == profile.device);
+    kind.name == profile.device
+        || kind.base.as_ref() == Some(&profile.device)
+        || measured().is_some_and(|measured| measured.is_like(kind))
+        || (topology.is_lab() && kind.architecture == Architecture::Cpu && profile.device == LOCAL_DEVICE)
 }
 
 impl KindCosts {
+    /// The costs of a kind, for which the profile holds if there is one.
     fn new(kind: &DeviceKind, profile: Option<&Profile>) -> Self {
         let assumed = roofline::parameters(kind.architecture);
-        let profile = profile.filter(|profile| is_of(profile, kind));
         let Some(profile) = profile else {
-            return Self { kind: kind.clone(), parameters: assumed, kernels: None, exchanges: None };
+            let speed = kind.speed();
+            return Self { kind: kind.clone(), speed, parameters: assumed.over(speed), kernels: None, exchanges: None };
         };
+        let measured = profile.speeds.iter().find(|one| one.device == kind.name && one.speed > 0.0);
+        let speed = measured.map_or(kind.speed(), |one| one.speed);
         let parameters = Parameters {
             instruction_overhead: Estimate::measured(&profile.instruction_overhead),
             stream_handoff: Estimate::measured(&profile.stream_handoff),
@@ -214,6 +261,20 @@ impl KindCosts {
             ..assumed
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
-        Self { kind: kind.clone(), parameters, kernels: Some(kernels), exchanges: ExchangeTable::new(&profile.exchanges) }
+        let exchanges = ExchangeTable::new(&profile.exchanges);
+        Self { kind: kind.clone(), speed, parameters: parameters.over(speed), kernels: Some(kernels), exchanges }
+    }
+}
+
+impl Parameters {
+    /// The same on a device of so many times the speed.
+    fn over(self, speed: f64) -> Self {
+        Self {
+            instruction_overhead: self.instruction_overhead.over(speed),
+            stream_handoff: self.stream_handoff.over(speed),
+            step_overhead: self.step_overhead.over(speed),
+            load_seconds_per_byte: self.load_seconds_per_byte / speed,
+            ..self
+        }
     }
 }

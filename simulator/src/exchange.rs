@@ -7,7 +7,7 @@ use crate::cost::{Estimate, Source};
 use crate::network::Shape;
 use crate::roofline::SPREAD;
 use crate::simulation::Quantile;
-use foretell_program::{Exchange, ExchangeSample};
+use foretell_program::{Exchange, ExchangeSample, Reach};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
@@ -77,11 +77,11 @@ impl Algorithm {
     }
 }
 
-/// The samples of exchanges on one node of devices of one kind.
+/// The samples of exchanges of devices of one kind.
 #[derive(Clone, Debug)]
 pub(crate) struct ExchangeTable {
-    /// By exchange and group size; each list by bytes.
-    curves: BTreeMap<(Exchange, usize), Vec<Point>>,
+    /// By exchange, reach and group size; each list by bytes.
+    curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,11 +94,11 @@ struct Point {
 impl ExchangeTable {
     /// `None` where there are no samples.
     pub(crate) fn new(samples: &[ExchangeSample]) -> Option<Self> {
-        let mut curves: BTreeMap<(Exchange, usize), Vec<Point>> = BTreeMap::new();
+        let mut curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| sample.ranks > 1 && sample.time.median > Seconds::ZERO) {
             let point =
                 Point { bytes: sample.bytes.max(1) as f64, time: Estimate::measured(&sample.time), processor: sample.processor };
-            curves.entry((sample.exchange, sample.ranks)).or_default().push(point);
+            curves.entry((sample.exchange, sample.reach, sample.ranks)).or_default().push(point);
         }
         for curve in curves.values_mut() {
             curve.sort_by(|one, two| one.bytes.total_cmp(&two.bytes));
@@ -107,11 +107,11 @@ impl ExchangeTable {
         (!curves.is_empty()).then_some(Self { curves })
     }
 
-    /// What the samples say, if this exchange was measured among any number of ranks. `handoff` is what passing it to its stream
+    /// What the samples say, if this exchange was measured among any number of ranks that are as far apart. `handoff` is what passing it to its stream
     /// and waiting for it costs, which the samples hold and the Program's instructions pay by themselves.
     pub(crate) fn cost(
         &self,
-        exchange: Exchange,
+        (exchange, reach): (Exchange, Reach),
         ranks: usize,
         bytes: f64,
         flow_bytes: f64,
@@ -120,11 +120,11 @@ impl ExchangeTable {
     ) -> Option<Cost> {
         // The measured group size nearest by ratio; of two equally near the smaller.
         let ratio = |measured: usize| (measured as f64 / ranks as f64).ln().abs();
-        let (&(_, measured), curve) = self
+        let (&(_, _, measured), curve) = self
             .curves
             .iter()
-            .filter(|((kind, _), _)| *kind == exchange)
-            .min_by(|((_, one), _), ((_, two), _)| ratio(*one).total_cmp(&ratio(*two)))?;
+            .filter(|((kind, distance, _), _)| *kind == exchange && *distance == reach)
+            .min_by(|((_, _, one), _), ((_, _, two), _)| ratio(*one).total_cmp(&ratio(*two)))?;
         // A ring takes as many more steps as it has members more.
         let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
         let (first, last) = (curve.first()?, curve.last()?);
@@ -174,11 +174,13 @@ mod tests {
     fn sample(ranks: usize, bytes: u64, seconds: f64) -> ExchangeSample {
         let median = Seconds::new(seconds);
         let time = Sample { median, p10: median / 2.0, p90: median * 2.0, count: 9 };
-        ExchangeSample { exchange: Exchange::AllReduce, ranks, bytes, time, processor: median / 2.0 }
+        ExchangeSample { exchange: Exchange::AllReduce, reach: Reach::Node, ranks, bytes, time, processor: median / 2.0 }
     }
 
     fn alone(table: &ExchangeTable, ranks: usize, bytes: f64) -> (f64, Source) {
-        let cost = table.cost(Exchange::AllReduce, ranks, bytes, bytes, Seconds::ZERO, Quantile::Median).expect("was measured");
+        let cost = table
+            .cost((Exchange::AllReduce, Reach::Node), ranks, bytes, bytes, Seconds::ZERO, Quantile::Median)
+            .expect("was measured");
         ((cost.latency + cost.flow).value(), cost.source)
     }
 
@@ -199,15 +201,30 @@ mod tests {
         let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
         assert_eq!(alone(&table, 2, f64::from(1 << 20)).1, Source::Extrapolated);
         assert_eq!(alone(&table, 4, f64::from(1 << 10)).1, Source::Extrapolated);
-        assert!(table.cost(Exchange::AllGather, 2, 8.0, 8.0, Seconds::ZERO, Quantile::Median).is_none());
+        assert!(table.cost((Exchange::AllGather, Reach::Node), 2, 8.0, 8.0, Seconds::ZERO, Quantile::Median).is_none());
         assert!(ExchangeTable::new(&[]).is_none());
+    }
+
+    #[test]
+    fn what_was_measured_nearby_says_nothing_of_what_is_far() {
+        let near = sample(2, 1 << 10, 1e-5);
+        let far = ExchangeSample { reach: Reach::Fabric, ..sample(2, 1 << 10, 1e-3) };
+        let table = ExchangeTable::new(&[near, far]).expect("samples");
+        let time = |reach| {
+            let cost = table.cost((Exchange::AllReduce, reach), 2, 1024.0, 1024.0, Seconds::ZERO, Quantile::Median)?;
+            Some((cost.latency + cost.flow).value())
+        };
+        assert!(time(Reach::Node).is_some_and(|time| (time - 1e-5).abs() < 1e-12));
+        assert!(time(Reach::Fabric).is_some_and(|time| (time - 1e-3).abs() < 1e-12));
+        assert_eq!(time(Reach::Switch), None);
     }
 
     #[test]
     fn handing_over_is_not_counted_twice() {
         let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
         let handoff = Seconds::new(2e-6);
-        let cost = table.cost(Exchange::AllReduce, 2, 1024.0, 1024.0, handoff, Quantile::Median).expect("was measured");
+        let cost =
+            table.cost((Exchange::AllReduce, Reach::Node), 2, 1024.0, 1024.0, handoff, Quantile::Median).expect("was measured");
         assert!(((cost.latency + cost.flow).value() - 6e-6).abs() < 1e-15);
     }
 }

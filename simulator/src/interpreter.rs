@@ -163,7 +163,7 @@ impl<'a> Interpreter<'a> {
         for (channel, one) in (0..).zip(&lowered.channels) {
             parties.extend((0..one.bytes.len() as u32).map(|nth| Parties::Channel { channel, nth }));
         }
-        let processors = lowered.ranks.len().min(lowered.topology.device_count());
+        let processors = lowered.processors;
         let handoff = |kind| lowered.costs.parameters(kind).stream_handoff.at(quantile).into();
         Self {
             lowered,

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -181,6 +181,10 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::ReluGradient { elements }
         | Kernel::Gelu { elements }
         | Kernel::GeluGradient { elements }
+        | Kernel::GeluExact { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::SiluMultiplyGradient { elements }
         | Kernel::Add { elements }
         | Kernel::AdamW { elements, .. }
         | Kernel::SumOfSquares { elements }
@@ -205,15 +209,29 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         Kernel::RunningStatistics { channels, .. } => plain(&[channels]),
         Kernel::GlobalAveragePool { batch, positions, channels }
         | Kernel::GlobalAveragePoolGradient { batch, positions, channels } => plain(&[batch, positions, channels]),
-        Kernel::LayerNorm { rows, features }
+        Kernel::LayerNorm { rows, features, .. }
+        | Kernel::RmsNorm { rows, features, .. }
+        | Kernel::RmsNormInputGradient { rows, features }
+        | Kernel::RmsNormWeightGradient { rows, features }
         | Kernel::LayerNormInputGradient { rows, features }
         | Kernel::LayerNormWeightGradient { rows, features } => plain(&[rows, features]),
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => {
+            plain(&[sizes.batch, sizes.positions, sizes.heads, sizes.head_dimension])
+        }
+        Kernel::Prepend { batch, positions, features }
+        | Kernel::PrependInputGradient { batch, positions, features }
+        | Kernel::PrependWeightGradient { batch, positions, features }
+        | Kernel::First { batch, positions, features }
+        | Kernel::FirstGradient { batch, positions, features } => plain(&[batch, positions, features]),
         Kernel::Embedding { tokens, vocabulary, hidden, parts }
         | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => plain(&[tokens, vocabulary, hidden, parts]),
-        Kernel::Attention { batch, sequence, heads, head_dimension, causal }
-        | Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-            at(&[batch, sequence, heads, head_dimension], [causal, false, false])
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+            let Attention { batch, queries, keys, key_heads, group, head_dimension, causal, packed, .. } = sizes;
+            // The pairs that are seen are to those that there are as the work of a causal part is to that of a whole.
+            let unseen = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
+            at(&[batch, queries, keys, key_heads, group, head_dimension, unseen], [causal, packed, sizes.relative.is_some()])
         }
+        Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),
         Kernel::CrossEntropy { rows, classes }
         | Kernel::LogitStatistics { rows, classes, .. }
         | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),

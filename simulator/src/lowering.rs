@@ -19,7 +19,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 #[derive(Debug)]
 pub(crate) struct Lowered<'a> {
     pub(crate) program: &'a Program,
-    pub(crate) topology: &'a Topology,
     pub(crate) costs: &'a CostModel,
     /// Who is simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
@@ -30,6 +29,8 @@ pub(crate) struct Lowered<'a> {
     pub(crate) exchanges: u32,
     /// The capacities of what is shared: links that anyone uses, then processors.
     pub(crate) capacities: Vec<f64>,
+    /// How many of these are processors, which come last.
+    pub(crate) processors: usize,
     /// Kernels that no sample says anything of.
     uncalibrated_kernels: BTreeSet<String>,
 }
@@ -144,8 +145,10 @@ impl<'a> Lowered<'a> {
             work.entry(rank.kind).or_insert_with(|| durations(program, stage, costs, rank.kind, &mut uncalibrated_kernels));
         }
         let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &stages, &mut ranks)?;
-        let capacities = number_resources(topology, costs, &mut ranks, &mut groups, &mut channels);
-        Ok(Self { program, topology, costs, ranks, stages, groups, channels, exchanges, capacities, uncalibrated_kernels })
+        // A lab's devices may be fewer cores.
+        let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
+        let capacities = number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
+        Ok(Self { program, costs, ranks, stages, groups, channels, exchanges, capacities, processors, uncalibrated_kernels })
     }
 
     /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
@@ -308,6 +311,7 @@ fn durations(
 fn number_resources(
     topology: &Topology,
     costs: &CostModel,
+    processors: usize,
     ranks: &mut [SimulatedRank],
     groups: &mut [GroupSet],
     channels: &mut [Channel],
@@ -333,10 +337,9 @@ fn number_resources(
     }
     let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
     let links = capacities.len();
-    let processors = ranks.len().min(topology.device_count());
     capacities.resize(links + processors, 1.0);
     for rank in ranks {
-        rank.processor = (links + rank.device.0) as u32;
+        rank.processor = (links + rank.device.0 % processors) as u32;
     }
     capacities
 }

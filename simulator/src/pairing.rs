@@ -9,8 +9,8 @@ use crate::exchange::{Algorithm, Cost};
 use crate::lowering::{LoweredStage, SimulatedRank};
 use crate::network::Shape;
 use crate::simulation::Quantile;
-use foretell_program::{Axis, Collective, Exchange, Group, Operation, Program, Rank};
-use foretell_topologies::{DeviceId, Topology};
+use foretell_program::{Axis, Collective, Exchange, Group, Operation, Program, Rank, Reach};
+use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub(crate) struct GroupSet {
     pub(crate) ring: Option<Shape>,
     pub(crate) tree: Option<Shape>,
     pub(crate) pairs: Option<Shape>,
-    /// The kind of its devices, if they are all of one kind and on one node: samples hold there.
-    measured_kind: Option<usize>,
+    /// How far apart its members are, if samples hold for the devices of all of them.
+    measured: Option<Reach>,
     /// The kind of its first device, for the overheads.
     kind: usize,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Channel {
     /// The bytes of each message.
     pub(crate) bytes: Vec<u64>,
     pub(crate) shape: Shape,
-    measured_kind: Option<usize>,
+    measured: Option<Reach>,
     kind: usize,
 }
 
@@ -176,7 +176,7 @@ impl Pairing {
                     receive_peer: receive_peer as u32,
                     first_exchange: self.exchanges,
                     shape: Shape::point_to_point(topology, &costs.links, devices[0], devices[1])?,
-                    measured_kind: kind_on_one_node(topology, &devices),
+                    measured: measured(topology, costs, &devices)?,
                     kind: ranks[sender].kind,
                     bytes,
                 };
@@ -223,7 +223,7 @@ impl GroupSet {
             ring: ring.transpose()?,
             tree: tree.transpose()?,
             pairs: pairs.transpose()?,
-            measured_kind: kind_on_one_node(topology, &devices),
+            measured: measured(topology, costs, &devices)?,
             kind: devices.first().map_or(0, |&device| topology.kind_index(device)),
             collectives,
         })
@@ -244,9 +244,9 @@ impl GroupSet {
             Collective::AllToAll => (Exchange::AllGather, self.pairs.as_ref(), Algorithm::ALL_PAIRS),
         };
         let parameters = costs.parameters(self.kind);
-        if let Some(table) = self.measured_kind.and_then(|kind| costs.exchanges(kind)) {
+        if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind)) {
             let handoff = parameters.stream_handoff.at(quantile);
-            if let Some(cost) = table.cost(exchange, members, bytes, bytes * algorithm.share, handoff, quantile) {
+            if let Some(cost) = table.cost((exchange, reach), members, bytes, bytes * algorithm.share, handoff, quantile) {
                 return (cost, shape);
             }
         }
@@ -269,9 +269,9 @@ impl Channel {
         let bytes = self.bytes[nth as usize] as f64;
         let parameters = costs.parameters(self.kind);
         let handoff = parameters.stream_handoff.at(quantile);
-        self.measured_kind
-            .and_then(|kind| costs.exchanges(kind))
-            .and_then(|table| table.cost(Exchange::SendReceive, 2, bytes, bytes, handoff, quantile))
+        self.measured
+            .zip(costs.exchanges(self.kind))
+            .and_then(|(reach, table)| table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, handoff, quantile))
             .unwrap_or_else(|| Algorithm::MESSAGE.cost(&self.shape, parameters.exchange_overhead, bytes, quantile))
     }
 }
@@ -323,9 +323,19 @@ fn message_bytes(program: &Program, stage: usize, instructions: &[u32]) -> Vec<u
         .collect()
 }
 
-/// The kind of some devices that are all of one kind and on one node.
-fn kind_on_one_node(topology: &Topology, devices: &[DeviceId]) -> Option<usize> {
-    let &first = devices.first()?;
-    let (node, kind) = (topology.node_of(first), topology.kind_index(first));
-    devices.iter().all(|&device| topology.node_of(device) == node).then_some(kind)
+/// How far apart devices are that exchange around a ring, if samples hold for all of them.
+fn measured(topology: &Topology, costs: &CostModel, devices: &[DeviceId]) -> Result<Option<Reach>, TopologyError> {
+    if devices.iter().any(|&device| costs.exchanges(topology.kind_index(device)).is_none()) {
+        return Ok(None);
+    }
+    let next = devices.iter().cycle().skip(1);
+    let mut reach = Reach::Node;
+    for (&from, &to) in devices.iter().zip(next) {
+        reach = reach.max(match topology.farthest_link(from, to)? {
+            Some(LinkClass::Switch) => Reach::Fabric,
+            Some(LinkClass::Nic) => Reach::Switch,
+            Some(LinkClass::Device | LinkClass::HostMemory) | None => Reach::Node,
+        });
+    }
+    Ok(Some(reach))
 }

@@ -6,8 +6,8 @@ use crate::lowering::Lowered;
 use crate::si;
 use crate::simulation::{Breakdown, Oversubscription, Quantile, Scenario, Simulation, run};
 use foretell_program::{Axis, Program};
-use foretell_topologies::Topology;
-use foretell_units::{Bytes, FlopsPerSecond, Seconds};
+use foretell_topologies::{DeviceKind, Topology};
+use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
 /// What is foretold of a step, with an interval. Serialises to the contract's document: plain numbers in SI base units.
@@ -90,7 +90,7 @@ pub fn predict(
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
     let peak: FlopsPerSecond =
-        lowered.ranks.iter().filter_map(|rank| topology.device_kind(rank.device).peak_rate(program.precision)).sum();
+        lowered.ranks.iter().filter_map(|rank| peak_of(topology.device_kind(rank.device), program.precision)).sum();
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
@@ -118,6 +118,11 @@ pub fn predict(
         wall_seconds: Seconds::ZERO,
     };
     Ok((prediction, median))
+}
+
+/// What a device computes at most with the share that it has of itself.
+fn peak_of(kind: &DeviceKind, precision: DataType) -> Option<FlopsPerSecond> {
+    Some(kind.peak_rate(precision)? * kind.speed())
 }
 
 /// Each rank's pace in one of [`DRAWS`] steps. Every rank goes once through all quantiles, each in an order of its own, so that ranks are

@@ -66,7 +66,7 @@ pub(crate) const SPREAD: f64 = 1.25;
 pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
     let efficiency = efficiency(kind.architecture);
     let (share, format) = match kernel {
-        Kernel::Attention { .. } | Kernel::AttentionGradient { .. } => (efficiency.attention, precision),
+        Kernel::Attention(_) | Kernel::AttentionGradient(_) => (efficiency.attention, precision),
         Kernel::Convolution(_) | Kernel::ConvolutionInputGradient(_) | Kernel::ConvolutionWeightGradient(_) => {
             (efficiency.convolution, precision)
         }

@@ -27,6 +27,7 @@ fn profile() -> Profile {
     let kernel = |kernel, seconds| KernelSample { kernel, accumulate: false, precision: DataType::Fp32, time: sample(seconds) };
     let exchange = |exchange, bytes: u64| ExchangeSample {
         exchange,
+        reach: Reach::Node,
         ranks: 2,
         bytes,
         time: sample(20e-6 + bytes as f64 / 0.5e9),
@@ -36,7 +37,7 @@ fn profile() -> Profile {
     let kinds = [Exchange::AllReduce, Exchange::SendReceive];
     Profile {
         device: "one".into(),
-        machine: MachineIdentity { device: "test".into(), system: "test".into(), devices: 2 },
+        machine: MachineIdentity { device: "test".into(), system: "test".into(), devices: 2, cores: None },
         backend: "cpu".into(),
         transport: "shared_memory".into(),
         measured_at: 0,
@@ -47,6 +48,7 @@ fn profile() -> Profile {
         communication_share: 0.5,
         buffered_bytes: 0,
         paces: vec![1.0],
+        speeds: Vec::new(),
         kernels: [64, 256, 1024, 4096]
             .into_iter()
             .map(|rows| kernel(matmul(rows), product_time(rows)))

@@ -6,7 +6,7 @@ use crate::fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
 use crate::library;
 use crate::node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
 use crate::spec::{DeviceSpec, LinkSpec, NetworkSpec, NicsSpec, NodeSpec, NodesSpec, ShortOrFull, TopologySpec};
-use crate::text::{At, suggest};
+use crate::text::{At, Scalar, suggest};
 use crate::topology::{Description, Topology};
 use foretell_units::{BytesPerSecond, Seconds};
 use std::collections::BTreeMap;
@@ -217,8 +217,19 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
             .or(base.as_ref().and_then(|base| base.power)),
         link: spec.link.as_ref().map(|link| link.positive("link")).transpose()?.or(base.as_ref().and_then(|base| base.link)),
         cores: spec.cores.as_ref().map(|cores| cores.count("cores")).transpose()?.or(base.as_ref().and_then(|base| base.cores)),
+        cpu_quota: spec.cpu_quota.as_ref().map(cpu_quota).transpose()?.or(base.as_ref().and_then(|base| base.cpu_quota)),
         source: spec.source.clone().or(base.as_ref().and_then(own)),
     })
+}
+
+/// A share of a core: more than none of it, and no more than all.
+fn cpu_quota(quota: &At<Scalar>) -> Result<f64, TopologyError> {
+    let share = quota.number("cpu_quota", 0.0)?;
+    if share > 0.0 && share <= 1.0 {
+        return Ok(share);
+    }
+    let what = format!("`cpu_quota: {share}` is no share of a core's time");
+    Err(TopologyError::invalid(quota.place, what, "write a number above 0 and up to 1, such as `cpu_quota: 0.5`"))
 }
 
 fn node_group(

@@ -37,11 +37,25 @@ pub struct DeviceKind {
     pub link: Option<BytesPerSecond>,
     /// How many processor cores make up one device, where it is a CPU. The lab gives a rank that many.
     pub cores: Option<usize>,
+    /// The share of its cores' time that the lab lets a device have, if the file asks for less than all of it. The figures above are those
+    /// of the whole device.
+    pub cpu_quota: Option<f64>,
     /// Where the figures are from.
     pub source: Option<String>,
 }
 
 impl DeviceKind {
+    /// How fast it is beside the device that its figures describe: its `cpu_quota`, or 1.
+    pub fn speed(&self) -> f64 {
+        self.cpu_quota.unwrap_or(1.0)
+    }
+
+    /// Whether the figures of two kinds describe the same device, whatever share of it each has.
+    pub fn is_like(&self, other: &DeviceKind) -> bool {
+        let whole = |kind: &DeviceKind| DeviceKind { name: String::new(), cpu_quota: None, source: None, ..kind.clone() };
+        whole(self) == whole(other)
+    }
+
     /// The dense peak rate at which products in `format` can be computed: the format's own figure, or that of the nearest wider
     /// format that the device has, since a narrow number can always be widened first (fp8 → bf16 or fp16 → fp32; tf32 → fp32).
     /// `None` for integers, and for fp64 where no figure is given.

@@ -11,6 +11,9 @@ use crate::topology::{Description, MAXIMUM_DEVICES, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What the kind of this machine's devices is called.
+pub const LOCAL_DEVICE: &str = "local-core";
+
 /// The clock assumed where `/proc/cpuinfo` says none, as on most Arm machines.
 const ASSUMED_MEGAHERTZ: f64 = 2500.0;
 
@@ -149,7 +152,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
     peak.extend([(DataType::Bf16, bf16), (DataType::Fp16, fp32)]);
     let model = processor.model.as_deref().unwrap_or("a processor of unknown model");
     DeviceKind {
-        name: "local-core".into(),
+        name: LOCAL_DEVICE.into(),
         base: None,
         architecture: Architecture::Cpu,
         memory,
@@ -158,6 +161,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
         power: None,
         link: None,
         cores: Some(1),
+        cpu_quota: None,
         source: Some(format!("estimated from /proc/cpuinfo: {model}, {megahertz:.0} MHz, {operations} fp32 operations a cycle")),
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::layout::{Link, LinkClass, LinkId};
 use foretell_units::{BytesPerSecond, Seconds};
+use std::ops::Range;
 
 /// The latency from the NIC of one node to that of another under the same switch where the file says none: an estimate for RDMA
 /// networks with what a collective library adds, the same as in the contract's example. Ethernet with TCP takes ten times it.
@@ -82,6 +83,17 @@ impl FabricLayout {
         layout
     }
 
+    /// The leaf switches, of so many nodes and with these links; none where the fabric is no tree.
+    pub(crate) fn leaves(&self, node_count: usize, links: &[Link]) -> Vec<Leaf> {
+        let Fabric::FatTree { .. } = self.fabric else { return Vec::new() };
+        let firsts = (0..node_count).step_by(self.nodes_per_leaf);
+        let ups = links.iter().skip(self.first_link).step_by(2);
+        firsts
+            .zip(ups)
+            .map(|(first, up)| Leaf { nodes: first..(first + self.nodes_per_leaf).min(node_count), uplink: up.bandwidth })
+            .collect()
+    }
+
     /// The fabric's links on the way from one node to a different one, in order; `None` where there is no way.
     pub(crate) fn path(&self, from_node: usize, to_node: usize) -> Option<FabricPath> {
         match self.fabric {
@@ -97,6 +109,15 @@ impl FabricLayout {
             }
         }
     }
+}
+
+/// A leaf switch of a fat tree.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Leaf {
+    /// The nodes under it.
+    pub nodes: Range<usize>,
+    /// What its uplinks carry together, each way.
+    pub uplink: BytesPerSecond,
 }
 
 /// A path through the fabric.

@@ -6,7 +6,7 @@
 
 use crate::device::DeviceKind;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::fabric::{FabricLayout, FabricPath, Network};
+use crate::fabric::{FabricLayout, FabricPath, Leaf, Network};
 use crate::node::{NodeGroup, NodeLinkKind};
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -182,6 +182,11 @@ impl Layout {
         }
         let latency = links.iter().map(|link| self.links[link.0].latency).sum();
         Ok(Route { links, latency, single_flow_limit })
+    }
+
+    /// The leaf switches of a fat tree.
+    pub(crate) fn leaves(&self) -> Vec<Leaf> {
+        self.fabric.leaves(self.node_count, &self.links)
     }
 
     fn node(&self, position: Position) -> usize {

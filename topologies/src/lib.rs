@@ -36,9 +36,9 @@ mod text;
 mod topology;
 
 pub use device::{Architecture, DeviceKind};
-pub use discovery::discover;
+pub use discovery::{LOCAL_DEVICE, discover};
 pub use error::{Place, TopologyError, TopologyProblem};
-pub use fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
+pub use fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Leaf, Network};
 pub use layout::{DeviceId, Link, LinkClass, LinkId, NodeId, Route};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
 pub use spec::{TopologyReference, TopologySpec};

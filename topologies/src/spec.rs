@@ -70,6 +70,8 @@ pub(crate) struct DeviceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cores: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_quota: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
 }
 
@@ -316,6 +318,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
         power: kind.power.map(written),
         link: kind.link.map(written),
         cores: kind.cores.map(|cores| Scalar::from(cores).into()),
+        cpu_quota: kind.cpu_quota.map(|quota| Scalar::from(quota).into()),
         source: kind.source.clone(),
     }
 }

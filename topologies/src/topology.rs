@@ -2,8 +2,8 @@
 
 use crate::device::DeviceKind;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::fabric::{Fabric, Network, nodes_per_leaf};
-use crate::layout::{DeviceId, Layout, Link, NodeId, Route, device_in_words, node_name, unreachable};
+use crate::fabric::{Fabric, Leaf, Network, nodes_per_leaf};
+use crate::layout::{DeviceId, Layout, Link, LinkClass, NodeId, Route, device_in_words, node_name, unreachable};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
 use crate::{library, spec};
@@ -123,6 +123,18 @@ impl Topology {
     /// The network between the nodes.
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// The leaf switches, in the order of their nodes, where the network is a fat tree.
+    pub fn leaves(&self) -> Vec<Leaf> {
+        self.layout.leaves()
+    }
+
+    /// The kind of link on the way between devices that is farthest from them: [`LinkClass::Switch`] where data cross from one leaf switch
+    /// to another, [`LinkClass::Nic`] between nodes under one, the node's own within a node. `None` from a device to itself.
+    pub fn farthest_link(&self, from: DeviceId, to: DeviceId) -> Result<Option<LinkClass>, TopologyError> {
+        let route = self.route(from, to)?;
+        Ok(route.links.iter().map(|link| self.layout.links[link.0].class).max())
     }
 
     /// The kind of a device.

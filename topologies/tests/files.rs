@@ -124,6 +124,10 @@ fn every_library_topology_is_sound() {
         let topology = Topology::library(name).unwrap();
         assert_eq!(topology.name(), name);
         topology.validate().unwrap();
+        // Of several kinds of node a number does not say how many of each.
+        if topology.node_groups().len() > 1 {
+            continue;
+        }
         let many = topology.with_nodes(100).unwrap();
         many.validate().unwrap();
         assert_eq!(many.node_count(), 100);
@@ -133,7 +137,8 @@ fn every_library_topology_is_sound() {
     assert_eq!(
         error,
         "unknown topology `dgx-a100`; hint: did you mean `dgx-a100-80g`? \
-         There are `dgx-v100`, `dgx-a100-80g`, `dgx-h100`, `hgx-h200`, `cpu-pair`"
+         There are `dgx-v100`, `dgx-a100-80g`, `dgx-h100`, `hgx-h200`, `cpu-pair`, `lab-2x1g`, `lab-4x1g-200m`, \
+             `lab-hetero`"
     );
 }
 
@@ -249,7 +254,8 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             "base: dgx-a100\nnodes: 4\n".into(),
             "cluster.yaml:1:7: unknown topology `dgx-a100`; hint: did you mean `dgx-a100-80g`? There are `dgx-v100`, `dgx-a100-80g`, \
-             `dgx-h100`, `hgx-h200`, `cpu-pair`",
+             `dgx-h100`, `hgx-h200`, `cpu-pair`, `lab-2x1g`, `lab-4x1g-200m`, \
+             `lab-hetero`",
         ),
         ("base: dgx-h100\nnodes: 0\n".into(), "cluster.yaml:2:8: `nodes` is 0; hint: write how many there are, at least 1"),
         (

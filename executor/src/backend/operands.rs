@@ -21,10 +21,10 @@ pub(super) const MOST_OPERANDS: usize = 8;
 /// Numbers of an update's control.
 pub(super) const CONTROL: usize = 8;
 
-/// Elements of up to four operands a side, without an allocation.
+/// Elements of the operands of each side, without an allocation.
 struct Elements {
-    reads: ([usize; 4], usize),
-    writes: ([usize; 4], usize),
+    reads: ([usize; MOST_OPERANDS], usize),
+    writes: ([usize; MOST_OPERANDS], usize),
 }
 
 /// The sizes of `kernel`'s operands in a run of `precision`.
@@ -67,7 +67,7 @@ pub(super) struct Side {
 pub(super) fn sides(kernel: &Kernel, precision: DataType) -> [Side; 2] {
     let Elements { reads, writes } = elements(kernel);
     let (read_storages, write_storages) = storages(kernel);
-    let side = |(elements, count): ([usize; 4], usize), storages| {
+    let side = |(elements, count): ([usize; MOST_OPERANDS], usize), storages| {
         let mut all = [0; MOST_OPERANDS];
         all[..count].copy_from_slice(&elements[..count]);
         Side { count, elements: all, storages }
@@ -117,8 +117,23 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::LayerNormWeightGradient { .. } => (&[P, P, S], &[S, S]),
         Kernel::Embedding { .. } => (&[I, P], &[P]),
         Kernel::EmbeddingWeightGradient { .. } => (&[P, I], &[S]),
-        Kernel::Attention { .. } => (&[P], &[P, S]),
-        Kernel::AttentionGradient { .. } => (&[P, P, P, S], &[P]),
+        Kernel::GeluExact { .. } => (&[P], &[P]),
+        Kernel::GeluExactGradient { .. } | Kernel::SiluMultiply { .. } => (&[P, P], &[P]),
+        Kernel::SiluMultiplyGradient { .. } => (&[P, P, P], &[P, P]),
+        Kernel::RmsNorm { .. } => (&[P, P], &[P, S]),
+        Kernel::RmsNormInputGradient { .. } => (&[P, P, P, S], &[P]),
+        Kernel::RmsNormWeightGradient { .. } => (&[P, P, S], &[S]),
+        Kernel::Rope(_) | Kernel::RopeGradient(_) => (&[P], &[P]),
+        Kernel::Prepend { .. } => (&[P, P], &[P]),
+        Kernel::PrependInputGradient { .. } => (&[P], &[P]),
+        Kernel::PrependWeightGradient { .. } => (&[P], &[S]),
+        Kernel::First { .. } | Kernel::FirstGradient { .. } => (&[P], &[P]),
+        // With relative positions a table follows, a parameter, and its gradient.
+        Kernel::Attention(_) => (&[P, P, P, P], &[P, S]),
+        Kernel::AttentionGradient(sizes) if sizes.packed => (&[P, P, P, S, P], &[P, S]),
+        Kernel::AttentionGradient(_) => (&[P, P, P, P, P, S, P], &[P, P, P, S]),
+        Kernel::Split { .. } => (&[P], &[P; MOST_OPERANDS]),
+        Kernel::Join { .. } => (&[P; MOST_OPERANDS], &[P]),
         Kernel::CrossEntropy { .. } => (&[P, I], &[S, S, S]),
         Kernel::LogitStatistics { .. } => (&[P, I], &[S]),
         Kernel::CrossEntropyOfStatistics { .. } => (&[S, I], &[S, S, S]),
@@ -202,6 +217,22 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
         }
         Kernel::RunningStatistics { contributions: 0, .. } => impossible("no statistics contribute"),
         Kernel::CrossEntropyGradient { normalizer: 0, .. } => impossible("the normalizer is zero"),
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+            if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
+                return impossible("packed attention has as many keys as queries, and of as many heads");
+            }
+            if sizes.relative.is_some_and(|relative| relative.buckets < 4 || relative.max_distance <= relative.buckets) {
+                return impossible("relative positions need four buckets, and a distance beyond them");
+            }
+            Ok(())
+        }
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) if !sizes.head_dimension.is_multiple_of(2) || sizes.theta == 0 => {
+            impossible("rotary positions turn pairs of features by a base above zero")
+        }
+        Kernel::First { positions: 0, .. } => impossible("there is no first position"),
+        Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST_OPERANDS).contains(parts) => {
+            impossible("a tensor is split into one to eight")
+        }
         Kernel::CrossEntropy { classes: 0, .. } => impossible("there are no classes"),
         _ => Ok(()),
     }
@@ -221,10 +252,15 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),
-        Kernel::Relu { elements } | Kernel::Gelu { elements } => operands(&[elements], &[elements]),
-        Kernel::ReluGradient { elements } | Kernel::GeluGradient { elements } | Kernel::Add { elements } => {
-            operands(&[elements, elements], &[elements])
+        Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
+            operands(&[elements], &[elements])
         }
+        Kernel::ReluGradient { elements }
+        | Kernel::GeluGradient { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::Add { elements } => operands(&[elements, elements], &[elements]),
+        Kernel::SiluMultiplyGradient { elements } => operands(&[elements; 3], &[elements; 2]),
         Kernel::Convolution(window) => {
             operands(&[window.input_elements(), window.weight_elements()], &[output_elements(&window)])
         }
@@ -262,25 +298,53 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
             operands(&[batch * channels], &[batch * positions * channels])
         }
-        Kernel::LayerNorm { rows, features } => operands(&[rows * features, features, features], &[rows * features, 2 * rows]),
+        Kernel::LayerNorm { rows, features, .. } => {
+            operands(&[rows * features, features, features], &[rows * features, 2 * rows])
+        }
         Kernel::LayerNormInputGradient { rows, features } => {
             operands(&[rows * features, rows * features, features, 2 * rows], &[rows * features])
         }
         Kernel::LayerNormWeightGradient { rows, features } => {
             operands(&[rows * features, rows * features, 2 * rows], &[features, features])
         }
+        Kernel::RmsNorm { rows, features, .. } => operands(&[rows * features, features], &[rows * features, rows]),
+        Kernel::RmsNormInputGradient { rows, features } => {
+            operands(&[rows * features, rows * features, features, rows], &[rows * features])
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => operands(&[rows * features, rows * features, rows], &[features]),
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => operands(&[sizes.elements()], &[sizes.elements()]),
+        Kernel::Prepend { batch, positions, features } => {
+            operands(&[batch * positions * features, features], &[batch * (positions + 1) * features])
+        }
+        Kernel::PrependInputGradient { batch, positions, features } => {
+            operands(&[batch * (positions + 1) * features], &[batch * positions * features])
+        }
+        Kernel::PrependWeightGradient { batch, positions, features } => {
+            operands(&[batch * (positions + 1) * features], &[features])
+        }
+        Kernel::First { batch, positions, features } => operands(&[batch * positions * features], &[batch * features]),
+        Kernel::FirstGradient { batch, positions, features } => operands(&[batch * features], &[batch * positions * features]),
         Kernel::Embedding { tokens, vocabulary, hidden, .. } => operands(&[tokens, vocabulary * hidden], &[tokens * hidden]),
         Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
             operands(&[tokens * hidden, tokens], &[vocabulary * hidden])
         }
-        Kernel::Attention { batch, sequence, heads, head_dimension, .. } => {
-            let out = batch * sequence * heads * head_dimension;
-            operands(&[3 * out], &[out, batch * heads * sequence])
+        Kernel::Attention(sizes) => {
+            let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+            let reads = if sizes.packed { [3 * q, table, 0, 0] } else { [q, k, k, table] };
+            let count = if sizes.packed { 1 } else { 3 } + usize::from(sizes.relative.is_some());
+            operands(&reads[..count], &[q, sizes.rows()])
         }
-        Kernel::AttentionGradient { batch, sequence, heads, head_dimension, .. } => {
-            let out = batch * sequence * heads * head_dimension;
-            operands(&[out, 3 * out, out, batch * heads * sequence], &[3 * out])
+        Kernel::AttentionGradient(sizes) => {
+            let [q, k, table] = [sizes.query_elements(), sizes.key_elements(), sizes.table_elements()];
+            let tables = usize::from(sizes.relative.is_some());
+            if sizes.packed {
+                operands(&[q, 3 * q, q, sizes.rows(), table][..4 + tables], &[3 * q, table][..1 + tables])
+            } else {
+                operands(&[q, q, k, k, q, sizes.rows(), table][..6 + tables], &[q, k, k, table][..3 + tables])
+            }
         }
+        Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST_OPERANDS][..parts]),
+        Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST_OPERANDS][..parts], &[rows * parts * columns]),
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
         Kernel::LogitStatistics { rows, classes, .. } => operands(&[rows * classes, rows], &[4 * rows]),
         Kernel::CrossEntropyOfStatistics { rows, parts } => operands(&[4 * parts * rows, rows], &[1, 1, rows]),
@@ -317,7 +381,7 @@ fn output_elements(window: &Window) -> usize {
 
 fn operands(reads: &[usize], writes: &[usize]) -> Elements {
     let fill = |sizes: &[usize]| {
-        let mut filled = [0; 4];
+        let mut filled = [0; MOST_OPERANDS];
         filled.iter_mut().zip(sizes).for_each(|(slot, &size)| *slot = size);
         (filled, sizes.len())
     };

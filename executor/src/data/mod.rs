@@ -24,6 +24,7 @@ mod error;
 mod files;
 mod idx;
 mod images;
+mod masking;
 mod order;
 mod source;
 mod synthetic;
@@ -34,6 +35,8 @@ mod tokens;
 pub use error::DataError;
 pub use order::EpochOrder;
 pub use source::{DataSource, EmptyDataName};
+
+pub use foretell_models::Sample as SampleShape;
 
 use files::Found;
 use images::ImageData;
@@ -48,37 +51,6 @@ pub const IGNORED_LABEL: i32 = -1;
 
 /// The most numbers in one sample (a gigabyte of them): beyond it a shape is a slip of the pen.
 const MAX_SAMPLE: usize = 1 << 28;
-
-/// What the model wants a sample to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SampleShape {
-    /// An image, channels last, and its class.
-    Image {
-        /// Channels of a pixel.
-        channels: usize,
-        /// Rows.
-        height: usize,
-        /// Columns.
-        width: usize,
-        /// Classes that the model tells apart.
-        classes: usize,
-    },
-    /// A flat vector and its class.
-    Features {
-        /// Numbers in the vector.
-        width: usize,
-        /// Classes that the model tells apart.
-        classes: usize,
-    },
-    /// A run of tokens; the labels are the tokens shifted by one.
-    Tokens {
-        /// Tokens of a sample.
-        sequence: usize,
-        /// Tokens that the model knows; the tokens are below it.
-        vocabulary: usize,
-    },
-}
 
 /// Which part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -146,7 +118,7 @@ impl Dataset {
         match self.wanted {
             SampleShape::Image { channels, height, width, .. } => channels * height * width,
             SampleShape::Features { width, .. } => width,
-            SampleShape::Tokens { sequence, .. } => sequence,
+            SampleShape::Tokens { sequence, .. } | SampleShape::MaskedTokens { sequence, .. } => sequence,
         }
     }
 
@@ -162,6 +134,9 @@ impl Dataset {
             (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
             (_, SampleShape::Features { width, .. }) => format!("{width} features"),
             (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
+            (_, SampleShape::MaskedTokens { sequence, predictions, .. }) => {
+                format!("windows of {sequence} tokens, {predictions} of them masked")
+            }
         };
         let (training, evaluation) = (self.len(Split::Training), self.len(Split::Evaluation));
         format!("{}: {training} training and {evaluation} evaluation samples, {kind}", self.name)
@@ -237,14 +212,14 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or [`IGNORED_LABEL`] for
-    /// padding.
+    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or where tokens are masked what those
+    /// were and [`IGNORED_LABEL`] elsewhere, and for padding.
     ///
     /// # Errors
     /// When the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
     pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         let sequence = self.sample_size();
-        if !matches!(self.wanted, SampleShape::Tokens { .. }) {
+        if self.wanted.tokens().is_none() {
             return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });
         }
         self.check_request(split, indices, sequence, tokens.len())?;
@@ -259,13 +234,20 @@ impl Dataset {
                     labels.fill(IGNORED_LABEL);
                 }
             }
+            if let SampleShape::MaskedTokens { vocabulary, predictions, .. } = self.wanted
+                && index != PADDING
+            {
+                masking::mask(self.seed, split, index, vocabulary, predictions, tokens, labels);
+            }
         }
         Ok(())
     }
 
     fn check_classified(&self, asked: &'static str) -> Result<(), DataError> {
         match self.wanted {
-            SampleShape::Tokens { .. } => Err(DataError::WrongKind { asked, opened_for: "tokens" }),
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => {
+                Err(DataError::WrongKind { asked, opened_for: "tokens" })
+            }
             SampleShape::Image { .. } | SampleShape::Features { .. } => Ok(()),
         }
     }
@@ -297,6 +279,9 @@ fn check_shape(name: &str, wanted: &SampleShape) -> Result<(), DataError> {
         SampleShape::Image { channels, height, width, classes } => ([channels, height, width], classes),
         SampleShape::Features { width, classes } => ([width, 1, 1], classes),
         SampleShape::Tokens { sequence, vocabulary } => ([sequence, 1, 1], vocabulary),
+        SampleShape::MaskedTokens { sequence, vocabulary, predictions } => {
+            ([sequence, usize::from((1..=sequence).contains(&predictions)), 1], vocabulary)
+        }
     };
     let size = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
     let sound = size.is_some_and(|size| (1..=MAX_SAMPLE).contains(&size)) && (1..=i32::MAX as usize).contains(&kinds);

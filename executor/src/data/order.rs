@@ -16,6 +16,8 @@ pub(crate) enum Purpose {
     TrainingSample = 3,
     EvaluationSample = 4,
     MarkovChain = 5,
+    TrainingMask = 6,
+    EvaluationMask = 7,
 }
 
 /// The stream of seeded numbers for one purpose and one item (an epoch, a class, a sample).

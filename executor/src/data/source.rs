@@ -33,7 +33,7 @@ impl DataSource {
     pub fn default_for(wanted: &SampleShape) -> Self {
         let shipped = match wanted {
             SampleShape::Image { .. } | SampleShape::Features { .. } => DataSource::Digits,
-            SampleShape::Tokens { .. } => DataSource::Text,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => DataSource::Text,
         };
         // Opening is the only test that cannot disagree with opening; the shipped data is small.
         if Dataset::open(&shipped, wanted, 0).is_ok() { shipped } else { DataSource::Synthetic }

@@ -33,10 +33,7 @@ pub(crate) struct Synthetic {
 impl Synthetic {
     /// Data of a shape that has been checked to be neither empty nor absurd.
     pub(crate) fn new(shape: SampleShape, seed: u64) -> Self {
-        let states = match shape {
-            SampleShape::Tokens { vocabulary, .. } => vocabulary.min(STATES),
-            SampleShape::Image { .. } | SampleShape::Features { .. } => 0,
-        };
+        let states = shape.tokens().map_or(0, |(_, vocabulary)| vocabulary.min(STATES));
         let mut random = stream(seed, Purpose::MarkovChain, 0);
         let mut next = || below(&mut random, states as u64) as u32;
         let successors = (0..states).map(|_| std::array::from_fn(|_| next())).collect();
@@ -55,7 +52,7 @@ impl Synthetic {
     pub(crate) fn label(&self, split: Split, index: usize) -> usize {
         let classes = match self.shape {
             SampleShape::Image { classes, .. } | SampleShape::Features { classes, .. } => classes,
-            SampleShape::Tokens { .. } => 0,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => 0,
         };
         below(&mut self.sample_stream(split, index), classes as u64) as usize
     }
@@ -66,7 +63,7 @@ impl Synthetic {
         let (channels, height, width) = match self.shape {
             SampleShape::Image { channels, height, width, .. } => (channels, height, width),
             SampleShape::Features { width, .. } => (1, 1, width),
-            SampleShape::Tokens { .. } => return,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => return,
         };
         let label = self.label(split, index);
         let mut class = stream(self.seed, Purpose::ClassPattern, label as u64);

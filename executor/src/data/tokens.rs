@@ -44,7 +44,7 @@ pub(crate) struct TokenData {
 impl TokenData {
     /// Fits a stream of tokens to a model.
     pub(crate) fn new(name: &str, bytes: Vec<u8>, width: TokenWidth, wanted: &SampleShape) -> Result<Self, DataError> {
-        let SampleShape::Tokens { sequence, vocabulary } = *wanted else {
+        let Some((sequence, vocabulary)) = wanted.tokens() else {
             let problem = "it holds tokens, the model wants images or features";
             return Err(DataError::unsuitable(name, problem, "use `digits`, `synthetic`, or the folder of a data set of images"));
         };

@@ -5,7 +5,7 @@
 //! and a connection that drops tells the launcher which rank is gone. What the messages mean is not known here.
 
 use std::fmt;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ pub struct ControlServer {
     address: SocketAddr,
     shared: Arc<ServerShared>,
     events: Mutex<mpsc::Receiver<(usize, Event)>>,
-    acceptor: Option<Acceptor>,
+    acceptors: Vec<Acceptor>,
 }
 
 impl fmt::Debug for ControlServer {
@@ -102,9 +102,20 @@ impl ControlServer {
     pub fn bind(address: SocketAddr, key: &RunKey, world_size: usize) -> Result<Self, TransportError> {
         let listener = TcpListener::bind(address)
             .map_err(|error| TransportError::system(format!("listen on {address} for the ranks"), error))?;
-        let address = listener
-            .local_addr()
-            .map_err(|error| TransportError::system("learn the address that ranks are to connect to", error))?;
+        Ok(Self::listen(vec![listener], key, world_size)?.0)
+    }
+
+    /// As [`bind`](Self::bind), with sockets that listen already, one for each host of the ranks; returns their addresses too.
+    pub fn listen(
+        listeners: Vec<TcpListener>,
+        key: &RunKey,
+        world_size: usize,
+    ) -> Result<(Self, Vec<SocketAddr>), TransportError> {
+        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>();
+        let addresses =
+            addresses.map_err(|error| TransportError::system("learn the address that ranks are to connect to", error))?;
+        let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let address = addresses.first().copied().unwrap_or(nowhere);
         let (sender, events) = mpsc::channel();
         let shared = Arc::new(ServerShared {
             world_size,
@@ -113,8 +124,9 @@ impl ControlServer {
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
         });
-        let acceptor = Acceptor::start(listener, key.clone(), Arc::clone(&shared))?;
-        Ok(ControlServer { address, shared, events: Mutex::new(events), acceptor: Some(acceptor) })
+        let acceptors = listeners.into_iter().map(|listener| Acceptor::start(listener, key.clone(), Arc::clone(&shared)));
+        let acceptors = acceptors.collect::<Result<Vec<_>, _>>()?;
+        Ok((ControlServer { address, shared, events: Mutex::new(events), acceptors }, addresses))
     }
 
     /// Where ranks connect to.
@@ -167,7 +179,7 @@ impl ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        self.acceptor = None;
+        self.acceptors.clear();
         let mut ranks = self.shared.ranks();
         self.shared.closed.store(true, Ordering::Relaxed);
         let readers: Vec<_> = ranks

@@ -1,8 +1,8 @@
 //! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names.
 
-use crate::builder::{GraphBuilder, dimension};
+use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
-use crate::kernel::WeightLayout;
+use crate::kernel::{Epsilon, WeightLayout};
 use crate::specification::GraphOptions;
 
 /// A GPT's sizes.
@@ -15,6 +15,9 @@ pub(crate) struct GptShape {
     pub(crate) sequence: usize,
     pub(crate) tied_embeddings: bool,
 }
+
+/// GPT-2's epsilon of its norms.
+const EPSILON: Epsilon = Epsilon::new(5);
 
 /// GPT-2's standard deviation of new weights.
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
@@ -38,7 +41,7 @@ pub(crate) fn gpt(name: &str, shape: &GptShape, options: &GraphOptions) -> Graph
         x = gpt.layer(&format!("transformer.h.{layer}"), x);
     }
     gpt.builder.block("head", false);
-    let normed = gpt.builder.layer_norm("transformer.ln_f", x);
+    let normed = gpt.builder.layer_norm("transformer.ln_f", x, EPSILON);
     let head = if shape.tied_embeddings { table } else { gpt.table("lm_head.weight") };
     let logits = gpt.builder.matmul("lm_head", normed, head, 1, WeightLayout::OutIn);
     let labels = gpt.builder.input(InputKind::Labels, positions);
@@ -68,15 +71,17 @@ impl Gpt<'_> {
         // Projections into the residual stream are scaled by its depth, as GPT-2 scales them.
         let residual = Initialisation::Normal(0.02 / (2.0 * layers as f64).sqrt());
 
-        let y = self.builder.layer_norm(&name("ln_1"), x);
+        let y = self.builder.layer_norm(&name("ln_1"), x, EPSILON);
         let weight_dimensions = [&[hidden_dimension][..], &projections].concat();
         let y = self.linear(&name("attn.c_attn"), y, weight_dimensions, 1, [hidden, 3 * hidden], WEIGHTS);
-        let y = self.builder.attention(&name("attn"), y, true);
+        let qkv = self.builder.split(&name("attn.split"), y);
+        let kind = AttentionKind { causal: true, scaled: true, relative: None };
+        let y = self.builder.attention(&name("attn"), qkv, kind);
         let weight_dimensions = vec![head_dimensions[0], head_dimensions[1], hidden_dimension];
         let y = self.linear(&name("attn.c_proj"), y, weight_dimensions, 2, [hidden, hidden], residual);
         let x = self.builder.add(&name("attn.residual"), x, y);
 
-        let y = self.builder.layer_norm(&name("ln_2"), x);
+        let y = self.builder.layer_norm(&name("ln_2"), x, EPSILON);
         let inner = dimension("ffn", ffn);
         let y = self.linear(&name("mlp.c_fc"), y, vec![hidden_dimension, inner], 1, [hidden, ffn], WEIGHTS);
         let y = self.builder.gelu(&name("mlp.act"), y);

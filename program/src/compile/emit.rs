@@ -5,6 +5,8 @@
 
 use super::Lowering;
 use super::convert::Consumed;
+use super::cuts::Cuts;
+use super::messages::{Receive, pass_of};
 use super::state::{Member, StageState};
 use crate::mesh::{Axis, Group, Mesh};
 use crate::placement::Placements;
@@ -24,7 +26,7 @@ pub(super) struct StageEmitter<'a> {
     pub(super) plan: &'a Plan,
     pub(super) mesh: &'a Mesh,
     pub(super) state: &'a StageState,
-    stage_of_block: &'a [usize],
+    cuts: &'a Cuts,
     pub(super) program: StageProgram,
     names: HashMap<String, u32>,
     /// The variants of a tensor of a micro-batch that are in memory.
@@ -47,8 +49,8 @@ pub(super) struct StageEmitter<'a> {
     pub(super) statistics: Option<BufferId>,
     /// For each bucket, how many of its writers are still to come in the step.
     writers_left: Vec<usize>,
-    forward: Vec<OperatorId>,
-    backward: Vec<OperatorId>,
+    /// The operators of each pass through each chunk, in the graph's order.
+    operators: HashMap<(usize, StagePass), Vec<OperatorId>>,
     /// Of each block, the forward operators whose outputs its backward pass needs.
     needed_again: Vec<Vec<OperatorId>>,
 }
@@ -93,7 +95,7 @@ impl<'a> StageEmitter<'a> {
         lowering: &'a Lowering,
         plan: &'a Plan,
         mesh: &'a Mesh,
-        stage_of_block: &'a [usize],
+        cuts: &'a Cuts,
         stage: usize,
         state: &'a StageState,
     ) -> Self {
@@ -112,7 +114,7 @@ impl<'a> StageEmitter<'a> {
             plan,
             mesh,
             state,
-            stage_of_block,
+            cuts,
             program,
             names: HashMap::new(),
             live: HashMap::new(),
@@ -125,10 +127,15 @@ impl<'a> StageEmitter<'a> {
             control: None,
             statistics: None,
             writers_left: Vec::new(),
-            forward: lowering.operators(stage, StagePass::Forward, stage_of_block),
-            backward: lowering.operators(stage, StagePass::Backward, stage_of_block),
+            operators: HashMap::new(),
             needed_again: Vec::new(),
         };
+        for (index, operator) in lowering.graph.operators.iter().enumerate() {
+            if cuts.stage_of_block[operator.block] == stage {
+                let pass = (cuts.chunk_of_block[operator.block], pass_of(plan.layout.schedule, operator.pass));
+                emitter.operators.entry(pass).or_default().push(OperatorId(index));
+            }
+        }
         emitter.stream(Stream::Compute);
         emitter.keep_state();
         emitter.keep_sums();
@@ -142,19 +149,19 @@ impl<'a> StageEmitter<'a> {
         self.program
     }
 
-    /// Emits a schedule's tasks.
-    pub(super) fn tasks(&mut self, tasks: &[Task]) {
-        let backward_tasks = tasks.iter().filter(|task| task.pass == StagePass::Backward).count();
-        self.writers_left = self.state.buckets.iter().map(|bucket| bucket.writers * backward_tasks).collect();
+    /// Emits a schedule's tasks, each after what is to be received before it.
+    pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>]) {
+        let mut left: HashMap<usize, usize> = HashMap::new();
+        for task in tasks {
+            *left.entry(task.micro_batch).or_default() += 1;
+        }
+        self.writers_left = self.state.buckets.iter().map(|bucket| bucket.writers * left.len()).collect();
         let runs: Vec<Vec<Run>> = tasks.iter().map(|task| self.runs(task)).collect();
         for (index, task) in tasks.iter().enumerate() {
-            for tensor in self.incoming(task.pass) {
-                self.receive(tensor, task);
+            for receive in &receives[index] {
+                self.receive(receive);
             }
-            let phase = match task.pass {
-                StagePass::Forward => Phase::Forward,
-                StagePass::Backward => Phase::Backward,
-            };
+            let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
             let operators = self.operators_of(task).to_vec();
             let mut run = 0;
             for (position, &id) in operators.iter().enumerate() {
@@ -165,22 +172,23 @@ impl<'a> StageEmitter<'a> {
                 self.operator(id, task.micro_batch, phase);
                 self.reduce_complete_buckets(id, task.micro_batch);
             }
-            match task.pass {
-                StagePass::Forward => {
-                    self.forget_recomputable(task.micro_batch);
-                    self.forget_larger_variants(task.micro_batch);
+            if task.pass == StagePass::Forward {
+                self.forget_recomputable(task);
+                self.forget_larger_variants(task.micro_batch);
+            }
+            // Until its last task a micro-batch's tensors may be read: by other chunks, and by gradients of parameters that were put off.
+            if let Some(left) = left.get_mut(&task.micro_batch) {
+                *left -= 1;
+                if *left == 0 {
+                    self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
                 }
-                StagePass::Backward => self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch),
             }
         }
     }
 
     /// The operators that a task runs, in order.
     fn operators_of(&self, task: &Task) -> &[OperatorId] {
-        match task.pass {
-            StagePass::Forward => &self.forward,
-            StagePass::Backward => &self.backward,
-        }
+        self.operators.get(&(task.chunk, task.pass)).map_or(&[], Vec::as_slice)
     }
 
     /// Where ZeRO shards parameters: a task's operators by block, and the buckets that each needs. Else nothing.
@@ -417,7 +425,7 @@ impl<'a> StageEmitter<'a> {
     fn find_needed_again(&self) -> Vec<Vec<OperatorId>> {
         let graph = &self.lowering.graph;
         let recompute = self.plan.layout.recompute;
-        let mut repeated = self.forward.iter().map(|id| graph.operators[id.0].block).collect::<Vec<_>>();
+        let mut repeated = self.forward_operators().iter().map(|id| graph.operators[id.0].block).collect::<Vec<_>>();
         repeated.dedup();
         repeated.retain(|&block| graph.blocks[block].recomputable);
         if let Recompute::FullLayers(layers) = recompute {
@@ -441,7 +449,7 @@ impl<'a> StageEmitter<'a> {
             }
         }
         let mut blocks = vec![Vec::new(); graph.blocks.len()];
-        for &id in &self.forward {
+        for id in self.forward_operators() {
             let operator = &graph.operators[id.0];
             if needed[id.0] && repeated.contains(&operator.block) && may_drop(operator) {
                 blocks[operator.block].push(id);
@@ -450,10 +458,22 @@ impl<'a> StageEmitter<'a> {
         blocks
     }
 
-    /// After a forward pass, forgets what only the same block has read and can make again.
-    fn forget_recomputable(&mut self, micro_batch: usize) {
+    /// The forward operators of all the stage's chunks, in the graph's order.
+    fn forward_operators(&self) -> Vec<OperatorId> {
+        let all = self.operators.iter().filter(|((_, pass), _)| *pass == StagePass::Forward);
+        let mut operators: Vec<OperatorId> = all.flat_map(|(_, operators)| operators.iter().copied()).collect();
+        operators.sort_unstable();
+        operators
+    }
+
+    /// After a forward pass through a chunk, forgets what only the same block has read and can make again.
+    fn forget_recomputable(&mut self, task: &Task) {
+        let micro_batch = task.micro_batch;
         let graph = &self.lowering.graph;
         for (block, operators) in self.needed_again.iter().enumerate() {
+            if self.cuts.chunk_of_block[block] != task.chunk {
+                continue;
+            }
             for output in operators.iter().flat_map(|id| &graph.operators[id.0].outputs) {
                 let leaves_block = self.lowering.consumers[output.tensor.0]
                     .iter()
@@ -475,53 +495,26 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// The tensors that a pass of this stage reads and the same pass of another stage makes, in the order in which they are made.
-    fn incoming(&self, pass: StagePass) -> Vec<TensorId> {
-        let operators = match pass {
-            StagePass::Forward => &self.forward,
-            StagePass::Backward => &self.backward,
-        };
-        let mut tensors: Vec<(OperatorId, TensorId)> = Vec::new();
-        for &id in operators {
-            for input in &self.lowering.graph.operators[id.0].inputs {
-                if let Some(maker) = self.lowering.makers[input.tensor.0] {
-                    let made_by = &self.lowering.graph.operators[maker.0];
-                    let same_pass = (made_by.pass == Pass::Forward) == (pass == StagePass::Forward);
-                    if same_pass
-                        && self.lowering.is_activation(input.tensor)
-                        && self.stage_of_block[made_by.block] != self.program.stage
-                    {
-                        tensors.push((maker, input.tensor));
-                    }
-                }
-            }
-        }
-        tensors.sort_unstable();
-        tensors.dedup();
-        tensors.into_iter().map(|(_, tensor)| tensor).collect()
-    }
-
-    fn receive(&mut self, tensor: TensorId, task: &Task) {
-        let Some(maker) = self.lowering.makers[tensor.0] else { return };
-        let stage = self.stage_of_block[self.lowering.graph.operators[maker.0].block];
-        let placements = self.lowering.sharding.settled(tensor);
-        let buffer = self.new_variant(tensor, task.micro_batch, placements);
+    fn receive(&mut self, receive: &Receive) {
+        let &Receive { tensor, micro_batch, from } = receive;
+        let lowering = self.lowering;
+        let Some(maker) = lowering.makers[tensor.0] else { return };
+        let buffer = self.new_variant(tensor, micro_batch, lowering.sharding.settled(tensor));
         let bytes = self.program.buffer(buffer).bytes;
-        let name = self.lowering.graph.tensor(tensor).name.clone();
-        let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
+        let phase = if lowering.graph.operators[maker.0].pass == Pass::Forward { Phase::Forward } else { Phase::Backward };
         self.push(
-            &name,
-            Operation::Receive { stage, bytes },
-            Stream::ReceiveFrom(stage),
+            &lowering.graph.tensor(tensor).name,
+            Operation::Receive { stage: from, bytes },
+            Stream::ReceiveFrom(from),
             vec![],
             vec![buffer],
-            Some(task.micro_batch),
+            Some(micro_batch),
             phase,
         );
     }
 
     fn send(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
-        for stage in self.lowering.other_readers(tensor, self.program.stage, self.stage_of_block) {
+        for stage in self.lowering.other_readers(tensor, self.program.stage, &self.cuts.stage_of_block) {
             let settled = self.lowering.sharding.settled(tensor);
             let buffer = self.fetch(tensor, micro_batch, settled, phase);
             let bytes = self.program.buffer(buffer).bytes;
@@ -545,7 +538,11 @@ impl<'a> StageEmitter<'a> {
 
     /// After an operator: reduces the buckets whose last gradient it was.
     fn reduce_complete_buckets(&mut self, id: OperatorId, micro_batch: usize) {
-        for index in self.state.buckets_written(&self.lowering.graph.operators[id.0]) {
+        let operator = &self.lowering.graph.operators[id.0];
+        if operator.pass != Pass::WeightGradient {
+            return;
+        }
+        for index in self.state.buckets_written(operator) {
             self.writers_left[index] -= 1;
             let is_last = self.writers_left[index] == 0;
             if self.shards_gradients(index) {
@@ -675,7 +672,7 @@ impl<'a> StageEmitter<'a> {
 
     /// The loss and the count of right predictions, in the stage that makes them.
     fn keep_sums(&mut self) {
-        for id in self.forward.clone() {
+        for id in self.forward_operators() {
             for output in &self.lowering.graph.operators[id.0].outputs {
                 let tensor = self.lowering.graph.tensor(output.tensor);
                 if tensor.role != Role::Sum || self.kept.contains_key(&tensor.name) {

@@ -4,7 +4,8 @@
 //! collective reduces and one kernel updates them. ZeRO (Rajbhandari et al. 2020) is the placement of a bucket's optimizer state, gradients
 //! and parameters along the mesh's `shard` axis. Training and evaluation have the same state in the same place.
 
-use super::{Lowering, stage_of_block};
+use super::Lowering;
+use super::cuts::Cuts;
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Plan, PlanError};
@@ -102,8 +103,8 @@ impl Bucket {
 }
 
 impl StageState {
-    pub(super) fn plan(lowering: &Lowering, cuts: &[usize], stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let stage_of_block = stage_of_block(cuts);
+    pub(super) fn plan(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
+        let stage_of_block = cuts.stage_of_block.clone();
         let graph = &lowering.graph;
         // Of each parameter its gradient and who adds to it last; then in the order in which the backward pass completes them.
         let mut last: HashMap<TensorId, (usize, usize, TensorId)> = HashMap::new();

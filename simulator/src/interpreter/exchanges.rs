@@ -75,7 +75,8 @@ impl<'a> Interpreter<'a> {
         });
         let share_of = |rank: u32| {
             let rank = &lowered.ranks[rank as usize];
-            (rank.processor, cost.processor_share.unwrap_or(lowered.costs.parameters(rank.kind).communication_share))
+            let whole = cost.processor_share.unwrap_or(lowered.costs.parameters(rank.kind).communication_share);
+            (rank.processor, (whole / lowered.costs.speed(rank.kind)).min(1.0))
         };
         let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match self.parties[exchange as usize] {
             Parties::Group { group, .. } => (&lowered.groups[group as usize].members, [None; 2]),

@@ -6,8 +6,9 @@ use super::head_products::{Block, Factor, mixture, plain_elements, scores, sprea
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
 use super::product::{Destination, View, ViewMut};
-use super::vector::{exponential, fold_lanes, larger, multiversion, reduce_pairs, sum_lanes};
+use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
 use crate::backend::KernelCall;
+use foretell_models::Attention;
 
 /// Numbers of a vector of AVX-512. Rows of causal scores have every length: they are treated up to a multiple of it, with [`UNSEEN`] where
 /// they end, as the last numbers one by one would take longer than all others.
@@ -16,85 +17,148 @@ const VECTOR: usize = 16;
 /// A score whose exponential is as good as nothing.
 const UNSEEN: f32 = -1e30;
 
-/// The extents of [`Kernel::Attention`](foretell_models::Kernel::Attention).
+/// Where q, k and v (or their gradients) of a sequence lie: elements from a position to the next, and from a sequence to the next.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) batch: usize,
-    pub(super) sequence: usize,
-    pub(super) heads: usize,
-    pub(super) head_dimension: usize,
-    pub(super) causal: bool,
+struct Strides {
+    query: usize,
+    key: usize,
+    query_image: usize,
+    key_image: usize,
 }
 
-impl Sizes {
+/// What follows from the sizes: where heads start, how queries are blocked, what a block sees.
+struct Plan<'a> {
+    sizes: &'a Attention,
+    strides: Strides,
+    scale: f32,
+    /// Elements from a position of the output to the next.
+    hidden: usize,
+}
+
+impl<'a> Plan<'a> {
+    fn new(sizes: &'a Attention) -> Self {
+        let hidden = sizes.heads() * sizes.head_dimension;
+        let (query, key) = if sizes.packed { (3 * hidden, 3 * hidden) } else { (hidden, sizes.key_heads * sizes.head_dimension) };
+        let strides = Strides { query, key, query_image: sizes.queries * query, key_image: sizes.keys * key };
+        let scale = if sizes.scaled { 1.0 / (sizes.head_dimension as f32).sqrt() } else { 1.0 };
+        Self { sizes, strides, scale, hidden }
+    }
+
     /// Queries of a block: scores of 128 Ki elements at most (a quarter of a second-level cache, as the gradient has two), in
     /// blocks small enough that a causal block wastes little above its diagonal, and large enough for the product to be fast; whole tiles
     /// of the micro-kernel.
     fn block(&self) -> usize {
-        ((1 << 17) / self.sequence.max(1)).clamp(14, 56)
+        ((1 << 17) / self.sizes.keys.max(1)).clamp(14, 56)
     }
 
     fn block_at(&self, first: usize) -> Block {
-        let count = self.block().min(self.sequence - first);
-        Block { first, count, visible: self.visible(first + count), features: self.head_dimension, causal: self.causal }
+        let count = self.block().min(self.sizes.queries - first);
+        let position = self.sizes.query_offset + first;
+        let visible = if self.sizes.causal { (position + count).min(self.sizes.keys) } else { self.sizes.keys };
+        Block { first: position, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
     }
 
-    /// Elements from a position of qkv to the next.
-    fn qkv_stride(&self) -> usize {
-        3 * self.heads * self.head_dimension
+    /// The keys that the first query of a block sees, and how many more each after it sees.
+    fn diagonal(&self, block: &Block) -> (usize, usize) {
+        if self.sizes.causal { (block.first + 1, 1) } else { (self.sizes.keys, 0) }
     }
 
-    /// Keys that queries before `end` see.
-    fn visible(&self, end: usize) -> usize {
-        if self.causal { end } else { self.sequence }
+    /// Where a query head's q of a sequence starts.
+    fn query(&self, image: usize, head: usize) -> usize {
+        image * self.strides.query_image + head * self.sizes.head_dimension
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.head_dimension as f32).sqrt()
+    /// Where a key head's k, or v, of a sequence starts.
+    fn key(&self, image: usize, head: usize) -> usize {
+        image * self.strides.key_image + head * self.sizes.head_dimension
+    }
+
+    /// Where a query's output of a head starts.
+    fn output(&self, image: usize, first: usize, head: usize) -> usize {
+        (image * self.sizes.queries + first) * self.hidden + head * self.sizes.head_dimension
     }
 
     fn is_empty(&self) -> bool {
-        self.batch * self.sequence * self.heads * self.head_dimension == 0
+        self.sizes.query_elements() == 0 || self.sizes.keys == 0
+    }
+
+    /// Numbers of [`Plan::fill_bias`].
+    fn bias_elements(&self) -> usize {
+        if self.sizes.relative.is_some() { self.sizes.queries + self.sizes.keys } else { 0 }
+    }
+
+    /// What a head adds to scores, by distance: the last query's distance to the first key first.
+    fn fill_bias(&self, bias: &mut [f32], table: &[f32], head: usize) {
+        self.each_distance(head, |place, entry| bias[place] = table[entry]);
+    }
+
+    /// Calls `each(place in a head's bias, place in the table)`.
+    fn each_distance(&self, head: usize, mut each: impl FnMut(usize, usize)) {
+        let Some(relative) = self.sizes.relative else { return };
+        let last = (self.sizes.query_offset + self.sizes.queries - 1) as isize;
+        for place in 0..self.sizes.queries + self.sizes.keys - 1 {
+            each(place, relative.bucket(place as isize - last) * self.sizes.heads() + head);
+        }
+    }
+
+    /// Where in a head's bias the line of the query `first` (counted in this part) starts.
+    fn bias_line(&self, first: usize) -> usize {
+        self.sizes.queries - 1 - first
     }
 }
 
 /// # Safety
 ///
-/// The call's operands are checked and valid.
-pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
-    let Sizes { batch, sequence, heads, head_dimension, .. } = sizes;
-    if sizes.is_empty() {
+/// The call's operands are checked and valid, and the sizes are those of its kernel.
+pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+    let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
+    let plan = Plan::new(sizes);
+    if plan.is_empty() {
         return;
     }
+    let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads and writes are valid and do not overlap.
-    let (qkv, out, log_sums) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0]), floats_mut(&call.writes[1])) };
-    let block = sizes.block();
-    let (stride, hidden) = (sizes.qkv_stride(), heads * head_dimension);
-    let extents = [sequence, head_dimension];
-    let [block_scores, reciprocals, packed_keys, packed_values] = scratch.pieces([
-        block * sequence,
+    let (out, log_sums) = unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[1])) };
+    // SAFETY: as above.
+    let reads = |index: usize| unsafe { floats(&call.reads[index]) };
+    let (q, k, v) =
+        if packed { (reads(0), &reads(0)[hidden..], &reads(0)[2 * hidden..]) } else { (reads(0), reads(1), reads(2)) };
+    let table = sizes.relative.map(|_| reads(if packed { 1 } else { 3 }));
+    let extents = [keys, head_dimension];
+    let [block_scores, reciprocals, packed_keys, packed_values, bias] = scratch.pieces([
+        block * keys,
         block,
-        transposed_elements(kernel, sequence, head_dimension),
-        plain_elements(kernel, sequence, head_dimension),
+        transposed_elements(kernel, keys, head_dimension),
+        plain_elements(kernel, keys, head_dimension),
+        plan.bias_elements(),
     ]);
-    for image in 0..batch {
-        for head in 0..heads {
-            let query = image * sequence * stride + head * head_dimension;
-            let keys = Factor::transposed(kernel, &qkv[query + hidden..], stride, extents, packed_keys);
-            let values = Factor::plain(kernel, &qkv[query + 2 * hidden..], stride, extents, packed_values);
-            for first in (0..sequence).step_by(block) {
-                let block = sizes.block_at(first);
+    for [image, key_head] in pairs(batch, key_heads) {
+        let key = plan.key(image, key_head);
+        let factor_keys = Factor::transposed(kernel, &k[key..], strides.key, extents, packed_keys);
+        let values = Factor::plain(kernel, &v[key..], strides.key, extents, packed_values);
+        for head in key_head * group..(key_head + 1) * group {
+            if let Some(table) = table {
+                plan.fill_bias(bias, table, head);
+            }
+            for first in (0..queries).step_by(block) {
+                let block = plan.block_at(first);
                 let Block { count, visible, .. } = block;
-                let queries = View::rows(qkv[query + first * stride..].as_ptr(), stride);
+                let query = plan.query(image, head) + first * strides.query;
+                let rows = View::rows(q[query..].as_ptr(), strides.query);
                 // SAFETY: queries and keys are this head's rows.
-                unsafe { scores(kernel, &block, block_scores, queries, keys) };
-                let log_sums = &mut log_sums[(image * heads + head) * sequence + first..][..count];
-                let diagonal = if sizes.causal { first + 1 } else { sequence };
-                let step = usize::from(sizes.causal);
-                softmax_rows(&mut block_scores[..count * visible], reciprocals, log_sums, diagonal, step, sizes.scale());
-                let target = &mut out[(image * sequence + first) * hidden + head * head_dimension..];
+                unsafe { scores(kernel, &block, block_scores, rows, factor_keys) };
+                let block_scores = &mut block_scores[..count * visible];
+                let mut scale = plan.scale;
+                if table.is_some() {
+                    add_bias(block_scores, &bias[plan.bias_line(first + count - 1)..], count, scale);
+                    scale = 1.0;
+                }
+                let log_sums = &mut log_sums[(image * sizes.heads() + head) * queries + first..][..count];
+                let (diagonal, step) = plan.diagonal(&block);
+                softmax_rows(block_scores, reciprocals, log_sums, diagonal, step, scale);
+                let target = &mut out[plan.output(image, first, head)..];
                 // SAFETY: the target's rows are this head's.
-                unsafe { mixture(kernel, &block, ViewMut::rows(target.as_mut_ptr(), hidden), block_scores, values, sequence) };
+                unsafe { mixture(kernel, &block, ViewMut::rows(target.as_mut_ptr(), hidden), block_scores, values, keys) };
                 // The sums divide the few features of the output instead of the many probabilities.
                 scale_rows(target, reciprocals, count, head_dimension, hidden);
             }
@@ -104,71 +168,138 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: Sizes, kernel: Option
 
 /// # Safety
 ///
-/// The call's operands are checked and valid.
-pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
-    let Sizes { batch, sequence, heads, head_dimension, .. } = sizes;
-    if sizes.is_empty() {
+/// The call's operands are checked and valid, and the sizes are those of its kernel.
+pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Attention, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+    let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
+    let plan = Plan::new(sizes);
+    let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
+    // SAFETY: reads are valid, and overlap no write.
+    let reads = |index: usize| unsafe { floats(&call.reads[index]) };
+    let pointer = |index: usize| call.writes[index].pointer.cast::<f32>();
+    let after = if packed { 2 } else { 4 };
+    let (dout, out, log_sums) = (reads(0), reads(after), reads(after + 1));
+    let (q, k, v) =
+        if packed { (reads(1), &reads(1)[hidden..], &reads(1)[2 * hidden..]) } else { (reads(1), reads(2), reads(3)) };
+    let targets = if packed {
+        [pointer(0), pointer(0).wrapping_add(hidden), pointer(0).wrapping_add(2 * hidden)]
+    } else {
+        [pointer(0), pointer(1), pointer(2)]
+    };
+    let table = sizes.relative.map(|_| reads(after + 2));
+    // SAFETY: the last write is valid, and apart from all others.
+    let mut table_gradient = sizes.relative.map(|_| unsafe { floats_mut(&call.writes[call.writes.len() - 1]) });
+    if let Some(gradient) = table_gradient.as_deref_mut().filter(|_| !call.accumulate) {
+        gradient.fill(0.0);
+    }
+    if plan.is_empty() {
+        for write in &call.writes[..call.writes.len() - usize::from(table.is_some())] {
+            // SAFETY: the write is valid, and nobody reads it.
+            unsafe { floats_mut(write) }.fill(0.0);
+        }
         return;
     }
-    // SAFETY: reads and writes are valid and do not overlap.
-    let (dout, qkv, out, log_sums) =
-        unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats(&call.reads[2]), floats(&call.reads[3])) };
-    // SAFETY: as above.
-    let dqkv = unsafe { floats_mut(&call.writes[0]) };
-    let block = sizes.block();
-    let (stride, hidden) = (sizes.qkv_stride(), heads * head_dimension);
-    let extents = [sequence, head_dimension];
-    let transposed = transposed_elements(kernel, sequence, head_dimension);
-    let (plain, block_plain) = (plain_elements(kernel, sequence, head_dimension), plain_elements(kernel, block, head_dimension));
-    let [probabilities, slopes, dots, packed_keys, packed_values, packed_plain_keys, packed_queries, packed_outputs] =
-        scratch.pieces([block * sequence, block * sequence, block, transposed, transposed, plain, block_plain, block_plain]);
-    for image in 0..batch {
-        for head in 0..heads {
-            let query = image * sequence * stride + head * head_dimension;
-            let [key, value] = [query + hidden, query + 2 * hidden];
-            let keys = Factor::transposed(kernel, &qkv[key..], stride, extents, packed_keys);
-            let values = Factor::transposed(kernel, &qkv[value..], stride, extents, packed_values);
-            let plain_keys = Factor::plain(kernel, &qkv[key..], stride, extents, packed_plain_keys);
-            // From the last block of queries, which sees every key: it overwrites the gradients of keys and values, and the
+    let extents = [keys, head_dimension];
+    let transposed = transposed_elements(kernel, keys, head_dimension);
+    let (plain, block_plain) = (plain_elements(kernel, keys, head_dimension), plain_elements(kernel, block, head_dimension));
+    let [
+        probabilities,
+        slopes,
+        dots,
+        packed_keys,
+        packed_values,
+        packed_plain_keys,
+        packed_queries,
+        packed_outputs,
+        bias,
+        bias_gradient,
+    ] = scratch.pieces([
+        block * keys,
+        block * keys,
+        block,
+        transposed,
+        transposed,
+        plain,
+        block_plain,
+        block_plain,
+        plan.bias_elements(),
+        plan.bias_elements(),
+    ]);
+    for [image, key_head] in pairs(batch, key_heads) {
+        let key = plan.key(image, key_head);
+        let factor_keys = Factor::transposed(kernel, &k[key..], strides.key, extents, packed_keys);
+        let values = Factor::transposed(kernel, &v[key..], strides.key, extents, packed_values);
+        let plain_keys = Factor::plain(kernel, &k[key..], strides.key, extents, packed_plain_keys);
+        let key_targets = [targets[1], targets[2]].map(|target| ViewMut::rows(target.wrapping_add(key), strides.key));
+        for head in key_head * group..(key_head + 1) * group {
+            if let Some(table) = table {
+                plan.fill_bias(bias, table, head);
+                bias_gradient.fill(0.0);
+            }
+            // From the last block of queries, which sees the most keys: the first head's overwrites the gradients of keys and values, and the
             // others add to them.
-            for first in (0..sequence).step_by(block).rev() {
-                let block = sizes.block_at(first);
+            for first in (0..queries).step_by(block).rev() {
+                let block = plan.block_at(first);
                 let Block { count, visible, .. } = block;
-                let mode = Destination::accumulating(first + count < sequence);
-                let output = (image * sequence + first) * hidden + head * head_dimension;
-                let queries = &qkv[query + first * stride..];
+                let is_first = head == key_head * group && first + count == queries;
+                if is_first {
+                    for target in key_targets {
+                        // SAFETY: the rows from `visible` on are this head's.
+                        unsafe { clear_rows(target, visible..keys, head_dimension) };
+                    }
+                }
+                let mode = Destination::accumulating(!is_first);
+                let output = plan.output(image, first, head);
+                let query = plan.query(image, head) + first * strides.query;
+                let query_rows = &q[query..];
                 let outputs = &dout[output..];
                 // SAFETY: all rows are this head's, and the scratch is apart.
                 unsafe {
-                    scores(kernel, &block, probabilities, View::rows(queries.as_ptr(), stride), keys);
+                    scores(kernel, &block, probabilities, View::rows(query_rows.as_ptr(), strides.query), factor_keys);
                     scores(kernel, &block, slopes, View::rows(outputs.as_ptr(), hidden), values);
                 }
                 dot_rows(dots, outputs, &out[output..], count, head_dimension, hidden);
-                let log_sums = &log_sums[(image * heads + head) * sequence + first..][..count];
-                let diagonal = if sizes.causal { first + 1 } else { sequence };
-                softmax_gradient_rows(
-                    &mut probabilities[..count * visible],
-                    &mut slopes[..count * visible],
-                    log_sums,
-                    dots,
-                    diagonal,
-                    usize::from(sizes.causal),
-                    sizes.scale(),
-                );
+                let log_sums = &log_sums[(image * sizes.heads() + head) * queries + first..][..count];
+                let (diagonal, step) = plan.diagonal(&block);
+                let (probabilities, slopes) = (&mut probabilities[..count * visible], &mut slopes[..count * visible]);
+                if table.is_some() {
+                    let line = plan.bias_line(first + count - 1);
+                    add_bias(probabilities, &bias[line..], count, plan.scale);
+                    softmax_gradient_rows(probabilities, slopes, log_sums, dots, diagonal, step, 1.0);
+                    add_diagonals(&mut bias_gradient[line..], slopes, count, plan.scale);
+                } else {
+                    softmax_gradient_rows(probabilities, slopes, log_sums, dots, diagonal, step, plan.scale);
+                }
                 let block_packed = plain_elements(kernel, count, head_dimension);
                 let extents = [count, head_dimension];
-                let queries = Factor::plain(kernel, queries, stride, extents, &mut packed_queries[..block_packed]);
+                let queries = Factor::plain(kernel, query_rows, strides.query, extents, &mut packed_queries[..block_packed]);
                 let outputs = Factor::plain(kernel, outputs, hidden, extents, &mut packed_outputs[..block_packed]);
-                let [dqueries, dkeys, dvalues] =
-                    [query + first * stride, key, value].map(|offset| ViewMut::rows(dqkv[offset..].as_mut_ptr(), stride));
-                // SAFETY: as above; the three targets are three different columns of dqkv.
+                let query_target = ViewMut::rows(targets[0].wrapping_add(query), strides.query);
+                // SAFETY: as above; the three targets are three different tensors, or columns of one.
                 unsafe {
-                    spread(kernel, &block, dvalues, probabilities, outputs, mode);
-                    spread(kernel, &block, dkeys, slopes, queries, mode);
-                    mixture(kernel, &block, dqueries, slopes, plain_keys, sequence);
+                    spread(kernel, &block, key_targets[1], probabilities, outputs, mode);
+                    spread(kernel, &block, key_targets[0], slopes, queries, mode);
+                    mixture(kernel, &block, query_target, slopes, plain_keys, keys);
                 }
             }
+            if let Some(gradient) = table_gradient.as_deref_mut() {
+                plan.each_distance(head, |place, entry| gradient[entry] += bias_gradient[place]);
+            }
         }
+    }
+}
+
+/// All pairs of indices, the second fastest.
+fn pairs(first: usize, second: usize) -> impl Iterator<Item = [usize; 2]> {
+    (0..first).flat_map(move |one| (0..second).map(move |two| [one, two]))
+}
+
+/// # Safety
+///
+/// The rows are valid, and nobody else's.
+unsafe fn clear_rows(target: ViewMut, rows: std::ops::Range<usize>, columns: usize) {
+    for row in rows {
+        // SAFETY: as this function's own contract.
+        unsafe { std::slice::from_raw_parts_mut(target.pointer.add(row * target.row_stride), columns) }.fill(0.0);
     }
 }
 
@@ -230,6 +361,27 @@ multiversion! {
             }
             scores[seen..].fill(0.0);
             slopes[seen..].fill(0.0);
+        }
+    }
+
+    /// `scores = scale · scores + bias`, each of `rows` rows with a bias that starts one later than that of the row after it.
+    fn add_bias(scores: &mut [f32], bias: &[f32], rows: usize, scale: f32) {
+        let columns = scores.len() / rows;
+        for (row, scores) in scores.chunks_exact_mut(columns).enumerate() {
+            for (score, &bias) in scores.iter_mut().zip(&bias[rows - 1 - row..][..columns]) {
+                *score = multiply_add::<FUSED>(*score, scale, bias);
+            }
+        }
+    }
+
+    /// Adds the gradients of scores to those of their biases, and makes them those of unscaled scores.
+    fn add_diagonals(bias: &mut [f32], slopes: &mut [f32], rows: usize, scale: f32) {
+        let columns = slopes.len() / rows;
+        for (row, slopes) in slopes.chunks_exact_mut(columns).enumerate() {
+            for (slope, bias) in slopes.iter_mut().zip(&mut bias[rows - 1 - row..][..columns]) {
+                *bias += *slope;
+                *slope *= scale;
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use super::product::{Destination, View, ViewMut, multiply};
 use super::transpose::transpose;
 
-/// Queries `first..first + count` of a head, the keys that they see, and the features of both.
+/// Queries at the positions `first..first + count` of a head, the keys that they see, and the features of both.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub(super) first: usize,

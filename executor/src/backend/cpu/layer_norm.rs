@@ -5,16 +5,14 @@ use super::sums::column_sums_normalised_rows;
 use super::vector::{multiply_add, multiversion, reduce, reduce_pairs};
 use crate::backend::KernelCall;
 
-const EPSILON: f32 = 1e-5;
-
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn forward(call: &KernelCall<'_>) {
+pub(super) unsafe fn forward(call: &KernelCall<'_>, epsilon: f32) {
     // SAFETY: reads and writes are valid and do not overlap.
     unsafe {
         let (x, scale, shift) = (floats(&call.reads[0]), floats(&call.reads[1]), floats(&call.reads[2]));
-        normalise_rows(floats_mut(&call.writes[0]), floats_mut(&call.writes[1]), x, scale, shift);
+        normalise_rows(floats_mut(&call.writes[0]), floats_mut(&call.writes[1]), x, scale, shift, epsilon);
     }
 }
 
@@ -50,13 +48,13 @@ pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, scratch: &mut Scratc
 }
 
 multiversion! {
-    fn normalise_rows(y: &mut [f32], saved: &mut [f32], x: &[f32], scale: &[f32], shift: &[f32]) {
+    fn normalise_rows(y: &mut [f32], saved: &mut [f32], x: &[f32], scale: &[f32], shift: &[f32], epsilon: f32) {
         let features = scale.len().max(1);
         for ((y, x), saved) in y.chunks_exact_mut(features).zip(x.chunks_exact(features)).zip(saved.chunks_exact_mut(2)) {
             let mean = reduce(x, |x| x) / features as f32;
             // From deviations, not from the mean of squares: a row far from zero keeps its digits.
             let variance = reduce(x, |x| (x - mean) * (x - mean)) / features as f32;
-            let factor = 1.0 / (variance + EPSILON).sqrt();
+            let factor = 1.0 / (variance + epsilon).sqrt();
             saved[0] = mean;
             saved[1] = factor;
             for (((y, &x), &scale), &shift) in y.iter_mut().zip(x).zip(scale).zip(shift) {

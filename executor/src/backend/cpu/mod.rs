@@ -1,6 +1,7 @@
 //! The CPU backend: one core, deterministic; single precision, and sixteen bits ([`half`]) with sums in single precision. Parallelism is one process a core, so nothing here starts a thread.
 //! This file checks a call and hands it to its kernel; a file below knows one family of kernels and nothing of the others.
 
+mod activations;
 mod attention;
 mod batch_norm;
 mod control;
@@ -18,6 +19,8 @@ mod movement;
 mod optimizers;
 mod pooling;
 mod product;
+mod rms_norm;
+mod rope;
 mod sums;
 mod transpose;
 mod vector;
@@ -92,6 +95,10 @@ impl Backend for CpuBackend {
                 Kernel::ReluGradient { .. } => elementwise::relu_gradient(call),
                 Kernel::Gelu { .. } => elementwise::gelu(call),
                 Kernel::GeluGradient { .. } => elementwise::gelu_gradient(call),
+                Kernel::GeluExact { .. } => activations::gelu_exact(call),
+                Kernel::GeluExactGradient { .. } => activations::gelu_exact_gradient(call),
+                Kernel::SiluMultiply { .. } => activations::silu_multiply(call),
+                Kernel::SiluMultiplyGradient { .. } => activations::silu_multiply_gradient(call),
                 Kernel::Add { .. } => elementwise::add(call),
                 Kernel::SumOfSquares { .. } => elementwise::sum_of_squares(call),
                 Kernel::Convolution(ref window) => convolution::forward(call, window, micro_kernel, scratch),
@@ -116,21 +123,33 @@ impl Backend for CpuBackend {
                 Kernel::GlobalAveragePoolGradient { positions, channels, .. } => {
                     pooling::average_gradient(call, positions, channels);
                 }
-                Kernel::LayerNorm { .. } => layer_norm::forward(call),
+                Kernel::LayerNorm { epsilon, .. } => layer_norm::forward(call, epsilon.value() as f32),
                 Kernel::LayerNormInputGradient { .. } => layer_norm::input_gradient(call),
                 Kernel::LayerNormWeightGradient { .. } => layer_norm::weight_gradient(call, scratch),
+                Kernel::RmsNorm { epsilon, .. } => rms_norm::forward(call, epsilon.value() as f32),
+                Kernel::RmsNormInputGradient { .. } => rms_norm::input_gradient(call),
+                Kernel::RmsNormWeightGradient { .. } => rms_norm::weight_gradient(call, scratch),
+                Kernel::Rope(sizes) => rope::turn(call, &sizes.for_member(call.group_index), 1.0, scratch),
+                Kernel::RopeGradient(sizes) => rope::turn(call, &sizes.for_member(call.group_index), -1.0, scratch),
+                Kernel::Prepend { positions, features, .. } => movement::prepend(call, positions, features),
+                Kernel::PrependInputGradient { positions, features, .. } => {
+                    movement::prepend_input_gradient(call, positions, features);
+                }
+                Kernel::PrependWeightGradient { positions, .. } => movement::prepend_weight_gradient(call, positions),
+                Kernel::First { positions, features, .. } => movement::first(call, positions, features),
+                Kernel::FirstGradient { positions, features, .. } => movement::first_gradient(call, positions, features),
                 Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts)?,
                 Kernel::EmbeddingWeightGradient { vocabulary, hidden, parts, .. } => {
                     movement::embedding_gradient(call, vocabulary, hidden, parts)?;
                 }
-                Kernel::Attention { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::forward(call, sizes, micro_kernel, scratch);
+                Kernel::Attention(sizes) => {
+                    attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
-                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-                    let sizes = attention::Sizes { batch, sequence, heads, head_dimension, causal };
-                    attention::gradient(call, sizes, micro_kernel, scratch);
+                Kernel::AttentionGradient(sizes) => {
+                    attention::gradient(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
                 }
+                Kernel::Split { columns, .. } => movement::split(call, columns),
+                Kernel::Join { columns, .. } => movement::join(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
                 Kernel::LogitStatistics { classes, parts, .. } => cross_entropy::statistics(call, classes, parts)?,
                 Kernel::CrossEntropyOfStatistics { rows, .. } => cross_entropy::of_statistics(call, rows),

@@ -34,6 +34,105 @@ pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize
 /// # Safety
 ///
 /// The call's operands are checked and valid.
+pub(super) unsafe fn split(call: &KernelCall<'_>, columns: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let x = unsafe { floats(&call.reads[0]) };
+    let (columns, parts) = (columns.max(1), call.writes.len());
+    for (index, write) in call.writes.iter().enumerate() {
+        // SAFETY: as above; one part at a time.
+        let part = unsafe { floats_mut(write) };
+        for (row, x) in part.chunks_exact_mut(columns).zip(x.chunks_exact(parts * columns)) {
+            row.copy_from_slice(&x[index * columns..][..columns]);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn join(call: &KernelCall<'_>, columns: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let y = unsafe { floats_mut(&call.writes[0]) };
+    let (columns, parts) = (columns.max(1), call.reads.len());
+    for (index, read) in call.reads.iter().enumerate() {
+        // SAFETY: as above.
+        let part = unsafe { floats(read) };
+        for (row, y) in part.chunks_exact(columns).zip(y.chunks_exact_mut(parts * columns)) {
+            y[index * columns..][..columns].copy_from_slice(row);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn prepend(call: &KernelCall<'_>, positions: usize, features: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, row, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    if features == 0 {
+        return;
+    }
+    for (index, y) in y.chunks_exact_mut((positions + 1) * features).enumerate() {
+        let (first, rest) = y.split_at_mut(features);
+        first.copy_from_slice(row);
+        rest.copy_from_slice(&x[index * positions * features..][..positions * features]);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn prepend_input_gradient(call: &KernelCall<'_>, positions: usize, features: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, dx) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let length = (positions * features).max(1);
+    for (dx, dy) in dx.chunks_exact_mut(length).zip(dy.chunks_exact((positions + 1) * features.max(1))) {
+        dx.copy_from_slice(&dy[features..]);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn prepend_weight_gradient(call: &KernelCall<'_>, positions: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, drow) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    if !call.accumulate {
+        drow.fill(0.0);
+    }
+    let features = drow.len().max(1);
+    for dy in dy.chunks_exact((positions + 1) * features) {
+        drow.iter_mut().zip(dy).for_each(|(sum, &dy)| *sum += dy);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn first(call: &KernelCall<'_>, positions: usize, features: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    for (y, x) in y.chunks_exact_mut(features.max(1)).zip(x.chunks_exact((positions * features).max(1))) {
+        y.copy_from_slice(&x[..features]);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn first_gradient(call: &KernelCall<'_>, positions: usize, features: usize) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (dy, dx) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    for (dx, dy) in dx.chunks_exact_mut((positions * features).max(1)).zip(dy.chunks_exact(features.max(1))) {
+        let (first, rest) = dx.split_at_mut(features);
+        first.copy_from_slice(dy);
+        rest.fill(0.0);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
 pub(super) unsafe fn embedding(
     call: &KernelCall<'_>,
     vocabulary: usize,

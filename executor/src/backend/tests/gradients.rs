@@ -1,11 +1,11 @@
 //! Every gradient kernel against central differences of its forward kernel: along a random direction d of one input,
 //! `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for a random upstream gradient u.
 
-use foretell_models::{Kernel, WeightLayout};
+use foretell_models::{Epsilon, Kernel, WeightLayout};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::{PARAMETERS, Tensor, counts, operands, reference, rounded, run, window};
+use super::{PARAMETERS, Tensor, attentions, counts, last_member, operands, reference, ropes, rounded, run, window};
 
 /// A forward kernel, one of its reads, the gradient kernel of that read, which of its writes is the gradient, and its reads,
 /// from the upstream gradient, the forward kernel's reads and what that wrote.
@@ -32,6 +32,13 @@ fn cases() -> Vec<Case> {
     let elements = 100;
     case(Kernel::Relu { elements }, 0, Kernel::ReluGradient { elements }, 0, |u, _, y| vec![u.clone(), y[0].clone()]);
     case(Kernel::Gelu { elements }, 0, Kernel::GeluGradient { elements }, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    let gradient = Kernel::GeluExactGradient { elements };
+    case(Kernel::GeluExact { elements }, 0, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+    let gradient = Kernel::SiluMultiplyGradient { elements };
+    for input in [0, 1] {
+        let reads = |u: &Tensor, x: &[Tensor], _: &[Tensor]| vec![u.clone(), x[0].clone(), x[1].clone()];
+        case(Kernel::SiluMultiply { elements }, input, gradient, input, reads);
+    }
     for extents in [[2, 6, 5, 4, 7, 3, 1, 1], [2, 9, 8, 3, 5, 3, 2, 1], [1, 7, 6, 3, 4, 1, 2, 0], [1, 11, 13, 3, 6, 7, 2, 3]] {
         let window = window(extents);
         let forward = Kernel::Convolution(window);
@@ -58,21 +65,46 @@ fn cases() -> Vec<Case> {
     let (batch, features) = (3, 50);
     let gradient = Kernel::GlobalAveragePoolGradient { batch, positions, channels };
     case(Kernel::GlobalAveragePool { batch, positions, channels }, 0, gradient, 0, |u, _, _| vec![u.clone()]);
-    let forward = Kernel::LayerNorm { rows, features };
+    let epsilon = Epsilon::new(3);
+    let forward = Kernel::LayerNorm { rows, features, epsilon };
     let gradient = Kernel::LayerNormInputGradient { rows, features };
     case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), x[1].clone(), y[1].clone()]);
     let gradient = Kernel::LayerNormWeightGradient { rows, features };
     for (input, write) in [(1, 0), (2, 1)] {
         case(forward, input, gradient, write, |u, x, y| vec![u.clone(), x[0].clone(), y[1].clone()]);
     }
+    let forward = Kernel::RmsNorm { rows, features, epsilon };
+    let gradient = Kernel::RmsNormInputGradient { rows, features };
+    case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), x[1].clone(), y[1].clone()]);
+    let gradient = Kernel::RmsNormWeightGradient { rows, features };
+    case(forward, 1, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), y[1].clone()]);
+    for sizes in ropes() {
+        case(Kernel::Rope(sizes), 0, Kernel::RopeGradient(sizes), 0, |u, _, _| vec![u.clone()]);
+    }
+    let forward = Kernel::Prepend { batch, positions, features };
+    case(forward, 0, Kernel::PrependInputGradient { batch, positions, features }, 0, |u, _, _| vec![u.clone()]);
+    case(forward, 1, Kernel::PrependWeightGradient { batch, positions, features }, 0, |u, _, _| vec![u.clone()]);
+    let forward = Kernel::First { batch, positions, features };
+    case(forward, 0, Kernel::FirstGradient { batch, positions, features }, 0, |u, _, _| vec![u.clone()]);
+    let (parts, columns) = (3, 10);
+    let (split, join) = (Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns });
+    // Of a split only the first part has a gradient here, as the upstream gradient is of the first write.
+    case(split, 0, join, 0, |u, _, y| vec![u.clone(), vec![0.0; y[1].len()], vec![0.0; y[2].len()]]);
     let (tokens, vocabulary, hidden) = (20, 9, 8);
     let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 };
     case(Kernel::Embedding { tokens, vocabulary, hidden, parts: 1 }, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
-    for causal in [false, true] {
-        let (batch, sequence, heads, head_dimension) = (2, 70, 2, 8);
-        let forward = Kernel::Attention { batch, sequence, heads, head_dimension, causal };
-        let gradient = Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal };
-        case(forward, 0, gradient, 0, |u, x, y| vec![u.clone(), x[0].clone(), y[0].clone(), y[1].clone()]);
+    for sizes in attentions() {
+        let (forward, gradient) = (Kernel::Attention(sizes), Kernel::AttentionGradient(sizes));
+        /// The upstream gradient, the inputs, what was written, and the table if there is one.
+        fn reads(u: &Tensor, x: &[Tensor], y: &[Tensor]) -> Vec<Tensor> {
+            // Packed inputs are one tensor, others three; a table follows either.
+            let inputs = if x.len() < 3 { 1 } else { 3 };
+            [&[u.clone()], &x[..inputs], &y[..2], &x[inputs..]].concat()
+        }
+        let inputs = counts(&forward).0.len();
+        for input in 0..inputs {
+            case(forward, input, gradient, input, reads);
+        }
     }
     let (rows, classes, normalizer) = (9, 31, 1);
     let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer, parts: 1, scaled: false };
@@ -85,7 +117,7 @@ fn every_gradient_is_the_slope_of_its_forward_kernel() {
     let mut random = ChaCha8Rng::seed_from_u64(3);
     for Case { forward, input, gradient, write, reads: gradient_reads } in cases() {
         let (reads, before) = operands(&forward, &mut random);
-        let value = |reads: &[Tensor]| reference::run(&forward, reads, &before, false, &PARAMETERS, 0);
+        let value = |reads: &[Tensor]| reference::run(&forward, reads, &before, false, &PARAMETERS, last_member(&forward));
         // A loss is its own upstream gradient; of the others the first write is the output.
         let upstream = if matches!(forward, Kernel::CrossEntropy { .. }) {
             vec![1.0]
@@ -105,7 +137,7 @@ fn every_gradient_is_the_slope_of_its_forward_kernel() {
         let written = rounded(value(&reads));
         let computed_reads = gradient_reads(&upstream, &reads, &written);
         let zeros: Vec<Tensor> = counts(&gradient).1.into_iter().map(|count| vec![0.0; count]).collect();
-        let computed = run(&gradient, &computed_reads, &zeros, false, false, 0);
+        let computed = run(&gradient, &computed_reads, &zeros, false, false, last_member(&gradient));
         let projected = dot(&computed[write], &direction);
         let scale = dot(&computed[write].iter().map(|g| g.abs()).collect(), &direction.iter().map(|d| d.abs()).collect());
         assert!(

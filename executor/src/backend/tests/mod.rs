@@ -8,7 +8,7 @@ mod precision;
 mod reference;
 mod speeds;
 
-use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_models::{Attention, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -37,6 +37,54 @@ fn window(extents: [usize; 8]) -> Window {
     Window { batch, height, width, in_channels, out_channels, size, stride, padding }
 }
 
+/// Attention of as many keys as queries, without grouping.
+fn attention([batch, sequence, heads, head_dimension]: [usize; 4], causal: bool, packed: bool) -> Attention {
+    Attention {
+        batch,
+        queries: sequence,
+        keys: sequence,
+        key_heads: heads,
+        group: 1,
+        head_dimension,
+        causal,
+        scaled: true,
+        relative: None,
+        packed,
+        query_parts: 1,
+        query_offset: 0,
+    }
+}
+
+/// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions.
+fn attentions() -> Vec<Attention> {
+    let mut all = Vec::new();
+    for causal in [false, true] {
+        for extents in [[1, 1, 1, 1], [2, 65, 3, 5], [1, 200, 2, 16], [1, 7, 1, 64]] {
+            all.extend([true, false].map(|packed| attention(extents, causal, packed)));
+        }
+        let plain = attention([2, 66, 2, 8], causal, false);
+        let relative = |bidirectional| Some(RelativePositions { buckets: 8, max_distance: 20, bidirectional });
+        all.extend([
+            Attention { group: 3, ..plain },
+            Attention { keys: 91, query_offset: 25, scaled: false, ..plain },
+            Attention { queries: 22, query_parts: 3, group: 2, ..plain },
+            Attention { queries: 33, keys: 99, query_parts: 3, head_dimension: 17, ..plain },
+            Attention { relative: relative(true), ..plain },
+            Attention { relative: relative(false), scaled: false, packed: true, ..plain },
+            Attention { relative: relative(!causal), queries: 22, query_parts: 3, group: 2, batch: 1, ..plain },
+        ]);
+    }
+    all
+}
+
+/// Rotary positions of a whole sequence, and of the last part of one.
+fn ropes() -> [Rope; 3] {
+    let sizes =
+        Rope { batch: 1, positions: 1, heads: 1, head_dimension: 2, theta: 10_000, position_parts: 1, position_offset: 0 };
+    let whole = Rope { batch: 3, positions: 37, heads: 2, head_dimension: 18, ..sizes };
+    [sizes, whole, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
+}
+
 /// Kernels of every kind at sizes that no block, tile or vector divides.
 fn cases() -> Vec<Kernel> {
     let mut cases = Vec::new();
@@ -52,7 +100,11 @@ fn cases() -> Vec<Kernel> {
     for [rows, columns] in [[1, 1], [131, 37], [67, 200], [3, 64]] {
         cases.extend([Kernel::BiasAdd { rows, columns }, Kernel::BiasGradient { rows, columns }]);
         cases.extend([
-            Kernel::LayerNorm { rows, features: columns },
+            Kernel::LayerNorm { rows, features: columns, epsilon: Epsilon::new(5) },
+            Kernel::LayerNorm { rows, features: columns, epsilon: Epsilon::new(1) },
+            Kernel::RmsNorm { rows, features: columns, epsilon: Epsilon::new(2) },
+            Kernel::RmsNormInputGradient { rows, features: columns },
+            Kernel::RmsNormWeightGradient { rows, features: columns },
             Kernel::LayerNormInputGradient { rows, features: columns },
             Kernel::LayerNormWeightGradient { rows, features: columns },
             Kernel::CrossEntropy { rows, classes: columns },
@@ -65,6 +117,10 @@ fn cases() -> Vec<Kernel> {
             Kernel::ReluGradient { elements },
             Kernel::Gelu { elements },
             Kernel::GeluGradient { elements },
+            Kernel::GeluExact { elements },
+            Kernel::GeluExactGradient { elements },
+            Kernel::SiluMultiply { elements },
+            Kernel::SiluMultiplyGradient { elements },
             Kernel::Add { elements },
             Kernel::SumOfSquares { elements },
             Kernel::Sum { elements },
@@ -124,13 +180,23 @@ fn cases() -> Vec<Kernel> {
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 },
         ]);
     }
-    for causal in [false, true] {
-        for [batch, sequence, heads, head_dimension] in [[1, 1, 1, 1], [2, 65, 3, 5], [1, 200, 2, 16], [1, 7, 1, 64]] {
-            cases.extend([
-                Kernel::Attention { batch, sequence, heads, head_dimension, causal },
-                Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal },
-            ]);
-        }
+    for sizes in attentions() {
+        cases.extend([Kernel::Attention(sizes), Kernel::AttentionGradient(sizes)]);
+    }
+    for sizes in ropes() {
+        cases.extend([Kernel::Rope(sizes), Kernel::RopeGradient(sizes)]);
+    }
+    for [batch, positions, features] in [[1, 1, 1], [3, 7, 20], [2, 1, 5]] {
+        cases.extend([
+            Kernel::Prepend { batch, positions, features },
+            Kernel::PrependInputGradient { batch, positions, features },
+            Kernel::PrependWeightGradient { batch, positions, features },
+            Kernel::First { batch, positions, features },
+            Kernel::FirstGradient { batch, positions, features },
+        ]);
+    }
+    for [rows, parts, columns] in [[1, 1, 1], [7, 3, 10], [2, 8, 3]] {
+        cases.extend([Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns }]);
     }
     for [outer, parts, inner] in [[1, 1, 1], [3, 4, 5], [1, 2, 33]] {
         cases.extend([
@@ -150,6 +216,10 @@ fn in_place(kernel: &Kernel) -> bool {
             | Kernel::Relu { .. }
             | Kernel::ReluGradient { .. }
             | Kernel::GeluGradient { .. }
+            | Kernel::GeluExactGradient { .. }
+            | Kernel::SiluMultiplyGradient { .. }
+            | Kernel::Rope(_)
+            | Kernel::RopeGradient(_)
             | Kernel::Add { .. }
             | Kernel::CrossEntropyGradient { .. }
     )
@@ -195,7 +265,7 @@ fn operands_in(kernel: &Kernel, precision: DataType, random: &mut ChaCha8Rng) ->
     round_to(&types.writes, &mut writes);
     let forward = |forward: Kernel, reads: &[Tensor]| {
         let before: Vec<Tensor> = counts(&forward).1.into_iter().map(|count| vec![0.0; count]).collect();
-        rounded(reference::run(&forward, reads, &before, false, &PARAMETERS, 0))
+        rounded(reference::run(&forward, reads, &before, false, &PARAMETERS, last_member(&forward)))
     };
     match *kernel {
         Kernel::BatchNormInference { channels, .. } => reads[3][channels..].iter_mut().for_each(|variance| *variance += 1.5),
@@ -211,15 +281,27 @@ fn operands_in(kernel: &Kernel, precision: DataType, random: &mut ChaCha8Rng) ->
         }
         Kernel::LayerNormInputGradient { rows, features } => {
             let inputs = [reads[1].clone(), reads[2].clone(), reads[2].clone()];
-            reads[3] = forward(Kernel::LayerNorm { rows, features }, &inputs).remove(1);
+            reads[3] = forward(Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) }, &inputs).remove(1);
         }
         Kernel::LayerNormWeightGradient { rows, features } => {
             let ones = vec![1.0; features];
-            reads[2] = forward(Kernel::LayerNorm { rows, features }, &[reads[1].clone(), ones.clone(), ones]).remove(1);
+            let norm = Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) };
+            reads[2] = forward(norm, &[reads[1].clone(), ones.clone(), ones]).remove(1);
         }
-        Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal } => {
-            let mut written = forward(Kernel::Attention { batch, sequence, heads, head_dimension, causal }, &reads[1..2]);
-            (reads[3], reads[2]) = (written.remove(1), written.remove(0));
+        Kernel::RmsNormInputGradient { rows, features } => {
+            let norm = Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) };
+            reads[3] = forward(norm, &[reads[1].clone(), reads[2].clone()]).remove(1);
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => {
+            let norm = Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) };
+            reads[2] = forward(norm, &[reads[1].clone(), vec![1.0; features]]).remove(1);
+        }
+        Kernel::AttentionGradient(sizes) => {
+            let inputs = if sizes.packed { 1 } else { 3 };
+            let mut forward_reads = reads[1..1 + inputs].to_vec();
+            forward_reads.extend(sizes.relative.map(|_| reads[reads.len() - 1].clone()));
+            let mut written = forward(Kernel::Attention(sizes), &forward_reads);
+            (reads[2 + inputs], reads[1 + inputs]) = (written.remove(1), written.remove(0));
         }
         _ => {}
     }
@@ -234,6 +316,11 @@ fn round_to(types: &[DataType], tensors: &mut [Tensor]) {
             tensor.iter_mut().for_each(|value| *value = f64::from(half.to_single(half.nearest(*value as f32))));
         }
     }
+}
+
+/// The index of the last of the ranks among whom what the kernel works on is cut into parts.
+fn last_member(kernel: &Kernel) -> usize {
+    kernel.parts() - 1
 }
 
 /// As numbers of single precision, which is what a kernel is given.
@@ -342,7 +429,7 @@ fn every_kernel_computes_what_the_reference_does() {
     let mut backends = CpuBackend::variants();
     for kernel in cases() {
         let (reads, before) = operands(&kernel, &mut random);
-        let group_index = if let Kernel::Slice { parts, .. } = kernel { parts - 1 } else { 0 };
+        let group_index = last_member(&kernel);
         for accumulate in [false, true] {
             let expected = reference::run(&kernel, &reads, &before, accumulate, &PARAMETERS, group_index);
             let mode = if accumulate { "accumulating" } else { "overwriting" };

@@ -1,7 +1,7 @@
 //! What every kernel should compute, written as naively as the documentation of `Kernel` reads, in double precision, and
 //! without a look at the kernels. Integers are numbers here too.
 
-use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, Rope, WeightLayout, Window};
 
 use crate::backend::Hyperparameters;
 
@@ -167,12 +167,12 @@ pub(super) fn run(
             let value = |i: usize| reads[0][i / (positions * channels) * channels + i % channels] / positions as f64;
             vec![(0..batch * positions * channels).map(value).collect()]
         }
-        Kernel::LayerNorm { rows, features } => {
+        Kernel::LayerNorm { rows, features, epsilon } => {
             let (mut y, mut saved) = (vec![0.0; rows * features], vec![0.0; 2 * rows]);
             for r in 0..rows {
                 let x = &reads[0][r * features..(r + 1) * features];
                 let mean = x.iter().sum::<f64>() / features as f64;
-                let factor = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / features as f64 + 1e-5).sqrt();
+                let factor = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / features as f64 + epsilon.value()).sqrt();
                 (0..features).for_each(|f| y[r * features + f] = (x[f] - mean) * factor * reads[1][f] + reads[2][f]);
                 (saved[2 * r], saved[2 * r + 1]) = (mean, factor);
             }
@@ -211,40 +211,129 @@ pub(super) fn run(
             }
             vec![added(0, table)]
         }
-        Kernel::Attention { batch, sequence, heads, head_dimension: d, causal } => {
-            let mut out = vec![0.0; batch * sequence * heads * d];
-            let mut log_sums = vec![0.0; batch * heads * sequence];
-            attend(&reads[0], [batch, sequence, heads, d], causal, |b, h, i, probabilities, log_sum| {
-                log_sums[(b * heads + h) * sequence + i] = log_sum;
+        Kernel::Attention(sizes) => {
+            let [_, k, v] = unpacked(&sizes, reads);
+            let (d, heads, queries) = (sizes.head_dimension, sizes.heads(), sizes.queries);
+            let mut out = vec![0.0; sizes.query_elements()];
+            let mut log_sums = vec![0.0; sizes.rows()];
+            debug_assert_eq!(k.len(), v.len());
+            attend(&sizes, reads, group_index, |b, h, i, probabilities, log_sum| {
+                log_sums[(b * heads + h) * queries + i] = log_sum;
                 for (j, p) in probabilities.iter().enumerate() {
                     for f in 0..d {
-                        out[((b * sequence + i) * heads + h) * d + f] +=
-                            p * reads[0][(((b * sequence + j) * 3 + 2) * heads + h) * d + f];
+                        let value = v[((b * sizes.keys + j) * sizes.key_heads + h / sizes.group) * d + f];
+                        out[((b * queries + i) * heads + h) * d + f] += p * value;
                     }
                 }
             });
             vec![out, log_sums]
         }
-        Kernel::AttentionGradient { batch, sequence, heads, head_dimension: d, causal } => {
-            let (dout, qkv) = (&reads[0], &reads[1]);
-            let mut dqkv = vec![0.0; qkv.len()];
-            let at =
-                |b: usize, s: usize, which: usize, h: usize, f: usize| (((b * sequence + s) * 3 + which) * heads + h) * d + f;
-            attend(qkv, [batch, sequence, heads, d], causal, |b, h, i, probabilities, _| {
-                let upstream = |f: usize| dout[((b * sequence + i) * heads + h) * d + f];
+        Kernel::AttentionGradient(sizes) => {
+            let (dout, forward) = (&reads[0], &reads[1..]);
+            let [q, k, v] = unpacked(&sizes, forward);
+            let (d, heads, queries) = (sizes.head_dimension, sizes.heads(), sizes.queries);
+            let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| vec![0.0; x.len()]);
+            let mut dtable = vec![0.0; sizes.table_elements()];
+            // The table follows the output and its log-sum-exp here.
+            let mut inputs: Vec<Tensor> = forward[..if sizes.packed { 1 } else { 3 }].to_vec();
+            inputs.extend(sizes.relative.map(|_| reads[reads.len() - 1].clone()));
+            attend(&sizes, &inputs, group_index, |b, h, i, probabilities, _| {
+                let at_q = |f: usize| ((b * queries + i) * heads + h) * d + f;
+                let at_k = |j: usize, f: usize| ((b * sizes.keys + j) * sizes.key_heads + h / sizes.group) * d + f;
                 let slopes: Vec<f64> =
-                    (0..probabilities.len()).map(|j| (0..d).map(|f| upstream(f) * qkv[at(b, j, 2, h, f)]).sum()).collect();
+                    (0..probabilities.len()).map(|j| (0..d).map(|f| dout[at_q(f)] * v[at_k(j, f)]).sum()).collect();
                 let mean = probabilities.iter().zip(&slopes).map(|(p, s)| p * s).sum::<f64>();
                 for (j, (p, slope)) in probabilities.iter().zip(&slopes).enumerate() {
-                    let score = p * (slope - mean) / (d as f64).sqrt();
+                    let biased = p * (slope - mean);
+                    if sizes.relative.is_some() {
+                        dtable[bucket(&sizes, group_index, i, j) * heads + h] += biased;
+                    }
+                    let score = if sizes.scaled { biased / (d as f64).sqrt() } else { biased };
                     for f in 0..d {
-                        dqkv[at(b, i, 0, h, f)] += score * qkv[at(b, j, 1, h, f)];
-                        dqkv[at(b, j, 1, h, f)] += score * qkv[at(b, i, 0, h, f)];
-                        dqkv[at(b, j, 2, h, f)] += p * upstream(f);
+                        dq[at_q(f)] += score * k[at_k(j, f)];
+                        dk[at_k(j, f)] += score * q[at_q(f)];
+                        dv[at_k(j, f)] += p * dout[at_q(f)];
                     }
                 }
             });
-            vec![dqkv]
+            let mut written = if sizes.packed {
+                let row = heads * d;
+                let joined = index3([sizes.batch * queries, 3, row]).map(|[r, part, c]| [&dq, &dk, &dv][part][r * row + c]);
+                vec![joined.collect()]
+            } else {
+                vec![dq, dk, dv]
+            };
+            if sizes.relative.is_some() {
+                let index = written.len();
+                written.push(added(index, dtable));
+            }
+            written
+        }
+        Kernel::GeluExact { .. } => vec![reads[0].iter().map(|&x| x * normal(x)).collect()],
+        Kernel::GeluExactGradient { .. } => {
+            let slope = |x: f64| normal(x) + x * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            vec![zip(&reads[0], &reads[1], |dy, x| dy * slope(x))]
+        }
+        Kernel::SiluMultiply { .. } => vec![zip(&reads[0], &reads[1], |gate, x| gate / (1.0 + (-gate).exp()) * x)],
+        Kernel::SiluMultiplyGradient { elements } => {
+            let silu = |gate: f64| gate / (1.0 + (-gate).exp());
+            let slope = |gate: f64| (silu(gate + 1e-5) - silu(gate - 1e-5)) / 2e-5;
+            let dgate = (0..elements).map(|i| reads[0][i] * reads[2][i] * slope(reads[1][i])).collect();
+            vec![dgate, zip(&reads[0], &reads[1], |dy, gate| dy * silu(gate))]
+        }
+        Kernel::RmsNorm { rows, features, epsilon } => {
+            let mut saved = vec![0.0; rows];
+            for (r, saved) in saved.iter_mut().enumerate() {
+                let squares = reads[0][r * features..(r + 1) * features].iter().map(|x| x * x).sum::<f64>();
+                *saved = 1.0 / (squares / features as f64 + epsilon.value()).sqrt();
+            }
+            let y = reads[0].iter().enumerate().map(|(i, x)| x * saved[i / features] * reads[1][i % features]);
+            vec![y.collect(), saved]
+        }
+        Kernel::RmsNormInputGradient { rows, features } => {
+            let (dy, x, scale, saved) = (&reads[0], &reads[1], &reads[2], &reads[3]);
+            let mut dx = vec![0.0; rows * features];
+            for r in 0..rows {
+                let at = |f: usize| r * features + f;
+                let dot = (0..features).map(|f| dy[at(f)] * scale[f] * x[at(f)] * saved[r]).sum::<f64>() / features as f64;
+                (0..features).for_each(|f| dx[at(f)] = saved[r] * (dy[at(f)] * scale[f] - x[at(f)] * saved[r] * dot));
+            }
+            vec![dx]
+        }
+        Kernel::RmsNormWeightGradient { rows, features } => {
+            let sum = |f: usize| (0..rows).map(|r| reads[0][r * features + f] * reads[1][r * features + f] * reads[2][r]).sum();
+            vec![added(0, (0..features).map(sum).collect())]
+        }
+        Kernel::Rope(sizes) => vec![turned(&sizes, group_index, &reads[0], 1.0)],
+        Kernel::RopeGradient(sizes) => vec![turned(&sizes, group_index, &reads[0], -1.0)],
+        Kernel::Prepend { batch, positions, features } => {
+            let value = |[b, p, f]: [usize; 3]| match p {
+                0 => reads[1][f],
+                p => reads[0][(b * positions + p - 1) * features + f],
+            };
+            vec![index3([batch, positions + 1, features]).map(value).collect()]
+        }
+        Kernel::PrependInputGradient { batch, positions, features } => {
+            let value = |[b, p, f]: [usize; 3]| reads[0][(b * (positions + 1) + p + 1) * features + f];
+            vec![index3([batch, positions, features]).map(value).collect()]
+        }
+        Kernel::PrependWeightGradient { batch, positions, features } => {
+            let sum = |f: usize| (0..batch).map(|b| reads[0][b * (positions + 1) * features + f]).sum();
+            vec![added(0, (0..features).map(sum).collect())]
+        }
+        Kernel::First { batch, positions, features } => {
+            vec![index3([batch, 1, features]).map(|[b, _, f]| reads[0][b * positions * features + f]).collect()]
+        }
+        Kernel::FirstGradient { batch, positions, features } => {
+            let value = |[b, p, f]: [usize; 3]| if p == 0 { reads[0][b * features + f] } else { 0.0 };
+            vec![index3([batch, positions, features]).map(value).collect()]
+        }
+        Kernel::Split { rows, parts, columns } => {
+            let part = |p: usize| index3([rows, 1, columns]).map(|[r, _, c]| reads[0][(r * parts + p) * columns + c]).collect();
+            (0..parts).map(part).collect()
+        }
+        Kernel::Join { rows, parts, columns } => {
+            vec![index3([rows, parts, columns]).map(|[r, p, c]| reads[p][r * columns + c]).collect()]
         }
         Kernel::CrossEntropy { rows, classes } => {
             let (mut loss, mut correct, mut log_sums) = (0.0, 0.0, vec![0.0; rows]);
@@ -366,17 +455,76 @@ fn taps(window: &Window, mut each: impl FnMut(usize, usize, usize)) {
     });
 }
 
+/// The normal distribution up to x, by its series (Marsaglia 2004), which needs no error function.
+fn normal(x: f64) -> f64 {
+    let (mut sum, mut term, mut n) = (x, x, 1.0);
+    while term.abs() > 1e-18 {
+        n += 2.0;
+        term *= x * x / n;
+        sum += term;
+    }
+    0.5 + sum * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+/// Every pair of features of every head turned by its position's angle.
+fn turned(sizes: &Rope, group_index: usize, x: &[f64], direction: f64) -> Tensor {
+    let (d, half) = (sizes.head_dimension, sizes.head_dimension / 2);
+    let mut y = vec![0.0; x.len()];
+    for [b, p, h] in index3([sizes.batch, sizes.positions, sizes.heads]) {
+        let position = sizes.position_offset + group_index * sizes.positions + p;
+        for f in 0..half {
+            let angle = direction * position as f64 / (sizes.theta as f64).powf(2.0 * f as f64 / d as f64);
+            let at = ((b * sizes.positions + p) * sizes.heads + h) * d + f;
+            y[at] = x[at] * angle.cos() - x[at + half] * angle.sin();
+            y[at + half] = x[at + half] * angle.cos() + x[at] * angle.sin();
+        }
+    }
+    y
+}
+
+/// q, k and v, each in a tensor of its own.
+fn unpacked(sizes: &Attention, reads: &[Tensor]) -> [Tensor; 3] {
+    if !sizes.packed {
+        return [reads[0].clone(), reads[1].clone(), reads[2].clone()];
+    }
+    let row = sizes.heads() * sizes.head_dimension;
+    let rows = sizes.batch * sizes.queries;
+    [0, 1, 2].map(|part| index3([rows, 1, row]).map(|[r, _, c]| reads[0][(r * 3 + part) * row + c]).collect())
+}
+
+/// T5's bucket of a key `j` seen from the query `i` of a part.
+fn bucket(sizes: &Attention, group_index: usize, i: usize, j: usize) -> usize {
+    let relative = sizes.relative.unwrap();
+    let distance = j as f64 - (sizes.query_offset + group_index * sizes.queries + i) as f64;
+    let (side, distance) = if relative.bidirectional { (2, distance) } else { (1, distance.min(0.0)) };
+    let buckets = relative.buckets / side;
+    let after = if relative.bidirectional && distance > 0.0 { buckets } else { 0 };
+    let (distance, exact) = (distance.abs(), (buckets / 2) as f64);
+    let place = if distance < exact {
+        distance
+    } else {
+        // A border that lies on a whole number is not to be missed by rounding.
+        let part = (distance / exact).ln() / (relative.max_distance as f64 / exact).ln() * (buckets as f64 - exact);
+        (exact + (part + 1e-9).floor()).min(buckets as f64 - 1.0)
+    };
+    after + place as usize
+}
+
 /// Calls `each(batch, head, query, probabilities, log-sum-exp)` for every query.
-fn attend(
-    qkv: &[f64],
-    [batch, sequence, heads, d]: [usize; 4],
-    causal: bool,
-    mut each: impl FnMut(usize, usize, usize, &[f64], f64),
-) {
-    for [b, h, i] in index3([batch, heads, sequence]) {
-        let at = |s: usize, which: usize, f: usize| (((b * sequence + s) * 3 + which) * heads + h) * d + f;
-        let score = |j: usize| (0..d).map(|f| qkv[at(i, 0, f)] * qkv[at(j, 1, f)]).sum::<f64>() / (d as f64).sqrt();
-        let scores: Vec<f64> = (0..if causal { i + 1 } else { sequence }).map(score).collect();
+fn attend(sizes: &Attention, reads: &[Tensor], group_index: usize, mut each: impl FnMut(usize, usize, usize, &[f64], f64)) {
+    let [q, k, _] = unpacked(sizes, reads);
+    let (d, heads) = (sizes.head_dimension, sizes.heads());
+    let offset = sizes.query_offset + group_index * sizes.queries;
+    for [b, h, i] in index3([sizes.batch, heads, sizes.queries]) {
+        let score = |j: usize| {
+            let at_q = ((b * sizes.queries + i) * heads + h) * d;
+            let at_k = ((b * sizes.keys + j) * sizes.key_heads + h / sizes.group) * d;
+            let dot = (0..d).map(|f| q[at_q + f] * k[at_k + f]).sum::<f64>();
+            let bias = sizes.relative.map_or(0.0, |_| reads[reads.len() - 1][bucket(sizes, group_index, i, j) * heads + h]);
+            bias + if sizes.scaled { dot / (d as f64).sqrt() } else { dot }
+        };
+        let seen = if sizes.causal { sizes.keys.min(offset + i + 1) } else { sizes.keys };
+        let scores: Vec<f64> = (0..seen).map(score).collect();
         let log_sum = scores.iter().map(|s| s.exp()).sum::<f64>().ln();
         let probabilities: Vec<f64> = scores.iter().map(|s| (s - log_sum).exp()).collect();
         each(b, h, i, &probabilities, log_sum);

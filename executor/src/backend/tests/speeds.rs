@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use foretell_models::{Kernel, WeightLayout, Window};
+use foretell_models::{Epsilon, Kernel, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 
-use super::{CpuBackend, Hyperparameters, KernelCall, Operand, integers, operand_bytes, operand_types, window};
+use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, operand_types, window};
 use crate::backend::Backend as _;
 use crate::half::Half;
 
@@ -77,13 +77,25 @@ fn print_kernel_speeds_of_a_transformer() {
         print_products(1024, contracted, columns, WeightLayout::InOut, true, false);
     }
     print_products(1024, 256, 8192, WeightLayout::OutIn, false, false);
-    let (batch, sequence, heads, head_dimension, causal) = (8, 128, 4, 64, true);
-    print_speed(Kernel::Attention { batch, sequence, heads, head_dimension, causal });
-    print_speed(Kernel::AttentionGradient { batch, sequence, heads, head_dimension, causal });
-    print_speed(Kernel::Attention { batch: 1, sequence: 1024, heads, head_dimension, causal });
-    print_speed(Kernel::AttentionGradient { batch: 1, sequence: 1024, heads, head_dimension, causal });
+    for extents in [[8, 128, 4, 64], [1, 1024, 4, 64]] {
+        for packed in [true, false] {
+            print_speed(Kernel::Attention(attention(extents, true, packed)));
+            print_speed(Kernel::AttentionGradient(attention(extents, true, packed)));
+        }
+    }
     let (rows, features, tokens, hidden, vocabulary, classes) = (1024, 256, 1024, 256, 8192, 8192);
-    print_speed(Kernel::LayerNorm { rows, features });
+    print_speed(Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) });
+    print_speed(Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) });
+    print_speed(Kernel::RmsNormInputGradient { rows, features });
+    print_speed(Kernel::RmsNormWeightGradient { rows, features });
+    let rope =
+        Rope { batch: 8, positions: 128, heads: 4, head_dimension: 64, theta: 10_000, position_parts: 1, position_offset: 0 };
+    print_speed(Kernel::Rope(rope));
+    print_speed(Kernel::GeluExact { elements: 1 << 20 });
+    print_speed(Kernel::GeluExactGradient { elements: 1 << 20 });
+    print_speed(Kernel::SiluMultiply { elements: 1 << 20 });
+    print_speed(Kernel::SiluMultiplyGradient { elements: 1 << 20 });
+    print_speed(Kernel::Split { rows, parts: 3, columns: 256 });
     print_speed(Kernel::LayerNormInputGradient { rows, features });
     print_speed(Kernel::LayerNormWeightGradient { rows, features });
     print_speed(Kernel::BiasGradient { rows, columns: 1024 });

@@ -100,6 +100,10 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::ReluGradient { elements }
         | Kernel::Gelu { elements }
         | Kernel::GeluGradient { elements }
+        | Kernel::GeluExact { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::SiluMultiplyGradient { elements }
         | Kernel::Add { elements } => Some(elements),
         Kernel::BiasAdd { rows, .. }
         | Kernel::BiasGradient { rows, .. }
@@ -107,14 +111,21 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::LayerNormInputGradient { rows, .. }
         | Kernel::LayerNormWeightGradient { rows, .. }
         | Kernel::CrossEntropy { rows, .. }
+        | Kernel::RmsNorm { rows, .. }
+        | Kernel::RmsNormInputGradient { rows, .. }
+        | Kernel::RmsNormWeightGradient { rows, .. }
+        | Kernel::Split { rows, .. }
+        | Kernel::Join { rows, .. }
         | Kernel::LogitStatistics { rows, .. }
         | Kernel::CrossEntropyGradient { rows, .. } => Some(rows),
         Kernel::BatchNormInference { positions, .. } => Some(positions),
         Kernel::EmbeddingWeightGradient { tokens, .. } => Some(tokens),
         Kernel::GlobalAveragePool { batch, .. }
         | Kernel::GlobalAveragePoolGradient { batch, .. }
-        | Kernel::Attention { batch, .. }
-        | Kernel::AttentionGradient { batch, .. } => Some(batch),
+        | Kernel::Prepend { batch, .. }
+        | Kernel::PrependInputGradient { batch, .. }
+        | Kernel::PrependWeightGradient { batch, .. } => Some(batch),
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => Some(&mut sizes.batch),
         _ => None,
     }
 }

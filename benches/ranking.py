@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Foretells and runs every feasible layout of one model in a lab, and prints how well the order was foretold (Kendall's tau-b), and how
+much slower the planner's choice is than the best that was measured.
+
+Usage: cargo build --release && benches/ranking.py [--foretell PATH] [--topology lab-4x1g-200m] [--model FILE] [--steps N] [--markdown]
+Python 3, nothing else; needs root (`foretell doctor`). One calibration comes first, then each prediction, then the runs.
+"""
+import argparse
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def call(program, *arguments):
+    done = subprocess.run([program, *map(str, arguments), "--json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, arguments))}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def kendall(pairs):
+    """Tau-b of (foretold, measured) pairs."""
+    concordant = discordant = ties_left = ties_right = 0
+    for (a, b), (c, d) in itertools.combinations(pairs, 2):
+        left, right = (a > c) - (a < c), (b > d) - (b < d)
+        concordant += left * right > 0
+        discordant += left * right < 0
+        ties_left += left == 0 and right != 0
+        ties_right += right == 0 and left != 0
+    decided = concordant + discordant
+    return (concordant - discordant) / ((decided + ties_left) * (decided + ties_right)) ** 0.5
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"))
+    parser.add_argument("--topology", default="lab-4x1g-200m")
+    parser.add_argument("--model", default=str(ROOT / "examples/small-gpt.yaml"))
+    parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    program = options.foretell
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        subprocess.run([program, "lab", "up", "--topology", options.topology], check=True, stdout=subprocess.DEVNULL)
+        try:
+            rank(program, scratch, options)
+        finally:
+            subprocess.run([program, "lab", "down", "--topology", options.topology], check=True, stdout=subprocess.DEVNULL)
+
+
+def rank(program, scratch, options):
+    profile = scratch / "profile.yaml"
+    call(program, "calibrate", "--topology", options.topology, "--model", options.model, "--calibration-time", "30s", "-o", profile)
+    search = call(program, "plan", "--model", options.model, "--topology", options.topology, "--profile", profile,
+                  "--global-batch", options.global_batch, "--top", 1000)
+    candidates = [{"plan": search["plan"], "predicted": search["predicted"]}, *search["alternatives"]]
+    print(f"{len(candidates)} of {search['search']['layouts']} layouts, by what was foretold\n")
+    print("| layout | foretold | measured | error |\n| --- | --- | --- | --- |")
+    pairs = []
+    for number, candidate in enumerate(candidates):
+        plan = scratch / f"{number}.yaml"
+        plan.write_text(json.dumps(candidate["plan"]))
+        foretold = candidate["predicted"]["step_seconds"]
+        measured = call(program, "execute", "--plan", plan, "--steps", options.steps, "--no-evaluation",
+                        "--run", scratch / f"run-{number}")["step_seconds_median"]
+        pairs.append((foretold, measured))
+        layout = candidate["plan"]["layout"]
+        chosen = {key: value for key, value in layout.items() if value not in (1, 0, False, None, "none") and key != "bucket"}
+        print(f"| {chosen} | {1e3 * foretold:.1f} ms | {1e3 * measured:.1f} ms | {100 * (foretold / measured - 1):+.1f} % |", flush=True)
+    best = min(measured for _, measured in pairs)
+    print(f"\nKendall's tau {kendall(pairs):.3f} over {len(pairs)} layouts; the planner's choice is "
+          f"{100 * (pairs[0][1] / best - 1):.1f} % slower than the best measured")
+
+
+if __name__ == "__main__":
+    main()

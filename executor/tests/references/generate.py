@@ -1,0 +1,191 @@
+"""Writes the files that tests/references.rs compares our models with: one a model, in safetensors.
+
+Each holds a tiny model's weights under their public names, one batch of inputs, and what PyTorch makes of them in double precision:
+`output.loss`, `output.logits`, and the gradient of every weight as `gradient.NAME`. Its metadata has `model`, our model file as JSON.
+Images are not kept but made by `image` here and in the test alike.
+
+Run with torch, torchvision, transformers and safetensors installed:  python generate.py [NAME...]
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+FOLDER = Path(__file__).parent
+BATCH = 2
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def image(channels, size):
+    """Values that both sides can make: [batch, height, width, channels], as we keep images."""
+    count = BATCH * size * size * channels
+    values = [((index * 7919) % 1000) / 500.0 - 1.0 for index in range(count)]
+    return torch.tensor(values, dtype=torch.float64).reshape(BATCH, size, size, channels)
+
+
+def randomise(module):
+    """Every weight differs from every other: no zero, no one hides a mistake."""
+    generator = torch.Generator().manual_seed(7)
+    module.double()
+    with torch.no_grad():
+        for name, parameter in sorted(module.named_parameters()):
+            spread = 0.3 if parameter.dim() < 2 else 1.5 / parameter[0].numel() ** 0.5
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * spread
+            if parameter.dim() == 1 and name.endswith("weight"):
+                values += 1.0
+            # What is compared with is what a file of single precision holds.
+            parameter.copy_(values.float().double())
+    return module
+
+
+def integers(low, high, shape, seed):
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def write(name, model, module, inputs, logits, labels):
+    flat = logits.reshape(-1, logits.shape[-1])
+    loss = functional.cross_entropy(flat, labels.reshape(-1), ignore_index=-1)
+    module.zero_grad()
+    loss.backward()
+    tensors = {f"input.{key}": value.to(torch.int32) for key, value in inputs.items()}
+    tensors["input.labels"] = labels.to(torch.int32)
+    tensors["output.loss"] = loss.detach().reshape(1).float()
+    tensors["output.logits"] = logits.detach().float()
+    for key, parameter in module.named_parameters():
+        tensors[key] = parameter.detach().float().contiguous()
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        tensors[f"gradient.{key}"] = gradient.float().contiguous()
+    path = FOLDER / f"{name}.safetensors"
+    save_file({key: value.clone() for key, value in tensors.items()}, path, metadata={"model": json.dumps(model)})
+    print(f"{path.name}: {path.stat().st_size} bytes, loss {loss.item():.6f}")
+
+
+@case
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = {"family": "gpt", "layers": 2, "hidden": 16, "heads": 4, "vocab": 40, "sequence": 9}
+    config = GPT2Config(n_layer=2, n_embd=16, n_head=4, vocab_size=40, n_positions=9, attn_implementation="eager",
+                        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    module = randomise(GPT2LMHeadModel(config)).train()
+    tokens, labels = integers(0, 40, (BATCH, 9), 1), integers(0, 40, (BATCH, 9), 2)
+    write("gpt2", model, module, {"tokens": tokens}, module(tokens).logits, labels)
+
+
+def llama_case(name, tied, kv_heads, theta):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = {"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": kv_heads, "ffn": 24, "vocab": 40,
+             "sequence": 11, "tied_embeddings": tied, "rope_theta": theta}
+    config = LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=kv_heads,
+                         intermediate_size=24, vocab_size=40, max_position_embeddings=11, tie_word_embeddings=tied,
+                         rope_theta=float(theta), rms_norm_eps=1e-5, attn_implementation="eager")
+    config.rope_parameters = {"rope_type": "default", "rope_theta": float(theta)}
+    module = randomise(LlamaForCausalLM(config)).train()
+    tokens, labels = integers(0, 40, (BATCH, 11), 1), integers(0, 40, (BATCH, 11), 2)
+    write(name, model, module, {"tokens": tokens}, module(tokens).logits, labels)
+
+
+@case
+def llama():
+    llama_case("llama", False, 2, 10000)
+
+
+@case
+def llama_tied():
+    llama_case("llama_tied", True, 4, 500)
+
+
+@case
+def bert():
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = {"family": "bert", "layers": 2, "hidden": 16, "heads": 4, "ffn": 24, "vocab": 40, "sequence": 14}
+    config = BertConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=4, intermediate_size=24, vocab_size=40,
+                        max_position_embeddings=14, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+                        attn_implementation="eager", pad_token_id=None)
+    module = randomise(BertForMaskedLM(config)).train()
+    tokens = integers(0, 40, (BATCH, 14), 1)
+    labels = torch.full((BATCH, 14), -1)
+    labels[0, 3], labels[0, 8], labels[1, 0], labels[1, 13] = 5, 39, 0, 17
+    write("bert", model, module, {"tokens": tokens}, module(tokens).logits, labels)
+
+
+@case
+def vit():
+    from torchvision.models import VisionTransformer
+
+    model = {"family": "vit", "layers": 2, "hidden": 16, "heads": 4, "ffn": 24, "patch": 4, "image": 16, "channels": 3,
+             "classes": 7}
+    module = VisionTransformer(image_size=16, patch_size=4, num_layers=2, num_heads=4, hidden_dim=16, mlp_dim=24,
+                               num_classes=7)
+    module = randomise(module).train()
+    logits = module(image(3, 16).permute(0, 3, 1, 2))
+    write("vit", model, module, {}, logits, torch.tensor([3, 6]))
+
+
+def vgg_case(name, depth, batch_norm):
+    from torchvision.models.vgg import VGG, cfgs, make_layers
+
+    width, hidden = 2, 12
+    key = {11: "A", 13: "B", 16: "D", 19: "E"}[depth]
+    layers = [item if item == "M" else item * width // 64 for item in cfgs[key]]
+    model = {"family": "vgg", "depth": depth, "batch_norm": batch_norm, "channels": 3, "classes": 5, "width": width,
+             "hidden": hidden}
+    module = VGG(make_layers(layers, batch_norm=batch_norm), num_classes=5, init_weights=False, dropout=0)
+    # The classifier is narrowed like the rest.
+    module.classifier[0] = torch.nn.Linear(8 * width * 7 * 7, hidden)
+    module.classifier[3] = torch.nn.Linear(hidden, hidden)
+    module.classifier[6] = torch.nn.Linear(hidden, 5)
+    module = randomise(module).train()
+    logits = module(image(3, 224).permute(0, 3, 1, 2))
+    write(name, model, module, {}, logits, torch.tensor([3, 1]))
+
+
+@case
+def vgg16():
+    vgg_case("vgg16", 16, False)
+
+
+@case
+def vgg11_bn():
+    vgg_case("vgg11_bn", 11, True)
+
+
+@case
+def resnet():
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    model = {"family": "resnet", "depth": 18, "image": 64, "channels": 3, "classes": 5, "width": 2}
+    module = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=5)
+
+    # torchvision's widths are fixed: the same module with every width divided by 32.
+    def narrow(parent):
+        for key, child in parent.named_children():
+            if isinstance(child, torch.nn.Conv2d):
+                inputs = child.in_channels if child.in_channels == 3 else child.in_channels // 32
+                setattr(parent, key, torch.nn.Conv2d(inputs, child.out_channels // 32, child.kernel_size, child.stride,
+                                                     child.padding, bias=False))
+            elif isinstance(child, torch.nn.BatchNorm2d):
+                setattr(parent, key, torch.nn.BatchNorm2d(child.num_features // 32))
+            else:
+                narrow(child)
+
+    narrow(module)
+    module.fc = torch.nn.Linear(16, 5)
+    module = randomise(module).train()
+    logits = module(image(3, 64).permute(0, 3, 1, 2))
+    write("resnet", model, module, {}, logits, torch.tensor([3, 1]))
+
+
+for name in sys.argv[1:] or CASES:
+    CASES[name]()

@@ -1,0 +1,192 @@
+//! The sizes of attention, and what of its work depends on which part of the sequence a rank has.
+
+use serde::{Deserialize, Serialize};
+
+/// T5's relative positions (Raffel et al. 2020): a learned number for each head and each bucket of distances is added to the scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RelativePositions {
+    /// Rows of the table.
+    pub buckets: usize,
+    /// Distances from this on share the last bucket.
+    pub max_distance: usize,
+    /// Whether keys after a query have buckets of their own; else they share that of the query itself.
+    pub bidirectional: bool,
+}
+
+impl RelativePositions {
+    /// The bucket of a key `distance` positions after its query: half of them one a distance, the others wider and wider.
+    /// In the same single-precision steps as `T5Attention._relative_position_bucket`, whose rounding decides at the borders.
+    pub fn bucket(&self, distance: isize) -> usize {
+        let (first, buckets, distance) = match self.bidirectional {
+            true => (if distance > 0 { self.buckets / 2 } else { 0 }, self.buckets / 2, distance.unsigned_abs()),
+            false => (0, self.buckets, distance.min(0).unsigned_abs()),
+        };
+        let exact = buckets / 2;
+        if distance < exact {
+            return first + distance;
+        }
+        let exact_float = exact.max(1) as f64;
+        let whole = (self.max_distance as f64 / exact_float).ln() as f32;
+        let part = (distance as f32 / exact_float as f32).ln() / whole * (buckets - exact) as f32;
+        first + exact.saturating_add(part.max(0.0) as usize).min(buckets.saturating_sub(1))
+    }
+}
+
+/// The sizes of softmax attention (Vaswani et al. 2017), with grouped queries (Ainslie et al. 2023): query head `h` attends to key head
+/// `h / group`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Attention {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions that ask, on this rank.
+    pub queries: usize,
+    /// Positions that are asked: all of them.
+    pub keys: usize,
+    /// Heads of keys and values on this rank.
+    pub key_heads: usize,
+    /// Query heads of each key head: 1 without grouping.
+    pub group: usize,
+    /// Features of a head.
+    pub head_dimension: usize,
+    /// Whether a position sees only those before it and itself.
+    pub causal: bool,
+    /// Whether scores are multiplied by `1/√head_dimension`.
+    pub scaled: bool,
+    /// What is added to the scores, if anything is.
+    pub relative: Option<RelativePositions>,
+    /// Whether q, k and v lie in one tensor `[batch, queries, 3, heads, head_dimension]`, and their gradients too; needs as many keys as
+    /// queries and no grouping.
+    pub packed: bool,
+    /// Into how many parts a group of ranks has cut the queries; the rank's index in the group says which part this is.
+    pub query_parts: usize,
+    /// The position of the first query of the first part.
+    pub query_offset: usize,
+}
+
+impl Attention {
+    /// Query heads.
+    pub fn heads(&self) -> usize {
+        self.key_heads * self.group
+    }
+
+    /// Elements of q and of the output.
+    pub fn query_elements(&self) -> usize {
+        self.batch * self.queries * self.heads() * self.head_dimension
+    }
+
+    /// Elements of k, and of v.
+    pub fn key_elements(&self) -> usize {
+        self.batch * self.keys * self.key_heads * self.head_dimension
+    }
+
+    /// Elements of the log-sum-exp.
+    pub fn rows(&self) -> usize {
+        self.batch * self.heads() * self.queries
+    }
+
+    /// Elements of the table of relative positions, `[buckets, heads]`.
+    pub fn table_elements(&self) -> usize {
+        self.relative.map_or(0, |relative| relative.buckets * self.heads())
+    }
+
+    /// The work of the member `index` of a group that has cut the queries into parts.
+    pub fn for_member(self, index: usize) -> Self {
+        let positioned = self.causal || self.relative.is_some();
+        let query_offset = if positioned { self.query_offset + (index % self.query_parts.max(1)) * self.queries } else { 0 };
+        Self { query_parts: 1, query_offset, ..self }
+    }
+
+    /// Query-key pairs of one head of one sequence; of the mean member where queries are cut into parts.
+    pub fn scores(&self) -> f64 {
+        let [queries, keys] = [self.queries as f64, self.keys as f64];
+        if !self.causal {
+            return queries * keys;
+        }
+        let offset = self.query_offset as f64 + (self.query_parts.max(1) - 1) as f64 / 2.0 * queries;
+        // Queries whose position is beyond the last key see every key.
+        let partial = (keys - offset).clamp(0.0, queries);
+        partial * offset + partial * (partial + 1.0) / 2.0 + (queries - partial) * keys
+    }
+}
+
+/// The sizes of a rotary position embedding (Su et al. 2021), which turns the pairs `(f, f + head_dimension / 2)` of features of each head by
+/// `position · theta^(-2f / head_dimension)`, as Hugging Face's Llama pairs them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rope {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence on this rank.
+    pub positions: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head: an even number.
+    pub head_dimension: usize,
+    /// The base of the frequencies.
+    pub theta: usize,
+    /// Into how many parts a group of ranks has cut the positions; the rank's index in the group says which part this is.
+    pub position_parts: usize,
+    /// The first position of the first part.
+    pub position_offset: usize,
+}
+
+impl Rope {
+    /// Elements of the input and of the output.
+    pub fn elements(&self) -> usize {
+        self.batch * self.positions * self.heads * self.head_dimension
+    }
+
+    /// The same wherever it is in a sequence, and with the usual base: turning takes as long.
+    pub fn without_positions(self) -> Self {
+        Self { theta: 10_000, position_parts: 1, position_offset: 0, ..self }
+    }
+
+    /// The work of the member `index` of a group that has cut the positions into parts.
+    pub fn for_member(self, index: usize) -> Self {
+        let position_offset = self.position_offset + (index % self.position_parts.max(1)) * self.positions;
+        Self { position_parts: 1, position_offset, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Attention, RelativePositions};
+
+    #[test]
+    fn buckets_are_those_of_t5() {
+        // From Hugging Face's `T5Attention._relative_position_bucket` with 32 buckets and a maximum distance of 128.
+        let both = RelativePositions { buckets: 32, max_distance: 128, bidirectional: true };
+        let cases = [(0, 0), (-1, 1), (1, 17), (-7, 7), (-8, 8), (8, 24), (-11, 8), (-12, 9), (-16, 10), (16, 26), (-32, 12)];
+        for (distance, bucket) in cases.into_iter().chain([(-64, 14), (-90, 14), (-91, 15), (-128, 15), (500, 31)]) {
+            assert_eq!(both.bucket(distance), bucket, "{distance}");
+        }
+        let past = RelativePositions { bidirectional: false, ..both };
+        for (distance, bucket) in [(3, 0), (0, 0), (-15, 15), (-16, 16), (-32, 21), (-64, 26), (-127, 31), (-128, 31), (-999, 31)]
+        {
+            assert_eq!(past.bucket(distance), bucket, "{distance}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_causal_attention_add_up_to_the_whole() {
+        let whole = Attention {
+            batch: 1,
+            queries: 24,
+            keys: 24,
+            key_heads: 1,
+            group: 1,
+            head_dimension: 4,
+            causal: true,
+            scaled: true,
+            relative: None,
+            packed: false,
+            query_parts: 1,
+            query_offset: 0,
+        };
+        assert_eq!(whole.scores(), 300.0);
+        let part = Attention { queries: 6, query_parts: 4, ..whole };
+        let parts: Vec<f64> = (0..4).map(|index| part.for_member(index).scores()).collect();
+        assert_eq!(parts, [21.0, 57.0, 93.0, 129.0]);
+        assert_eq!(part.scores() * 4.0, 300.0);
+        assert_eq!(Attention { queries: 30, ..whole }.scores(), 300.0 + 6.0 * 24.0);
+    }
+}

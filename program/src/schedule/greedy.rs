@@ -1,0 +1,168 @@
+//! The schedules that are what stages do in a simulation: each takes, whenever it is free, the first of its preferences that is ready
+//! and that its memory allows. Passes take whole units of time, so that the outcome is the same everywhere.
+
+use super::timing::{duration, finish};
+use super::{Schedule, StagePass, Task, lists};
+
+/// Interleaved 1F1B where the micro-batches are no multiple of the stages: every stage goes through the forward and the backward
+/// passes in Megatron-LM's order, a smaller group last, and takes what is ready, a backward pass first, holding no more than if they
+/// were a multiple. A smaller group makes the fixed turns of [`lists::interleaved`] wait for each other in a circle.
+///
+/// It never stands still: of the stages that have come least far in the forward order the first can go on unless its memory is full, and of
+/// those least far in the backward order the last can go on if it has run that micro-batch's forward pass; which it has, when
+/// the memory of those is full, as that holds more passes than lie between a chunk's place in the two orders.
+pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Task>> {
+    let mut forwards = vec![0; stages];
+    let mut backwards = vec![0; stages];
+    let bound = |stage| Schedule::Interleaved.in_flight_bound(stages, micro_batches, chunks, stage);
+    let count = micro_batches * chunks;
+    Simulation::new(Schedule::Interleaved, stages, micro_batches, chunks).run(2 * count, |simulation, stage| {
+        let (next_forward, next_backward): (usize, usize) = (forwards[stage], backwards[stage]);
+        if next_backward < next_forward {
+            let (micro_batch, turn) = lists::interleaved_turn(stages, micro_batches, chunks, next_backward);
+            let task = Task { pass: StagePass::Backward, micro_batch, chunk: chunks - 1 - turn };
+            if simulation.is_ready(stage, task) {
+                backwards[stage] += 1;
+                return Some(task);
+            }
+        }
+        if next_forward < count && next_forward - next_backward < bound(stage) {
+            let (micro_batch, chunk) = lists::interleaved_turn(stages, micro_batches, chunks, next_forward);
+            let task = Task { pass: StagePass::Forward, micro_batch, chunk };
+            if simulation.is_ready(stage, task) {
+                forwards[stage] += 1;
+                return Some(task);
+            }
+        }
+        None
+    })
+}
+
+/// What a stage of ZB-V prefers, of those that are ready; gradients of parameters come last.
+type Preferences = [(StagePass, usize); 4];
+
+/// No one order of preferences is the best for every number of stages and micro-batches.
+const PREFERENCES: [Preferences; 4] = {
+    use StagePass::{Forward, InputGradient};
+    [
+        [(InputGradient, 0), (InputGradient, 1), (Forward, 1), (Forward, 0)],
+        [(Forward, 1), (InputGradient, 0), (InputGradient, 1), (Forward, 0)],
+        [(Forward, 1), (InputGradient, 1), (InputGradient, 0), (Forward, 0)],
+        [(InputGradient, 1), (InputGradient, 0), (Forward, 1), (Forward, 0)],
+    ]
+};
+
+/// The shortest of what several preferences lead to, each with gradients of parameters only where there is nothing else to do and
+/// with those that have piled up before the next forward pass.
+pub(super) fn zero_bubble_v(stages: usize, micro_batches: usize) -> Vec<Vec<Task>> {
+    let mut best: Option<(u64, Vec<Vec<Task>>)> = None;
+    for preferences in &PREFERENCES {
+        for may_pile_up in [true, false] {
+            let orders = v_shaped(stages, micro_batches, preferences, may_pile_up);
+            let end = finish(Schedule::ZeroBubbleV, stages, 2, &orders);
+            if best.as_ref().is_none_or(|(least, _)| end < *least) {
+                best = Some((end, orders));
+            }
+        }
+    }
+    best.map(|(_, orders)| orders).unwrap_or_default()
+}
+
+/// A stage holds two chunks' activations for every stage at most, as much as 1F1B's first stage, and leaves room for one on its way
+/// back: so the oldest micro-batch can always go on.
+fn v_shaped(stages: usize, micro_batches: usize, preferences: &Preferences, may_pile_up: bool) -> Vec<Vec<Task>> {
+    // How many passes of each kind through each chunk a stage has begun.
+    let mut begun = vec![[[0usize; 2]; 3]; stages];
+    let kind = |pass: StagePass| match pass {
+        StagePass::Forward => 0,
+        StagePass::Backward | StagePass::InputGradient => 1,
+        StagePass::WeightGradient => 2,
+    };
+    let simulation = Simulation::new(Schedule::ZeroBubbleV, stages, micro_batches, 2);
+    simulation.run(3 * 2 * micro_batches, |simulation, stage| {
+        let counts = begun[stage];
+        let all = |pass| counts[kind(pass)].iter().sum::<usize>();
+        let held = all(StagePass::Forward) - all(StagePass::WeightGradient);
+        let put_off = all(StagePass::InputGradient) - all(StagePass::WeightGradient);
+        let ready = |pass: StagePass, chunk: usize| {
+            let micro_batch = counts[kind(pass)][chunk];
+            let task = Task { pass, micro_batch, chunk };
+            (micro_batch < micro_batches && simulation.is_ready(stage, task)).then_some(task)
+        };
+        let weights = || ready(StagePass::WeightGradient, 1).or_else(|| ready(StagePass::WeightGradient, 0));
+        let chosen = preferences.iter().find_map(|&(pass, chunk)| match pass {
+            StagePass::Forward if held + 1 > 2 * stages - usize::from(chunk == 0) => None,
+            StagePass::Forward if !may_pile_up && put_off >= stage + 2 => weights().or_else(|| ready(pass, chunk)),
+            _ => ready(pass, chunk),
+        });
+        let chosen = chosen.or_else(weights)?;
+        begun[stage][kind(chosen.pass)][chosen.chunk] += 1;
+        Some(chosen)
+    })
+}
+
+/// A pipeline in which every pass takes whole units of time.
+struct Simulation {
+    schedule: Schedule,
+    stages: usize,
+    micro_batches: usize,
+    chunks: usize,
+    now: u64,
+    /// When the forward pass and the input's gradient of a micro-batch at a position of the model are done.
+    done: [Vec<u64>; 2],
+}
+
+impl Simulation {
+    fn new(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
+        let never = vec![u64::MAX; stages * chunks * micro_batches];
+        Self { schedule, stages, micro_batches, chunks, now: 0, done: [never.clone(), never] }
+    }
+
+    /// Has every free stage choose at every instant until each has `count` tasks.
+    fn run(mut self, count: usize, mut choose: impl FnMut(&Self, usize) -> Option<Task>) -> Vec<Vec<Task>> {
+        let mut orders = vec![Vec::with_capacity(count); self.stages];
+        let mut free = vec![0u64; self.stages];
+        let mut missing = count * self.stages;
+        while missing > 0 {
+            let mut chosen = Vec::new();
+            for stage in 0..self.stages {
+                if free[stage] <= self.now
+                    && orders[stage].len() < count
+                    && let Some(task) = choose(&self, stage)
+                {
+                    chosen.push((stage, task));
+                }
+            }
+            for (stage, task) in chosen {
+                free[stage] = self.now + duration(task.pass);
+                let place = self.place(self.schedule.position(self.stages, stage, task.chunk), task.micro_batch);
+                match task.pass {
+                    StagePass::Forward => self.done[0][place] = free[stage],
+                    StagePass::Backward | StagePass::InputGradient => self.done[1][place] = free[stage],
+                    StagePass::WeightGradient => {}
+                }
+                orders[stage].push(task);
+                missing -= 1;
+            }
+            self.now += 1;
+        }
+        orders
+    }
+
+    fn place(&self, position: usize, micro_batch: usize) -> usize {
+        position * self.micro_batches + micro_batch
+    }
+
+    /// Whether all is done that a task needs.
+    fn is_ready(&self, stage: usize, task: Task) -> bool {
+        let position = self.schedule.position(self.stages, stage, task.chunk);
+        let is_done = |kind: usize, position| self.done[kind][self.place(position, task.micro_batch)] <= self.now;
+        match task.pass {
+            StagePass::Forward => position == 0 || is_done(0, position - 1),
+            StagePass::Backward | StagePass::InputGradient => {
+                is_done(0, position) && (position + 1 == self.stages * self.chunks || is_done(1, position + 1))
+            }
+            StagePass::WeightGradient => is_done(1, position),
+        }
+    }
+}

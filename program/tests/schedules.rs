@@ -1,0 +1,143 @@
+//! What holds for every schedule: no deadlock, each pass once and in dependency order, no more held than it says, and bubbles that rank as the
+//! papers say.
+
+use foretell_program::{Schedule, StagePass, Task};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// What one run of all lists showed: when it ended, and the most that each stage held.
+struct Run {
+    end: u64,
+    held: Vec<usize>,
+}
+
+/// Runs all stages' lists against the model's dependencies: each stage takes the first of its list as soon as what it needs is done.
+/// A pass takes a unit of time, a backward pass with both gradients two. Fails where something runs twice, or not at all.
+fn run(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Result<Run, TestCaseError> {
+    let lists: Vec<Vec<Task>> = (0..stages).map(|stage| schedule.order(stages, micro_batches, chunks, stage)).collect();
+    prop_assert_eq!(&lists, &schedule.orders(stages, micro_batches, chunks));
+    let last = stages * chunks - 1;
+    let places: Vec<(usize, usize)> = (0..=last).map(|position| schedule.place(stages, chunks, position)).collect();
+    // When each pass of a micro-batch at a position was done: forward, the input's gradient, the parameters'.
+    let mut done: BTreeMap<(u8, usize, usize), u64> = BTreeMap::new();
+    let (mut next, mut free) = (vec![0; stages], vec![0u64; stages]);
+    let (mut holds, mut most) = (vec![0usize; stages], vec![0usize; stages]);
+    loop {
+        let mut progress = false;
+        for stage in 0..stages {
+            while let Some(task) = lists[stage].get(next[stage]) {
+                let position = places.iter().position(|&place| place == (stage, task.chunk)).expect("every chunk has a place");
+                prop_assert_eq!(schedule.position(stages, stage, task.chunk), position);
+                let before = |pass, position| done.get(&(pass, position, task.micro_batch)).copied();
+                let (needs, makes, takes): (Vec<Option<u64>>, &[u8], u64) = match task.pass {
+                    StagePass::Forward => ((position > 0).then(|| before(0, position - 1)).into_iter().collect(), &[0], 1),
+                    StagePass::Backward | StagePass::InputGradient => {
+                        let mut needs = vec![before(0, position)];
+                        needs.extend((position < last).then(|| before(1, position + 1)));
+                        prop_assert_eq!(task.pass == StagePass::InputGradient, schedule.splits_backward());
+                        if task.pass == StagePass::Backward { (needs, &[1, 2], 2) } else { (needs, &[1], 1) }
+                    }
+                    StagePass::WeightGradient => (vec![before(1, position)], &[2], 1),
+                };
+                let Some(ready) = needs.into_iter().collect::<Option<Vec<u64>>>() else { break };
+                let start = ready.into_iter().max().unwrap_or(0).max(free[stage]);
+                free[stage] = start + takes;
+                for &made in makes {
+                    let twice = done.insert((made, position, task.micro_batch), free[stage]);
+                    prop_assert!(twice.is_none(), "{task:?} of stage {stage} runs twice");
+                }
+                holds[stage] += usize::from(task.pass == StagePass::Forward);
+                most[stage] = most[stage].max(holds[stage]);
+                holds[stage] -= usize::from(task.pass.is_last());
+                next[stage] += 1;
+                progress = true;
+            }
+        }
+        if !progress {
+            break;
+        }
+    }
+    prop_assert_eq!(done.len(), 3 * stages * chunks * micro_batches, "deadlock, or a pass that is missing");
+    prop_assert!((0..stages).all(|stage| next[stage] == lists[stage].len()), "passes of what is not there");
+    Ok(Run { end: free.into_iter().max().unwrap_or(0), held: most })
+}
+
+/// The units that the step takes beyond the work of one stage.
+fn bubble(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Result<u64, TestCaseError> {
+    Ok(run(schedule, stages, micro_batches, chunks)?.end - (3 * micro_batches * chunks) as u64)
+}
+
+fn chunked() -> impl Strategy<Value = (Schedule, usize)> {
+    prop_oneof![
+        Just((Schedule::Gpipe, 1)),
+        Just((Schedule::OneForwardOneBackward, 1)),
+        (1usize..5).prop_map(|chunks| (Schedule::Interleaved, chunks)),
+        Just((Schedule::ZeroBubbleH1, 1)),
+        Just((Schedule::ZeroBubbleV, 2)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 800, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_pass_runs_once_in_order_and_no_more_is_held_than_is_said(
+        (schedule, chunks) in chunked(), stages in 1usize..9, micro_batches in 1usize..25
+    ) {
+        prop_assert!(schedule.allows(chunks));
+        let held = run(schedule, stages, micro_batches, chunks)?.held;
+        let bounds: Vec<usize> =
+            (0..stages).map(|stage| schedule.in_flight_bound(stages, micro_batches, chunks, stage)).collect();
+        prop_assert!(held.iter().zip(&bounds).all(|(held, bound)| held <= bound), "{held:?} is more than {bounds:?}");
+        // What is said is not slack.
+        prop_assert!(held.iter().zip(&bounds).any(|(held, bound)| held == bound), "{held:?} where it says {bounds:?}");
+    }
+
+    #[test]
+    fn bubbles_rank_as_the_papers_say(stages in 1usize..9, micro_batches in 1usize..25, chunks in 2usize..5) {
+        use Schedule::{Gpipe, Interleaved, OneForwardOneBackward, ZeroBubbleH1, ZeroBubbleV};
+        let idle = stages as u64 - 1;
+        let one = bubble(OneForwardOneBackward, stages, micro_batches, 1)?;
+        prop_assert_eq!(one, 3 * idle);
+        prop_assert_eq!(bubble(Gpipe, stages, micro_batches, 1)?, one);
+        let h1 = bubble(ZeroBubbleH1, stages, micro_batches, 1)?;
+        prop_assert!(h1 <= one);
+        if micro_batches >= stages {
+            prop_assert_eq!(h1, idle, "ZB-H1 has a third of 1F1B's bubble");
+        }
+        // From here on in units of a chunk's pass: what has one chunk takes as many times as long.
+        let v = bubble(ZeroBubbleV, stages, micro_batches, 2)?;
+        prop_assert!(v <= 2 * one);
+        if micro_batches >= 2 * stages {
+            prop_assert!(v <= 2 * h1);
+            prop_assert!((idle..=idle + 1).contains(&v), "ZB-V has no bubble but {idle} units of filling the pipeline: {v}");
+        }
+        let interleaved = bubble(Interleaved, stages, micro_batches, chunks)?;
+        if micro_batches % stages == 0 {
+            prop_assert_eq!(interleaved, 3 * idle, "1F1B's bubble is divided by the number of chunks");
+        }
+    }
+}
+
+#[test]
+fn the_memory_of_zero_bubble_schedules_is_that_of_1f1b() {
+    for stages in 1..9 {
+        let most = |schedule: Schedule, chunks| {
+            (0..stages).map(|stage| schedule.in_flight_bound(stages, 24, chunks, stage)).max().unwrap_or(0)
+        };
+        let one = most(Schedule::OneForwardOneBackward, 1);
+        assert_eq!(most(Schedule::ZeroBubbleH1, 1), one);
+        assert_eq!(most(Schedule::ZeroBubbleV, 2), 2 * one, "of chunks half as large");
+    }
+}
+
+#[test]
+fn an_interleaved_stage_does_what_megatron_says() {
+    // The first stage of two, four micro-batches, two chunks: Narayanan et al. 2021, figure 4, in small.
+    let list = Schedule::Interleaved.order(2, 4, 2, 0);
+    let text: Vec<String> = list
+        .iter()
+        .map(|task| format!("{}{}.{}", if task.pass == StagePass::Forward { "F" } else { "B" }, task.micro_batch, task.chunk))
+        .collect();
+    assert_eq!(text.join(" "), "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0");
+}
