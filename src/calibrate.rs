@@ -11,7 +11,7 @@ use clap::Args;
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
-use foretell_models::{Kernel, Model};
+use foretell_models::{CapacityFactor, Kernel, Model, Sample};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = model.model.sample().tokens().is_some();
+        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         supported(&base)?;
@@ -280,10 +280,50 @@ fn small_models() -> Vec<NamedModel> {
         width: 32,
         hidden: 512,
     };
+    let moe = Model::Moe {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        kv_heads: None,
+        ffn: 256,
+        vocab: 1024,
+        sequence: 128,
+        experts: 4,
+        top_k: 2,
+        moe_every: 1,
+        capacity_factor: CapacityFactor::default(),
+        rope_theta: 10_000,
+        tied_embeddings: false,
+    };
+    let t5 = Model::T5 {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        head_dimension: None,
+        ffn: 512,
+        vocab: 1024,
+        source_sequence: 64,
+        target_sequence: 64,
+        relative_buckets: 32,
+        relative_max_distance: 128,
+        gated: true,
+        tied_embeddings: true,
+    };
+    let lstm = Model::LstmSeq2seq {
+        layers: 1,
+        hidden: 128,
+        embedding: None,
+        source_vocab: 1024,
+        target_vocab: 1024,
+        source_sequence: 32,
+        target_sequence: 32,
+    };
+    let sequences = [("small-moe", moe), ("small-t5", t5), ("small-lstm", lstm)];
     let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
     [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
         .into_iter()
         .chain(others)
+        .chain(sequences)
         .map(|(name, model)| NamedModel { name: name.into(), model })
         .collect()
 }

@@ -128,7 +128,7 @@ impl Choices {
         let model = inputs::model(&self.model)?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let mut taken = Vec::new();
-        let sequences = matches!(model.model.sample(), Sample::Tokens { .. });
+        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
         let global_batch = self.global_batch.unwrap_or_else(|| {
             let batch = topology.device_count() * if sequences { 8 } else { 32 };
             taken.push(format!("--global-batch {batch}"));
@@ -153,7 +153,10 @@ impl Choices {
     /// The ranks that may be used: a device each; with `--oversubscribe`, as with `mpirun`, those of the layout that is fixed.
     pub fn devices(&self, topology: &Topology) -> usize {
         match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
-            (true, Some(data), Some(tensor), Some(pipeline)) => data.saturating_mul(tensor).saturating_mul(pipeline),
+            (true, Some(data), Some(tensor), Some(pipeline)) => {
+                let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
+                others.into_iter().fold(data, usize::saturating_mul)
+            }
             _ => topology.device_count(),
         }
     }
@@ -214,7 +217,13 @@ fn usual_precision(topology: &Topology) -> DataType {
 fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
     match model {
         Model::Mlp { .. } | Model::Resnet { .. } | Model::Vgg { .. } => (Optimizer::Sgd, "sgd"),
-        Model::Gpt { .. } | Model::Llama { .. } | Model::Bert { .. } | Model::Vit { .. } => (Optimizer::AdamW, "adamw"),
+        Model::Gpt { .. }
+        | Model::Llama { .. }
+        | Model::Bert { .. }
+        | Model::Vit { .. }
+        | Model::Moe { .. }
+        | Model::T5 { .. }
+        | Model::LstmSeq2seq { .. } => (Optimizer::AdamW, "adamw"),
     }
 }
 

@@ -32,6 +32,7 @@ struct Case {
     tensor: usize,
     pipeline: usize,
     context: usize,
+    expert: usize,
     micro_batch: usize,
     micro_batches: usize,
     /// With the number of chunks a stage.
@@ -52,13 +53,14 @@ struct Case {
 
 impl Case {
     fn global_batch(&self) -> usize {
-        self.data * self.micro_batch * self.micro_batches
+        self.data * self.expert * self.micro_batch * self.micro_batches
     }
 
     /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding. fp16's
     /// loss scale is small: at the usual one a gradient may or may not overflow, by rounding, and a step be skipped.
     fn plan(&self) -> String {
-        let Case { model, data, tensor, pipeline, context, micro_batch, schedule, recompute, optimizer, bucket, .. } = self;
+        let Case { model, data, tensor, pipeline, context, expert, micro_batch, schedule, recompute, optimizer, bucket, .. } =
+            self;
         let Case { zero, sequence_parallel, precision, .. } = self;
         let (schedule, virtual_stages) = schedule;
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
@@ -69,7 +71,7 @@ impl Case {
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
              training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
-             layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, \
+             layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, expert: {expert}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
              sequence_parallel: {sequence_parallel}{cuts}}}\n"
         )
@@ -83,6 +85,7 @@ impl Case {
             tensor: 1,
             pipeline: 1,
             context: 1,
+            expert: 1,
             micro_batch,
             micro_batches: 1,
             recompute: "none",
@@ -96,7 +99,7 @@ impl Case {
 }
 
 /// With the number of blocks that each can be cut between.
-const MODELS: [(&str, usize); 9] = [
+const MODELS: [(&str, usize); 14] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
     ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
     ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
@@ -106,6 +109,28 @@ const MODELS: [(&str, usize); 9] = [
     ("{family: vit, layers: 2, hidden: 16, heads: 2, patch: 4, image: 8, channels: 1, classes: 10}", 4),
     ("{family: vgg, depth: 11, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
     ("{family: vgg, depth: 11, batch_norm: true, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
+    // With slots for all tokens nothing is dropped, however the batch is cut.
+    (
+        "{family: moe, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 128, sequence: 8, experts: 4, top_k: 2, \
+         capacity_factor: 2.0}",
+        4,
+    ),
+    (
+        "{family: moe, layers: 3, hidden: 24, heads: 2, ffn: 16, vocab: 128, sequence: 8, experts: 6, top_k: 1, moe_every: 2, \
+         capacity_factor: 6.0}",
+        5,
+    ),
+    (
+        "{family: lstm-seq2seq, layers: 2, hidden: 24, embedding: 16, source_vocab: 60, target_vocab: 40, source_sequence: 7, \
+         target_sequence: 5}",
+        7,
+    ),
+    ("{family: t5, layers: 1, hidden: 16, heads: 2, ffn: 32, vocab: 64, source_sequence: 10, target_sequence: 6}", 5),
+    (
+        "{family: t5, layers: 2, hidden: 16, heads: 4, head_dimension: 8, ffn: 24, vocab: 64, source_sequence: 6, target_sequence: 6, \
+         gated: true, tied_embeddings: false}",
+        7,
+    ),
 ];
 
 /// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the compiler's.
@@ -137,16 +162,18 @@ prop_compose! {
         (zero, hybrid) in (0usize..4, any::<bool>()),
         (sequence_parallel, clip) in (any::<bool>(), any::<bool>()),
         precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
+        expert in 1usize..3,
         seed in 0u64..100,
     ) -> Case {
         // Not every model has as many blocks as there would be chunks.
         let schedule = if pipeline * schedule.1 > blocks { ("zb-h1", 1) } else { schedule };
         let cuts = cuts(blocks, pipeline * schedule.1, seed);
         // Images have no sequence to share out.
-        let has_sequence = ["gpt", "llama", "bert"].iter().any(|family| model.contains(family));
+        let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
         let context = if has_sequence { context } else { 1 };
+        let expert = if model.contains("moe") && data * tensor * pipeline * context < 4 { expert } else { 1 };
         Case {
-            model, data, tensor, pipeline, context, micro_batch, micro_batches, schedule, cuts, recompute, optimizer, bucket,
+            model, data, tensor, pipeline, context, expert, micro_batch, micro_batches, schedule, cuts, recompute, optimizer, bucket,
             zero, hybrid, sequence_parallel, clip, precision, seed,
         }
     }
@@ -201,6 +228,7 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
             tensor: 2,
             pipeline: 1,
             context: 1,
+            expert: 1,
             micro_batch: 2,
             micro_batches: 2,
             schedule: ("1f1b", 1),
@@ -219,5 +247,37 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
         let near = scratch.train(&case.plan(), 4, 1, &[]);
         let far = scratch.train(&case.plan(), 4, 1, &["--tcp"]);
         assert_eq!(near.losses, far.losses, "{precision}");
+    }
+}
+
+#[test]
+fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
+    let of_family =
+        |family: &str| MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains(family)).collect::<Vec<_>>();
+    let models = [of_family("moe"), of_family("t5"), of_family("lstm")].concat();
+    assert_eq!(models.len(), 5);
+    for (index, model) in models.into_iter().enumerate() {
+        for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context: 1,
+                expert: 1,
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 3,
+                schedule: ("1f1b", 1),
+                recompute: if pipeline > 1 { "full" } else { "none" },
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: index % 3,
+                hybrid: false,
+                sequence_parallel: false,
+                clip: false,
+                seed: 5,
+            });
+        }
     }
 }

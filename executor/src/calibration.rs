@@ -341,6 +341,15 @@ fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
         }
         (Kernel::CrossEntropy { classes, .. }, 1) => Some(*classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
+        (Kernel::RouteGradient { experts, .. }, 2) => Some(*experts),
+        (Kernel::Dispatch(sizes) | Kernel::DispatchGradient(sizes), 1) => Some(sizes.experts),
+        (Kernel::DispatchGradient(sizes), 2) => Some(sizes.capacity),
+        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 2) => {
+            Some(sizes.experts)
+        }
+        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 3) => {
+            Some(sizes.capacity)
+        }
         _ => None,
     }
 }
@@ -436,7 +445,11 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     let shape = model.sample();
     let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
     let count = 64.min(dataset.len(Split::Training));
-    let kind = if shape.tokens().is_some() { InputKind::Tokens } else { InputKind::Features };
+    let kind = match shape {
+        foretell_models::Sample::Pair { .. } => InputKind::SourceTokens,
+        _ if shape.tokens().is_some() => InputKind::Tokens,
+        _ => InputKind::Features,
+    };
     let bytes = Bytes::new((count * dataset.sample_size() * 4) as u64);
     let arena = Arena::new(bytes)?;
     let operand =

@@ -38,6 +38,9 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
+    /// Of a mixture of experts: how often a token was sent to an expert that had no slot left, over all mixtures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_tokens: Option<u64>,
     /// Where the loss is scaled (`fp16`): how.
     #[serde(flatten)]
     pub scaling: Option<LossScaling>,
@@ -205,6 +208,8 @@ impl Collector {
         let metrics = parts.iter().map(|part| &part.metrics);
         let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
         let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
+        let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
+        let dropped_tokens = has_mixtures.then(|| sum(metrics, MetricKind::Dropped) as u64);
         let one =
             |kind| parts.iter().flat_map(|part| &part.metrics).find(|(known, _)| *known == kind).map(|&(_, one)| one.into());
         let (loss_scale, skipped_steps) = (one(MetricKind::LossScale), one(MetricKind::SkippedSteps));
@@ -213,7 +218,7 @@ impl Collector {
         let scaling = loss_scale
             .zip(skipped_steps)
             .map(|(loss_scale, skipped_steps): (f64, f64)| LossScaling { loss_scale, skipped_steps });
-        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, scaling })
+        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens, scaling })
     }
 
     fn evaluated(&self, step: usize) -> bool {

@@ -4,7 +4,7 @@ use crate::backend::Operand;
 use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::half::Half;
-use foretell_models::InputKind;
+use foretell_models::{InputKind, Sample};
 use std::sync::Arc;
 
 /// A global batch.
@@ -55,11 +55,30 @@ impl Samples {
         let floats = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<f32>(), elements) };
         // SAFETY: the caller's promise.
         let integers = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), elements) };
+        // A data set makes the sequences of a pair together.
+        if let Sample::Pair { source, target, .. } = self.dataset.wanted() {
+            let beside = |length: usize| vec![0; indices.len().saturating_mul(length)];
+            match input {
+                InputKind::SourceTokens => {
+                    let (mut tokens, mut labels) = (beside(target), beside(target));
+                    self.dataset.fill_pairs(self.split, indices, integers(), &mut tokens, &mut labels)?;
+                }
+                InputKind::Labels => {
+                    let (mut sources, mut tokens) = (beside(source), beside(target));
+                    self.dataset.fill_pairs(self.split, indices, &mut sources, &mut tokens, integers())?;
+                }
+                _ => {
+                    let (mut sources, mut labels) = (beside(source), beside(target));
+                    self.dataset.fill_pairs(self.split, indices, &mut sources, integers(), &mut labels)?;
+                }
+            }
+            return Ok(());
+        }
         let has_tokens = self.dataset.wanted().tokens().is_some();
         match input {
             InputKind::Images | InputKind::Features => self.dataset.fill_images(self.split, indices, floats())?,
             // A data set makes tokens and the labels that follow them together.
-            InputKind::Tokens => {
+            InputKind::Tokens | InputKind::SourceTokens => {
                 let mut labels = vec![0; elements];
                 self.dataset.fill_tokens(self.split, indices, integers(), &mut labels)?;
             }

@@ -1,5 +1,10 @@
 //! Building graphs: one method an operator, so that a model file reads like the model.
 
+mod mixture;
+mod recurrence;
+
+pub(crate) use mixture::MixtureShape;
+
 use crate::attention::RelativePositions;
 use crate::graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
@@ -109,6 +114,7 @@ impl GraphBuilder {
             InputKind::Images => ("images", Storage::Precision),
             InputKind::Features => ("features", Storage::Precision),
             InputKind::Tokens => ("tokens", Storage::Integer),
+            InputKind::SourceTokens => ("source_tokens", Storage::Integer),
             InputKind::Labels => ("labels", Storage::Integer),
             InputKind::TokenTypes => ("token_types", Storage::Integer),
         };
@@ -124,7 +130,12 @@ impl GraphBuilder {
         permutation: Vec<usize>,
         shape: Vec<usize>,
     ) -> TensorId {
-        self.tensor(name, Role::Parameter(Parameter { initialisation, permutation, shape }), dimensions, Storage::Precision)
+        self.tensor(
+            name,
+            Role::Parameter(Parameter { initialisation, permutation, shape, parts: Vec::new() }),
+            dimensions,
+            Storage::Precision,
+        )
     }
 
     /// A parameter whose public form has the same elements in the same order, in `shape`.
@@ -219,6 +230,15 @@ impl GraphBuilder {
 
     pub(crate) fn gelu(&mut self, name: &str, x: TensorId) -> TensorId {
         self.elementwise(name, OperatorKind::Gelu, &[x])
+    }
+
+    /// `y = x / √square`.
+    pub(crate) fn scale(&mut self, name: &str, x: TensorId, square: usize) -> TensorId {
+        self.elementwise(name, OperatorKind::Scale { square }, &[x])
+    }
+
+    pub(crate) fn multiply(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::Multiply, &[a, b])
     }
 
     pub(crate) fn gelu_exact(&mut self, name: &str, x: TensorId) -> TensorId {

@@ -62,6 +62,10 @@ impl Backward {
             }
             _ => {}
         }
+        if let OperatorKind::Lstm { initial } = forward.kind {
+            self.lstm(id, &forward, initial);
+            return;
+        }
         let Some(dy) = forward.outputs.first().and_then(|output| self.gradient(output, &forward)) else { return };
         let dy = Operand { tensor: dy, axes: forward.outputs[0].axes.clone() };
         let input = |index: usize| forward.inputs[index].clone();
@@ -130,6 +134,27 @@ impl Backward {
                 }
                 self.input_gradient(id, OperatorKind::Join, reads, 0);
             }
+            OperatorKind::Scale { square } => self.input_gradient(id, OperatorKind::Scale { square }, vec![dy], 0),
+            OperatorKind::Multiply => {
+                self.input_gradient(id, OperatorKind::Multiply, vec![dy.clone(), input(0)], 1);
+                self.input_gradient(id, OperatorKind::Multiply, vec![dy, input(1)], 0);
+            }
+            OperatorKind::Route { top } => {
+                self.input_gradient(id, OperatorKind::RouteGradient { top }, vec![dy, output(0), output(1)], 0);
+            }
+            OperatorKind::Dispatch(slots) => {
+                self.input_gradient(id, OperatorKind::DispatchGradient(slots), vec![dy, input(1), output(1)], 0);
+            }
+            OperatorKind::Combine(slots) => {
+                let reads = vec![dy.clone(), input(0), input(2), input(3)];
+                self.input_gradient(id, OperatorKind::CombineGateGradient(slots), reads, 1);
+                let reads = vec![dy, input(1), input(2), input(3)];
+                self.input_gradient(id, OperatorKind::CombineInputGradient(slots), reads, 0);
+            }
+            OperatorKind::ExpertMatmul => {
+                self.input_gradient(id, OperatorKind::ExpertMatmulInputGradient, vec![dy.clone(), input(1)], 0);
+                self.weight_gradient(id, OperatorKind::ExpertMatmulWeightGradient, vec![dy, input(0)], &[1]);
+            }
             // Evaluation graphs are not differentiated, and gradients have no gradients.
             _ => {}
         }
@@ -142,6 +167,30 @@ impl Backward {
         let reads = vec![logits.clone(), labels.clone(), log_sum_exp.clone()];
         let kind = OperatorKind::CrossEntropyGradient { normalizer: self.normalizer };
         self.input_gradient(id, kind, reads, 0);
+    }
+
+    /// Gradients reach a recurrent layer through its outputs, through the state at its end, or through both.
+    fn lstm(&mut self, id: OperatorId, forward: &Operator, initial: bool) {
+        let [dy, dlast] = [0, 3].map(|index: usize| {
+            let output = &forward.outputs[index];
+            self.gradient(output, forward).map(|tensor| Operand { tensor, axes: output.axes.clone() })
+        });
+        if dy.is_none() && dlast.is_none() {
+            return;
+        }
+        let state = forward.inputs.get(2).cloned();
+        let kind = OperatorKind::LstmGradient { initial, outputs: dy.is_some(), last: dlast.is_some() };
+        let kept = [forward.inputs[1].clone(), forward.outputs[1].clone(), forward.outputs[2].clone()];
+        let reads = dy.into_iter().chain(dlast).chain(kept).chain(state.clone()).collect();
+        let projected = self.gradient_tensor(&forward.inputs[0]);
+        let writes: Vec<Operand> =
+            std::iter::once(projected.clone()).chain(state.iter().map(|state| self.gradient_tensor(state))).collect();
+        self.push(id, kind, Pass::InputGradient, reads, writes.clone());
+        for (input, gradient) in [0, 2].into_iter().zip(writes) {
+            self.send_back(&forward.inputs[input], gradient.tensor);
+        }
+        let reads = [projected, forward.outputs[0].clone()].into_iter().chain(state).collect();
+        self.weight_gradient(id, OperatorKind::LstmWeightGradient { initial }, reads, &[1]);
     }
 
     /// Batch norm's weight gradient is made of sums that its input gradient needs anyway.

@@ -5,7 +5,7 @@
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
 use crate::attention::{Attention, RelativePositions, Rope};
-use crate::kernel::{Epsilon, Kernel, WeightLayout, Window};
+use crate::kernel::{Epsilon, Kernel, Mixture, Recurrence, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
 /// A tensor's place in [`Graph::tensors`].
@@ -58,8 +58,10 @@ pub enum InputKind {
     Images,
     /// Feature vectors `[batch, features]`.
     Features,
-    /// Token ids `[batch, sequence]`.
+    /// Token ids `[batch, sequence]`; of a sequence to be made from another, those that come before each of its own.
     Tokens,
+    /// Token ids `[batch, sequence]` of the sequence from which another is made.
+    SourceTokens,
     /// A class per sample, or per position of a sequence.
     Labels,
     /// To which of the texts of a sample a token belongs, `[batch, sequence]`: all to the first.
@@ -88,6 +90,9 @@ pub struct Parameter {
     pub permutation: Vec<usize>,
     /// The public shape, whose elements are ours permuted.
     pub shape: Vec<usize>,
+    /// Where the public form is several tensors, as the experts of a mixture are: their names. Each is one index of the first dimension of
+    /// `shape` and has the shape of the others. Empty where it is one tensor, under the tensor's own name.
+    pub parts: Vec<String>,
 }
 
 /// What a tensor is for.
@@ -120,7 +125,35 @@ pub struct Tensor {
     pub storage: Storage,
 }
 
+/// A tensor of a parameter's public form: what a file of weights has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicTensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements, counted in the order of [`Parameter::shape`].
+    pub elements: std::ops::Range<usize>,
+}
+
 impl Tensor {
+    /// The tensors under which a parameter is publicly known, in order: one, but for the stacked experts of a mixture. None of what is
+    /// not a parameter.
+    pub fn public_tensors(&self) -> Vec<PublicTensor> {
+        let Role::Parameter(Parameter { shape, parts, .. }) = &self.role else { return Vec::new() };
+        if parts.is_empty() {
+            return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
+        }
+        let shape = shape.get(1..).unwrap_or_default().to_vec();
+        let length: usize = shape.iter().product();
+        let part = |(index, name): (usize, &String)| PublicTensor {
+            name: name.clone(),
+            shape: shape.clone(),
+            elements: index * length..(index + 1) * length,
+        };
+        parts.iter().enumerate().map(part).collect()
+    }
+
     /// The number of elements over all ranks.
     pub fn elements(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.extent).product()
@@ -155,6 +188,8 @@ pub enum Extent {
     Parts,
     /// Rows of an embedding's table.
     Vocabulary,
+    /// Experts of a mixture.
+    Experts,
 }
 
 /// A loop dimension of an operator.
@@ -186,6 +221,15 @@ pub struct Operand {
     pub tensor: TensorId,
     /// For each of its dimensions the loop that walks it; `None` where every rank needs (or makes) all of it.
     pub axes: Vec<Option<LoopId>>,
+}
+
+/// How tokens are shared out to the slots of a mixture's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Experts that a token is sent to.
+    pub top: usize,
+    /// Slots of an expert for each sample. A rank's samples share theirs.
+    pub per_sample: usize,
 }
 
 /// What an operator computes. The loops carry the sizes, this the rest.
@@ -263,6 +307,37 @@ pub enum OperatorKind {
     /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
         normalizer: usize,
+    },
+    /// Experts that a token is sent to.
+    Route {
+        top: usize,
+    },
+    RouteGradient {
+        top: usize,
+    },
+    Dispatch(Slots),
+    DispatchGradient(Slots),
+    Combine(Slots),
+    CombineInputGradient(Slots),
+    CombineGateGradient(Slots),
+    ExpertMatmul,
+    ExpertMatmulInputGradient,
+    ExpertMatmulWeightGradient,
+    /// What the divisor is the root of.
+    Scale {
+        square: usize,
+    },
+    Multiply,
+    Lstm {
+        initial: bool,
+    },
+    LstmGradient {
+        initial: bool,
+        outputs: bool,
+        last: bool,
+    },
+    LstmWeightGradient {
+        initial: bool,
     },
 }
 
@@ -393,6 +468,15 @@ impl Operator {
         let contracted = size(Extent::Contracted);
         let features = size(Extent::Features);
         let positions = size(Extent::Positions);
+        let experts = size(Extent::Experts);
+        let mixture = |Slots { top, per_sample }: Slots| Mixture {
+            tokens: rows * positions,
+            experts,
+            capacity: rows * per_sample,
+            top,
+            hidden: features,
+        };
+        let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
         // Into how many parts ranks have cut the loops of a role.
         let parts = |role: Extent| -> usize {
             let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
@@ -500,6 +584,23 @@ impl Operator {
                 parts: parts(Extent::Features),
                 scaled: false,
             },
+            OperatorKind::Route { top } => Kernel::Route { tokens: rows * positions, experts, top },
+            OperatorKind::RouteGradient { top } => Kernel::RouteGradient { tokens: rows * positions, experts, top },
+            OperatorKind::Dispatch(slots) => Kernel::Dispatch(mixture(slots)),
+            OperatorKind::DispatchGradient(slots) => Kernel::DispatchGradient(mixture(slots)),
+            OperatorKind::Combine(slots) => Kernel::Combine(mixture(slots)),
+            OperatorKind::CombineInputGradient(slots) => Kernel::CombineInputGradient(mixture(slots)),
+            OperatorKind::CombineGateGradient(slots) => Kernel::CombineGateGradient(mixture(slots)),
+            OperatorKind::Lstm { initial } => Kernel::Lstm(recurrence(initial)),
+            OperatorKind::LstmGradient { initial, outputs, last } => {
+                Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
+            }
+            OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
+            OperatorKind::Scale { square } => Kernel::Scale { elements: elements(), square },
+            OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
         }
     }
 }

@@ -86,6 +86,73 @@ impl Window {
     }
 }
 
+/// The sizes of a recurrent layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Recurrence {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence.
+    pub sequence: usize,
+    /// Features of its state.
+    pub hidden: usize,
+    /// Whether it begins in a state that is given, instead of in zeros.
+    pub initial: bool,
+}
+
+impl Recurrence {
+    /// Elements of the outputs at all positions.
+    pub fn output_elements(&self) -> usize {
+        self.batch * self.sequence * self.hidden
+    }
+
+    /// Elements of a state: what goes out and the cell.
+    pub fn state_elements(&self) -> usize {
+        2 * self.batch * self.hidden
+    }
+
+    /// Elements of a state that is given.
+    pub fn initial_elements(&self) -> usize {
+        if self.initial { self.state_elements() } else { 0 }
+    }
+
+    /// Elements of the recurrent weight, `[4 hidden, hidden]`.
+    pub fn weight_elements(&self) -> usize {
+        4 * self.hidden * self.hidden
+    }
+}
+
+/// The sizes of a mixture of experts' exchange between tokens and the experts' slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Mixture {
+    /// Positions: samples times positions of a sample.
+    pub tokens: usize,
+    /// Experts, over all ranks.
+    pub experts: usize,
+    /// Slots of an expert for this rank's tokens.
+    pub capacity: usize,
+    /// Experts that a token is sent to.
+    pub top: usize,
+    /// Features of a token.
+    pub hidden: usize,
+}
+
+impl Mixture {
+    /// Elements of the tokens' rows.
+    pub fn token_elements(&self) -> usize {
+        self.tokens * self.hidden
+    }
+
+    /// Elements of the experts' slots.
+    pub fn slot_elements(&self) -> usize {
+        self.experts * self.capacity * self.hidden
+    }
+
+    /// Choices of all tokens.
+    pub fn choices(&self) -> usize {
+        self.tokens * self.top
+    }
+}
+
 /// One computation on one rank, with all its sizes. "Reads" and "writes" name the operands in the order in which an
 /// instruction lists them. Kernels that write gradients of parameters can also *accumulate* (add to what is there); the
 /// instruction says so.
@@ -442,6 +509,101 @@ pub enum Kernel {
         /// Whether it is multiplied by the loss scale of the control ([`Kernel::UpdateControl`]).
         scaled: bool,
     },
+    /// Each token's `top` largest logits and the softmax over them (Mixtral's router, Jiang et al. 2024); of equal logits the first.
+    /// Reads logits `[tokens, experts]`; writes gates `[tokens, top]`, choices (`Int32` `[tokens, top]`, largest first).
+    Route {
+        /// Positions.
+        tokens: usize,
+        /// Experts to choose from.
+        experts: usize,
+        /// Experts that a token is sent to.
+        top: usize,
+    },
+    /// Reads dgates, gates, choices; writes dlogits, zero where an expert was not chosen.
+    RouteGradient {
+        /// As in [`Kernel::Route`].
+        tokens: usize,
+        /// As in [`Kernel::Route`].
+        experts: usize,
+        /// As in [`Kernel::Route`].
+        top: usize,
+    },
+    /// Tokens into the slots of the experts that they chose, in the order of the tokens, and of a token's choices, until an expert is full.
+    /// Reads x `[tokens, hidden]`, choices `[tokens, top]`; writes dispatched `[experts, capacity, hidden]` (zero where no token came),
+    /// places (`Int32` `[tokens, top]`: the slot within the expert, -1 where it was full) and, when the instruction lists it, dropped
+    /// `[1]`: how many choices found no slot (may accumulate).
+    Dispatch(Mixture),
+    /// Reads ddispatched, choices, places; writes dx.
+    DispatchGradient(Mixture),
+    /// `y[token] = Σ gate · row of the token's slot`, over the choices that found one. Reads rows `[experts, capacity, hidden]`,
+    /// gates `[tokens, top]`, choices, places as [`Kernel::Dispatch`] has them; writes y `[tokens, hidden]`.
+    Combine(Mixture),
+    /// Reads dy, gates, choices, places; writes drows, zero where no token came.
+    CombineInputGradient(Mixture),
+    /// Reads dy, rows, choices, places; writes dgates, zero where a choice found no slot.
+    CombineGateGradient(Mixture),
+    /// A product for each expert: `y[e] = x[e] · w[e]ᵀ`. Reads x `[experts, rows, contracted]`, w `[experts, columns, contracted]`;
+    /// writes y `[experts, rows, columns]`.
+    ExpertMatmul {
+        /// Experts on this rank.
+        experts: usize,
+        /// Slots of an expert.
+        rows: usize,
+        /// Columns of y.
+        columns: usize,
+        /// The dimension summed over.
+        contracted: usize,
+    },
+    /// Reads dy, w; writes dx.
+    ExpertMatmulInputGradient {
+        /// As in [`Kernel::ExpertMatmul`].
+        experts: usize,
+        /// As in [`Kernel::ExpertMatmul`].
+        rows: usize,
+        /// As in [`Kernel::ExpertMatmul`].
+        columns: usize,
+        /// As in [`Kernel::ExpertMatmul`].
+        contracted: usize,
+    },
+    /// Reads dy, x; writes dw (may accumulate).
+    ExpertMatmulWeightGradient {
+        /// As in [`Kernel::ExpertMatmul`].
+        experts: usize,
+        /// As in [`Kernel::ExpertMatmul`].
+        rows: usize,
+        /// As in [`Kernel::ExpertMatmul`].
+        columns: usize,
+        /// As in [`Kernel::ExpertMatmul`].
+        contracted: usize,
+    },
+    /// A layer of LSTM (Hochreiter and Schmidhuber 1997) over a whole sequence, as PyTorch's `LSTM` has it. Reads projected
+    /// `[batch, sequence, 4, hidden]` (what inputs and biases give to the gates i, f, g, o), w `[4 hidden, hidden]` (, state
+    /// `[batch, 2, hidden]` to begin with: output and cell); writes y `[batch, sequence, hidden]`, gates `[batch, sequence, 4, hidden]`,
+    /// cells `[batch, sequence, hidden]`, last `[batch, 2, hidden]`: the state at the end.
+    Lstm(Recurrence),
+    /// Back through time. Reads (dy,) (dlast,) w, gates, cells (, state); writes dprojected (, dstate).
+    LstmGradient {
+        /// As in [`Kernel::Lstm`].
+        sizes: Recurrence,
+        /// Whether there is a dy.
+        outputs: bool,
+        /// Whether there is a dlast.
+        last: bool,
+    },
+    /// Reads dprojected, y (, state); writes dw (may accumulate).
+    LstmWeightGradient(Recurrence),
+    /// `y = x / √square`. Reads x; writes y (may be x itself). Its own gradient.
+    Scale {
+        /// Elements.
+        elements: usize,
+        /// What the divisor is the root of.
+        square: usize,
+    },
+    /// `y = a b`, element by element. Reads a, b; writes y (may be a itself). The gradients of both are products too.
+    Multiply {
+        /// Elements.
+        elements: usize,
+    },
     /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient (, control); writes parameter, and velocity when there is momentum, in
     /// place.
     /// In mixed precision the last write is the master copy of the parameter, which is what is updated: the parameter itself is written
@@ -587,6 +749,21 @@ impl Kernel {
             Kernel::LogitStatistics { .. } => "logit_statistics",
             Kernel::CrossEntropyOfStatistics { .. } => "cross_entropy_of_statistics",
             Kernel::CrossEntropyGradient { .. } => "cross_entropy_gradient",
+            Kernel::Route { .. } => "route",
+            Kernel::RouteGradient { .. } => "route_gradient",
+            Kernel::Dispatch(_) => "dispatch",
+            Kernel::DispatchGradient(_) => "dispatch_gradient",
+            Kernel::Combine(_) => "combine",
+            Kernel::CombineInputGradient(_) => "combine_input_gradient",
+            Kernel::CombineGateGradient(_) => "combine_gate_gradient",
+            Kernel::ExpertMatmul { .. } => "expert_matmul",
+            Kernel::ExpertMatmulInputGradient { .. } => "expert_matmul_input_gradient",
+            Kernel::ExpertMatmulWeightGradient { .. } => "expert_matmul_weight_gradient",
+            Kernel::Lstm(_) => "lstm",
+            Kernel::LstmGradient { .. } => "lstm_gradient",
+            Kernel::LstmWeightGradient(_) => "lstm_weight_gradient",
+            Kernel::Scale { .. } => "scale",
+            Kernel::Multiply { .. } => "multiply",
             Kernel::Sgd { .. } => "sgd",
             Kernel::AdamW { .. } => "adamw",
             Kernel::UpdateControl { .. } => "update_control",
@@ -651,6 +828,12 @@ impl Kernel {
             Kernel::Matmul { .. }
                 | Kernel::MatmulInputGradient { .. }
                 | Kernel::MatmulWeightGradient { .. }
+                | Kernel::Lstm(_)
+                | Kernel::LstmGradient { .. }
+                | Kernel::LstmWeightGradient(_)
+                | Kernel::ExpertMatmul { .. }
+                | Kernel::ExpertMatmulInputGradient { .. }
+                | Kernel::ExpertMatmulWeightGradient { .. }
                 | Kernel::Convolution(_)
                 | Kernel::ConvolutionInputGradient(_)
                 | Kernel::ConvolutionWeightGradient(_)
@@ -665,6 +848,17 @@ impl Kernel {
             Kernel::Matmul { rows, columns, contracted, .. }
             | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
             | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => 2.0 * product(&[rows, columns, contracted]),
+            Kernel::ExpertMatmul { experts, rows, columns, contracted }
+            | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
+            | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                2.0 * product(&[experts, rows, columns, contracted])
+            }
+            Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } | Kernel::LstmWeightGradient(sizes) => {
+                2.0 * product(&[sizes.batch, sizes.sequence, sizes.weight_elements()])
+            }
+            Kernel::Combine(mixture) | Kernel::CombineGateGradient(mixture) => {
+                2.0 * product(&[mixture.tokens, mixture.top, mixture.hidden])
+            }
             Kernel::Convolution(window)
             | Kernel::ConvolutionInputGradient(window)
             | Kernel::ConvolutionWeightGradient(window) => {
@@ -715,6 +909,8 @@ impl Kernel {
             }
             Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
             Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),
+            Kernel::Multiply { elements } => traffic(2 * elements, elements, 0),
+            Kernel::Scale { elements, .. } => traffic(elements, elements, 0),
             Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
                 traffic(elements, elements, 0)
             }
@@ -793,6 +989,44 @@ impl Kernel {
             Kernel::LogitStatistics { rows, classes, .. } => traffic(rows * classes, 0, 5 * rows),
             Kernel::CrossEntropyOfStatistics { rows, parts } => traffic(0, 0, (4 * parts + 2) * rows),
             Kernel::CrossEntropyGradient { rows, classes, .. } => traffic(rows * classes, rows * classes, 2 * rows),
+            Kernel::Route { tokens, experts, top } => traffic(tokens * experts, tokens * top, tokens * top),
+            Kernel::RouteGradient { tokens, experts, top } => traffic(2 * tokens * top, tokens * experts, tokens * top),
+            Kernel::Dispatch(mixture) => traffic(mixture.token_elements(), mixture.slot_elements(), 2 * mixture.choices() + 1),
+            Kernel::DispatchGradient(mixture) => {
+                traffic(mixture.choices() * mixture.hidden, mixture.token_elements(), 2 * mixture.choices())
+            }
+            Kernel::Combine(mixture) => {
+                traffic(mixture.choices() * (mixture.hidden + 1), mixture.token_elements(), 2 * mixture.choices())
+            }
+            Kernel::CombineInputGradient(mixture) => {
+                traffic(mixture.token_elements() + mixture.choices(), mixture.slot_elements(), 2 * mixture.choices())
+            }
+            Kernel::CombineGateGradient(mixture) => {
+                let read = mixture.token_elements() + mixture.choices() * mixture.hidden;
+                traffic(read, mixture.choices(), 2 * mixture.choices())
+            }
+            Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                traffic(experts * (rows + columns) * contracted, experts * rows * columns, 0)
+            }
+            Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                traffic(experts * (rows + contracted) * columns, experts * rows * contracted, 0)
+            }
+            Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                traffic(experts * rows * (columns + contracted), 0, experts * columns * contracted)
+            }
+            Kernel::Lstm(sizes) => {
+                let y = sizes.output_elements();
+                traffic(4 * y + sizes.weight_elements() + sizes.initial_elements(), 6 * y + sizes.state_elements(), 0)
+            }
+            Kernel::LstmGradient { sizes, outputs, last } => {
+                let y = sizes.output_elements();
+                let upstream = usize::from(outputs) * y + usize::from(last) * sizes.state_elements();
+                let kept = 5 * y + sizes.weight_elements() + sizes.initial_elements();
+                traffic(upstream + kept, 4 * y + sizes.initial_elements(), 0)
+            }
+            Kernel::LstmWeightGradient(sizes) => {
+                traffic(5 * sizes.output_elements() + sizes.initial_elements() / 2, 0, sizes.weight_elements())
+            }
             Kernel::Sgd { elements, momentum, .. } => traffic(0, 0, if momentum { 5 } else { 3 } * elements),
             Kernel::AdamW { elements, .. } => traffic(0, 0, 7 * elements),
             Kernel::SumOfSquares { elements } | Kernel::Sum { elements } | Kernel::Zero { elements } => traffic(0, 0, elements),

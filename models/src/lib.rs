@@ -30,7 +30,7 @@ pub use attention::{Attention, RelativePositions, Rope};
 pub use differentiate::differentiate;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
-    OperatorKind, Parameter, Pass, Role, SEQUENCE, Storage, Tensor, TensorId,
+    OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,
 };
-pub use kernel::{Epsilon, Kernel, Traffic, WeightLayout, Window};
-pub use specification::{GraphOptions, Model, ModelError, Sample, Stem};
+pub use kernel::{Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
+pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, Sample, Stem};

@@ -97,6 +97,91 @@ pub enum Model {
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
     },
+    /// Mixtral's architecture (Jiang et al. 2024) in any size: a Llama with mixtures of experts.
+    Moe {
+        /// Transformer layers.
+        layers: usize,
+        /// Features of a position.
+        hidden: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Heads of keys and values; as `heads` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kv_heads: Option<usize>,
+        /// Inner width of an expert, and of a layer that is no mixture.
+        ffn: usize,
+        /// Tokens that there are.
+        vocab: usize,
+        /// Positions of a training sample.
+        sequence: usize,
+        /// Experts of a mixture.
+        experts: usize,
+        /// Experts that a token is sent to.
+        top_k: usize,
+        /// Every so many layers one is a mixture.
+        #[serde(default = "default_one")]
+        moe_every: usize,
+        /// The slots of the experts over what balanced routing needs. What finds no slot is dropped; with `experts / top_k` nothing is.
+        #[serde(default)]
+        capacity_factor: CapacityFactor,
+        /// The base of the rotary position embedding.
+        #[serde(default = "default_moe_theta")]
+        rope_theta: usize,
+        /// Whether the head shares the embedding's weights.
+        #[serde(default)]
+        tied_embeddings: bool,
+    },
+    /// T5 (Raffel et al. 2020) in any size.
+    T5 {
+        /// Layers of the encoder, and of the decoder.
+        layers: usize,
+        /// Features of a position.
+        hidden: usize,
+        /// Attention heads.
+        heads: usize,
+        /// Features of a head; `hidden / heads` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        head_dimension: Option<usize>,
+        /// Inner width of the feed-forward network.
+        ffn: usize,
+        /// Tokens that there are.
+        vocab: usize,
+        /// Tokens that are read.
+        source_sequence: usize,
+        /// Tokens that are written.
+        target_sequence: usize,
+        /// Buckets of distances between positions.
+        #[serde(default = "default_buckets")]
+        relative_buckets: usize,
+        /// Distances from this on share the last bucket.
+        #[serde(default = "default_max_distance")]
+        relative_max_distance: usize,
+        /// Whether the feed-forward network is a gated GELU, as in T5 v1.1 and FLAN-T5, instead of a ReLU.
+        #[serde(default)]
+        gated: bool,
+        /// Whether the head shares the embedding's weights.
+        #[serde(default = "default_tied")]
+        tied_embeddings: bool,
+    },
+    /// An encoder and a decoder of LSTM layers (Sutskever et al. 2014): the decoder begins in the states in which the encoder ends.
+    #[serde(rename = "lstm-seq2seq")]
+    LstmSeq2seq {
+        /// Layers of the encoder, and of the decoder.
+        layers: usize,
+        /// Features of a state.
+        hidden: usize,
+        /// Features of a token; as `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        embedding: Option<usize>,
+        /// Tokens that there are in what is read.
+        source_vocab: usize,
+        /// Tokens that there are in what is written.
+        target_vocab: usize,
+        /// Tokens that are read.
+        source_sequence: usize,
+        /// Tokens that are written.
+        target_sequence: usize,
+    },
     /// Llama's architecture (Touvron et al. 2023).
     Llama {
         /// Transformer layers.
@@ -201,6 +286,54 @@ pub(crate) fn masked_predictions(sequence: usize) -> usize {
     ((15 * sequence + 50) / 100).max(1)
 }
 
+/// The slots of a mixture's experts over what balanced routing needs: a positive, finite number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct CapacityFactor(f64);
+
+// It is no NaN.
+impl Eq for CapacityFactor {}
+
+impl Default for CapacityFactor {
+    /// GShard's (Lepikhin et al. 2021) and Switch Transformer's usual factor.
+    fn default() -> Self {
+        Self(1.25)
+    }
+}
+
+impl TryFrom<f64> for CapacityFactor {
+    type Error = String;
+
+    fn try_from(factor: f64) -> Result<Self, String> {
+        if factor > 0.0 && factor <= 1e6 {
+            return Ok(Self(factor));
+        }
+        Err(format!("`capacity_factor` is {factor}; hint: it is a number above 0, such as 1.25"))
+    }
+}
+
+impl From<CapacityFactor> for f64 {
+    fn from(factor: CapacityFactor) -> f64 {
+        factor.0
+    }
+}
+
+fn default_one() -> usize {
+    1
+}
+
+fn default_moe_theta() -> usize {
+    1_000_000
+}
+
+fn default_buckets() -> usize {
+    32
+}
+
+fn default_max_distance() -> usize {
+    128
+}
+
 fn default_image() -> usize {
     224
 }
@@ -250,6 +383,17 @@ pub enum Sample {
         /// Tokens that there are; those of a sample are below it.
         vocabulary: usize,
     },
+    /// A sequence, and another to be made from it: each position's label is its token, its input the token before.
+    Pair {
+        /// Positions of the first.
+        source: usize,
+        /// Positions of the second.
+        target: usize,
+        /// Tokens that there are in the first.
+        source_vocabulary: usize,
+        /// Tokens that there are in the second.
+        target_vocabulary: usize,
+    },
     /// Tokens of which some are masked; their labels are what they were, and no other position has one.
     MaskedTokens {
         /// Positions.
@@ -268,7 +412,7 @@ impl Sample {
             Sample::Tokens { sequence, vocabulary } | Sample::MaskedTokens { sequence, vocabulary, .. } => {
                 Some((sequence, vocabulary))
             }
-            Sample::Image { .. } | Sample::Features { .. } => None,
+            Sample::Image { .. } | Sample::Features { .. } | Sample::Pair { .. } => None,
         }
     }
 }
@@ -320,6 +464,19 @@ impl Model {
             Model::Gpt { sequence, vocab, .. } | Model::Llama { sequence, vocab, .. } => {
                 Sample::Tokens { sequence, vocabulary: vocab }
             }
+            Model::Moe { sequence, vocab, .. } => Sample::Tokens { sequence, vocabulary: vocab },
+            Model::T5 { source_sequence, target_sequence, vocab, .. } => Sample::Pair {
+                source: source_sequence,
+                target: target_sequence,
+                source_vocabulary: vocab,
+                target_vocabulary: vocab,
+            },
+            Model::LstmSeq2seq { source_vocab, target_vocab, source_sequence, target_sequence, .. } => Sample::Pair {
+                source: source_sequence,
+                target: target_sequence,
+                source_vocabulary: source_vocab,
+                target_vocabulary: target_vocab,
+            },
             Model::Bert { sequence, vocab, .. } => {
                 Sample::MaskedTokens { sequence, vocabulary: vocab, predictions: masked_predictions(sequence) }
             }
@@ -385,6 +542,79 @@ impl Model {
                     tied_embeddings: *tied_embeddings,
                 };
                 zoo::gpt(name, &shape, options)
+            }
+            &Model::Moe {
+                layers,
+                hidden,
+                heads,
+                kv_heads,
+                ffn,
+                vocab,
+                sequence,
+                experts,
+                top_k,
+                moe_every,
+                capacity_factor,
+                rope_theta,
+                tied_embeddings,
+            } => {
+                let balanced = sequence as f64 * top_k as f64 / experts as f64;
+                let shape = zoo::MixtralShape {
+                    layers,
+                    hidden,
+                    heads,
+                    kv_heads: kv_heads.unwrap_or(heads),
+                    ffn,
+                    vocabulary: vocab,
+                    sequence,
+                    experts,
+                    top: top_k,
+                    moe_every,
+                    // No expert gets a token twice.
+                    slots_per_sample: ((f64::from(capacity_factor) * balanced).ceil() as usize).clamp(1, sequence),
+                    rope_theta,
+                    tied_embeddings,
+                };
+                zoo::mixtral(name, &shape, options)
+            }
+            &Model::T5 {
+                layers,
+                hidden,
+                heads,
+                head_dimension,
+                ffn,
+                vocab,
+                source_sequence,
+                target_sequence,
+                relative_buckets,
+                relative_max_distance,
+                gated,
+                tied_embeddings,
+            } => {
+                let shape = zoo::T5Shape {
+                    layers,
+                    hidden,
+                    heads,
+                    head_dimension: head_dimension.unwrap_or(hidden / heads),
+                    ffn,
+                    vocabulary: vocab,
+                    sequences: [source_sequence, target_sequence],
+                    buckets: relative_buckets,
+                    max_distance: relative_max_distance,
+                    gated,
+                    tied_embeddings,
+                };
+                zoo::t5(name, &shape, options)
+            }
+            Model::LstmSeq2seq { layers, hidden, embedding, source_vocab, target_vocab, source_sequence, target_sequence } => {
+                let shape = zoo::LstmShape {
+                    layers: *layers,
+                    hidden: *hidden,
+                    embedding: embedding.unwrap_or(*hidden),
+                    vocabularies: [*source_vocab, *target_vocab],
+                    sequences: [*source_sequence, *target_sequence],
+                };
+                zoo::lstm_seq2seq(name, &shape, options)
             }
             Model::Llama { layers, hidden, heads, kv_heads, ffn, vocab, sequence, tied_embeddings, rope_theta } => {
                 let shape = zoo::LlamaShape {
@@ -490,6 +720,110 @@ impl Model {
                 positive("vocab", vocab)?;
                 positive("sequence", sequence)?;
                 transformer(layers, hidden, heads, ffn.unwrap_or(1))
+            }
+            Model::Moe {
+                layers, hidden, heads, kv_heads, ffn, vocab, sequence, experts, top_k, moe_every, rope_theta, ..
+            } => {
+                let kv_heads = kv_heads.unwrap_or(heads);
+                for (what, value) in [
+                    ("layers", layers),
+                    ("hidden", hidden),
+                    ("heads", heads),
+                    ("kv_heads", kv_heads),
+                    ("ffn", ffn),
+                    ("vocab", vocab),
+                    ("sequence", sequence),
+                    ("experts", experts),
+                    ("top_k", top_k),
+                    ("moe_every", moe_every),
+                    ("rope_theta", rope_theta),
+                ] {
+                    positive(what, value)?;
+                }
+                if layers > MOST_LAYERS {
+                    return wrong(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
+                }
+                if !hidden.is_multiple_of(2 * heads) {
+                    let reason = format!("hidden {hidden} is not a multiple of twice the heads, {heads}");
+                    return wrong(reason, "choose heads that divide hidden into heads of an even width");
+                }
+                if !heads.is_multiple_of(kv_heads) {
+                    return wrong(
+                        format!("heads {heads} is not a multiple of kv_heads {kv_heads}"),
+                        "choose kv_heads that divide heads",
+                    );
+                }
+                if top_k > experts || experts > 1 << 14 {
+                    return wrong(
+                        format!("each token goes to {top_k} of {experts} experts"),
+                        "`top_k` is at most `experts`, and that at most 16,384",
+                    );
+                }
+                Ok(())
+            }
+            Model::T5 {
+                layers,
+                hidden,
+                heads,
+                head_dimension,
+                ffn,
+                vocab,
+                source_sequence,
+                target_sequence,
+                relative_buckets,
+                relative_max_distance,
+                ..
+            } => {
+                for (what, value) in [
+                    ("layers", layers),
+                    ("hidden", hidden),
+                    ("heads", heads),
+                    ("head_dimension", head_dimension.unwrap_or(1)),
+                    ("ffn", ffn),
+                    ("vocab", vocab),
+                    ("source_sequence", source_sequence),
+                    ("target_sequence", target_sequence),
+                    ("relative_max_distance", relative_max_distance),
+                ] {
+                    positive(what, value)?;
+                }
+                if layers > MOST_LAYERS / 2 {
+                    return wrong(format!("`layers` is {layers}"), "encoder and decoder have 5,000 layers each at most");
+                }
+                if head_dimension.is_none() && !hidden.is_multiple_of(heads) {
+                    return wrong(
+                        format!("hidden {hidden} is not a multiple of heads {heads}"),
+                        "choose heads that divide hidden, or give `head_dimension`",
+                    );
+                }
+                if relative_buckets < 4 || relative_max_distance <= relative_buckets {
+                    return wrong(
+                        format!("{relative_buckets} buckets for distances up to {relative_max_distance}"),
+                        "`relative_buckets` is at least 4, and `relative_max_distance` is larger",
+                    );
+                }
+                Ok(())
+            }
+            Model::LstmSeq2seq { layers, hidden, embedding, source_vocab, target_vocab, source_sequence, target_sequence } => {
+                for (what, value) in [
+                    ("layers", layers),
+                    ("hidden", hidden),
+                    ("embedding", embedding.unwrap_or(1)),
+                    ("source_vocab", source_vocab),
+                    ("target_vocab", target_vocab),
+                    ("source_sequence", source_sequence),
+                    ("target_sequence", target_sequence),
+                ] {
+                    positive(what, value)?;
+                }
+                // Four gates lie side by side.
+                if hidden > 1 << 22 {
+                    return wrong(format!("`hidden` is {hidden}"), "a recurrent layer has 4,194,304 features at most");
+                }
+                if layers > MOST_LAYERS / 2 {
+                    return wrong(format!("`layers` is {layers}"), "encoder and decoder have 5,000 layers each at most");
+                }
+                Ok(())
             }
             Model::Llama { layers, hidden, heads, kv_heads, ffn, vocab, sequence, rope_theta, .. } => {
                 for (what, value) in [("vocab", vocab), ("sequence", sequence), ("rope_theta", rope_theta)] {

@@ -3,18 +3,24 @@
 mod bert;
 mod gpt;
 mod llama;
+mod lstm;
+mod mixtral;
 mod mlp;
 mod resnet;
+mod t5;
 mod vgg;
 mod vit;
 
-use crate::specification::{Model, Stem};
+use crate::specification::{CapacityFactor, Model, Stem};
 
 pub(crate) use bert::{BertShape, bert};
 pub(crate) use gpt::{GptShape, gpt};
 pub(crate) use llama::{LlamaShape, llama};
+pub(crate) use lstm::{LstmShape, lstm_seq2seq};
+pub(crate) use mixtral::{MixtralShape, mixtral};
 pub(crate) use mlp::mlp;
 pub(crate) use resnet::{ResnetShape, resnet};
+pub(crate) use t5::{T5Shape, t5};
 pub(crate) use vgg::{VggShape, vgg};
 pub(crate) use vit::{VitShape, vit};
 
@@ -47,6 +53,12 @@ pub(crate) const NAMES: &[&str] = &[
     "llama3-8b",
     "llama3-70b",
     "llama3-405b",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "t5-small",
+    "t5-base",
+    "flan-t5-small",
+    "lstm-seq2seq",
     "bert-base-uncased",
     "bert-large-uncased",
 ];
@@ -106,6 +118,35 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         rope_theta: 500_000,
     };
     let bert = |layers, hidden, heads| Model::Bert { layers, hidden, heads, ffn: None, vocab: 30522, sequence: 512 };
+    let mixtral = |layers, hidden, heads, ffn| Model::Moe {
+        layers,
+        hidden,
+        heads,
+        kv_heads: Some(8),
+        ffn,
+        vocab: 32000,
+        sequence: 4096,
+        experts: 8,
+        top_k: 2,
+        moe_every: 1,
+        capacity_factor: CapacityFactor::default(),
+        rope_theta: 1_000_000,
+        tied_embeddings: false,
+    };
+    let t5 = |layers, hidden, heads, ffn| Model::T5 {
+        layers,
+        hidden,
+        heads,
+        head_dimension: Some(64),
+        ffn,
+        vocab: 32128,
+        source_sequence: 512,
+        target_sequence: 128,
+        relative_buckets: 32,
+        relative_max_distance: 128,
+        gated: false,
+        tied_embeddings: true,
+    };
     Some(match name {
         "mlp" => Model::Mlp { widths: vec![784, 512, 512, 10] },
         "resnet18" => resnet(18),
@@ -136,6 +177,33 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         "llama3-405b" => llama3(126, 16_384, 128, 53_248),
         "bert-base-uncased" => bert(12, 768, 12),
         "bert-large-uncased" => bert(24, 1024, 16),
+        "mixtral-8x7b" => mixtral(32, 4096, 32, 14336),
+        "mixtral-8x22b" => mixtral(56, 6144, 48, 16384),
+        "t5-small" => t5(6, 512, 8, 2048),
+        "t5-base" => t5(12, 768, 12, 3072),
+        "flan-t5-small" => Model::T5 {
+            layers: 8,
+            hidden: 512,
+            heads: 6,
+            head_dimension: Some(64),
+            ffn: 1024,
+            vocab: 32128,
+            source_sequence: 512,
+            target_sequence: 128,
+            relative_buckets: 32,
+            relative_max_distance: 128,
+            gated: true,
+            tied_embeddings: false,
+        },
+        "lstm-seq2seq" => Model::LstmSeq2seq {
+            layers: 2,
+            hidden: 512,
+            embedding: Some(256),
+            source_vocab: 7853,
+            target_vocab: 5893,
+            source_sequence: 32,
+            target_sequence: 32,
+        },
         _ => return None,
     })
 }

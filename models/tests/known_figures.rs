@@ -21,6 +21,14 @@ fn every_model_has_the_published_number_of_parameters() {
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
+        // Hugging Face's `num_parameters()`.
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("t5-small", 60_506_624),
+        ("t5-base", 222_903_552),
+        ("flan-t5-small", 76_961_152),
+        // The first tutorial of github.com/bentrevett/pytorch-seq2seq, on Multi30k.
+        ("lstm-seq2seq", 13_898_501),
         // torchvision's tables; `num_parameters()` of `LlamaForCausalLM` and `BertForMaskedLM`.
         ("vgg11", 132_863_336),
         ("vgg13", 133_047_848),
@@ -58,7 +66,7 @@ fn a_forward_pass_has_the_published_multiply_adds() {
 
 #[test]
 fn the_backward_pass_has_twice_the_arithmetic_but_for_the_gradient_of_the_samples() {
-    for name in ["mlp", "resnet18", "resnet50", "gpt2"] {
+    for name in ["mlp", "resnet18", "resnet50", "gpt2", "mixtral-8x7b", "t5-small", "lstm-seq2seq"] {
         let graph = graph(name);
         let forward = graph.model_flops().value();
         // The first product reads what nobody trains, so that its input gradient is not made. Tokens are looked up instead.
@@ -67,10 +75,29 @@ fn the_backward_pass_has_twice_the_arithmetic_but_for_the_gradient_of_the_sample
             is_product && matches!(graph.tensor(operator.inputs[0].tensor).role, Role::Input(_))
         });
         let saved = first.map_or(0.0, |operator| operator.kernel(&operator.extents()).model_flops().value());
-        assert_eq!(saved == 0.0, name == "gpt2", "{name}");
+        assert_eq!(saved == 0.0, graph.tokens_per_sample.is_some(), "{name}");
         let backward = differentiate(&graph, 1).model_flops().value() - forward;
         assert!((backward / (2.0 * forward - saved) - 1.0).abs() < 1e-12, "{name}: {backward} of {forward}");
     }
+}
+
+#[test]
+fn experts_are_stacked_and_each_has_its_public_tensors() {
+    let graph = graph("mixtral-8x7b");
+    let module = "model.layers.31.block_sparse_moe";
+    let find = |name: &str| graph.parameters().find(|(_, tensor)| tensor.name == name).expect("such a parameter").1;
+    let stacked = find(&format!("{module}.experts.w2.weight"));
+    let public = stacked.public_tensors();
+    assert_eq!(public.len(), 8);
+    let one = 4096 * 14336;
+    for (expert, tensor) in public.iter().enumerate() {
+        assert_eq!(tensor.name, format!("{module}.experts.{expert}.w2.weight"));
+        assert_eq!((&tensor.shape[..], &tensor.elements), (&[4096, 14336][..], &(expert * one..(expert + 1) * one)));
+    }
+    assert_eq!(stacked.elements(), 8 * one);
+    let router = find(&format!("{module}.gate.weight"));
+    assert_eq!(router.public_tensors()[0].name, router.name);
+    assert_eq!(router.public_tensors()[0].shape, [8, 4096]);
 }
 
 #[test]

@@ -24,6 +24,16 @@ pub struct Fixed {
     pub virtual_stages: Option<usize>,
     /// What is computed again.
     pub recompute: Option<Recompute>,
+    /// Ranks that share out positions; 1 where it is left open.
+    pub context: Option<usize>,
+    /// Ranks that share out experts; 1 where it is left open.
+    pub expert: Option<usize>,
+    /// ZeRO's stage; none where it is left open.
+    pub zero: Option<usize>,
+    /// Ranks of a shard group; all of `data` where it is left open.
+    pub shard_group: Option<usize>,
+    /// Whether `tensor` shares out the sequence outside of products; not where it is left open.
+    pub sequence_parallel: Option<bool>,
 }
 
 /// Why a `--fix` cannot be read.
@@ -56,6 +66,17 @@ impl std::str::FromStr for Fixed {
                 "pipeline" => fixed.pipeline = number()?,
                 "micro_batch" => fixed.micro_batch = number()?,
                 "virtual_stages" => fixed.virtual_stages = number()?,
+                "context" => fixed.context = number()?,
+                "expert" => fixed.expert = number()?,
+                "shard_group" => fixed.shard_group = number()?,
+                "zero" => {
+                    let stage = value.trim().parse().ok().filter(|stage| *stage <= 3);
+                    fixed.zero = Some(stage.ok_or_else(|| wrong("ZeRO's stages are 0, 1, 2 and 3"))?);
+                }
+                "sequence_parallel" => {
+                    let chosen = value.trim().parse().map_err(|_| wrong("its value is not true or false"))?;
+                    fixed.sequence_parallel = Some(chosen);
+                }
                 "schedule" => {
                     let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());
                     let no_such = "there is no such schedule (gpipe, 1f1b, interleaved, zb-h1, zb-v)";
@@ -64,8 +85,9 @@ impl std::str::FromStr for Fixed {
                 "recompute" => {
                     fixed.recompute = Some(match value.trim() {
                         "none" => Recompute::None,
+                        "selective" => Recompute::Selective,
                         "full" => Recompute::Full,
-                        _ => return Err(wrong("recompute is none or full")),
+                        _ => return Err(wrong("recompute is none, selective or full")),
                     });
                 }
                 _ => return Err(wrong("there is no such choice")),
@@ -80,6 +102,17 @@ impl std::str::FromStr for Fixed {
 /// nodes' worth.
 pub fn layouts(base: &Layout, devices: usize, blocks: usize, global_batch: usize, fixed: &Fixed) -> Vec<Layout> {
     let mut layouts = Vec::new();
+    let (context, expert) = (fixed.context.unwrap_or(1), fixed.expert.unwrap_or(1));
+    let base = Layout {
+        context,
+        expert,
+        zero: fixed.zero.unwrap_or(base.zero),
+        shard_group: fixed.shard_group.or(base.shard_group),
+        sequence_parallel: fixed.sequence_parallel.unwrap_or(base.sequence_parallel),
+        ..base.clone()
+    };
+    // What is left for the other axes.
+    let devices = context.checked_mul(expert).map_or(0, |ranks| devices / ranks);
     let worlds = match (fixed.data, fixed.tensor, fixed.pipeline) {
         (Some(data), Some(tensor), Some(pipeline)) => {
             let world = data.checked_mul(tensor).and_then(|ranks| ranks.checked_mul(pipeline));
@@ -93,9 +126,9 @@ pub fn layouts(base: &Layout, devices: usize, blocks: usize, global_batch: usize
             for pipeline in stages.filter(|&size| fixed.pipeline.is_none_or(|fixed| fixed == size)) {
                 let data = world / tensor / pipeline;
                 let possible = fixed.data.is_none_or(|fixed| fixed == data) && pipeline <= blocks;
-                if possible && global_batch.is_multiple_of(data) {
+                if possible && global_batch.is_multiple_of(data * expert) {
                     let mesh = Layout { data, tensor, pipeline, ..base.clone() };
-                    layouts.extend(with_micro_batches(&mesh, blocks, global_batch / data, fixed));
+                    layouts.extend(with_micro_batches(&mesh, blocks, global_batch / data / expert, fixed));
                 }
             }
         }
@@ -114,10 +147,9 @@ fn with_micro_batches(mesh: &Layout, blocks: usize, samples: usize, fixed: &Fixe
             continue;
         }
         for (schedule, virtual_stages) in schedules(mesh.pipeline, blocks, samples / micro_batch, fixed) {
-            for recompute in [Recompute::None, Recompute::Full] {
-                if fixed.recompute.is_none_or(|fixed| fixed == recompute) {
-                    layouts.push(Layout { micro_batch, schedule, virtual_stages, recompute, ..mesh.clone() });
-                }
+            let usual = [Recompute::None, Recompute::Full];
+            for &recompute in fixed.recompute.as_ref().map_or(&usual[..], std::slice::from_ref) {
+                layouts.push(Layout { micro_batch, schedule, virtual_stages, recompute, ..mesh.clone() });
             }
         }
     }

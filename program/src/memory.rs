@@ -287,6 +287,8 @@ pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
         | Kernel::Rope(_)
         | Kernel::RopeGradient(_)
         | Kernel::Add { .. }
+        | Kernel::Scale { .. }
+        | Kernel::Multiply { .. }
         | Kernel::CrossEntropyGradient { .. } => Some(0),
         _ => None,
     }

@@ -340,6 +340,8 @@ pub enum MetricKind {
     Correct,
     /// The sum of squares of the gradient.
     SquaredGradientNorm,
+    /// Choices of experts that found no slot.
+    Dropped,
     /// The factor on the loss in `fp16`.
     LossScale,
     /// Steps whose update was skipped so far, since the gradient overflowed.

@@ -132,7 +132,7 @@ impl Sharding {
 
 /// Whether it has a weight whose columns ranks may share out.
 fn is_product(operator: &Operator) -> bool {
-    matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_))
+    matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_) | OperatorKind::ExpertMatmul)
 }
 
 /// For each tensor the operators that read it.

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Attention, Kernel, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, Mixture, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -186,6 +186,8 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::SiluMultiply { elements }
         | Kernel::SiluMultiplyGradient { elements }
         | Kernel::Add { elements }
+        | Kernel::Scale { elements, .. }
+        | Kernel::Multiply { elements }
         | Kernel::AdamW { elements, .. }
         | Kernel::SumOfSquares { elements }
         | Kernel::Sum { elements }
@@ -232,6 +234,26 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
             at(&[batch, queries, keys, key_heads, group, head_dimension, unseen], [causal, packed, sizes.relative.is_some()])
         }
         Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),
+        Kernel::Route { tokens, experts, top } | Kernel::RouteGradient { tokens, experts, top } => plain(&[tokens, experts, top]),
+        Kernel::Dispatch(mixture)
+        | Kernel::DispatchGradient(mixture)
+        | Kernel::Combine(mixture)
+        | Kernel::CombineInputGradient(mixture)
+        | Kernel::CombineGateGradient(mixture) => {
+            let Mixture { tokens, experts, capacity, top, hidden } = mixture;
+            plain(&[tokens, experts, capacity, top, hidden])
+        }
+        Kernel::Lstm(sizes) | Kernel::LstmWeightGradient(sizes) => {
+            at(&[sizes.batch, sizes.sequence, sizes.hidden], [sizes.initial, false, false])
+        }
+        Kernel::LstmGradient { sizes, outputs, last } => {
+            at(&[sizes.batch, sizes.sequence, sizes.hidden], [sizes.initial, outputs, last])
+        }
+        Kernel::ExpertMatmul { experts, rows, columns, contracted }
+        | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
+        | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+            plain(&[experts, rows, columns, contracted])
+        }
         Kernel::CrossEntropy { rows, classes }
         | Kernel::LogitStatistics { rows, classes, .. }
         | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),

@@ -10,7 +10,7 @@ use crate::network;
 use crate::pairing::{Channel, GroupSet, Pairing};
 use crate::simulation::{Oversubscription, Quantile};
 use foretell_models::Kernel;
-use foretell_program::{Axis, Operation, Program, Rank, StageProgram};
+use foretell_program::{Axis, GroupId, Operation, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -43,6 +43,8 @@ pub(crate) struct SimulatedRank {
     /// The kind of its device.
     pub(crate) kind: usize,
     pub(crate) stage: usize,
+    /// Which of the stage's [`LoweredStage::work`] is its own.
+    work: usize,
     /// Its processor's place among what is shared.
     pub(crate) processor: u32,
     /// For each group of its stage, the place in [`Lowered::groups`].
@@ -81,8 +83,9 @@ pub(crate) struct LoweredStage {
     /// Messages to and from other stages, in order.
     pub(crate) sends: Vec<Peer>,
     pub(crate) receives: Vec<Peer>,
-    /// For each kind of device that runs the stage, the work of each instruction at each quantile.
-    work: BTreeMap<usize, Vec<[Picoseconds; 3]>>,
+    /// The work of each instruction at each quantile: one list for each kind of device that runs the stage and, where kernels do more on one
+    /// member of a group than on another, each place in those groups.
+    work: Vec<Vec<[Picoseconds; 3]>>,
 }
 
 /// An instruction that waits for another.
@@ -131,6 +134,7 @@ impl<'a> Lowered<'a> {
                     device,
                     kind: topology.kind_index(device),
                     stage: program.mesh.coordinates(Rank(rank)).along(Axis::Pipeline),
+                    work: 0,
                     processor: 0,
                     groups: Vec::new(),
                     sends: Vec::new(),
@@ -139,10 +143,23 @@ impl<'a> Lowered<'a> {
             })
             .collect();
         let mut uncalibrated_kernels = BTreeSet::new();
-        for rank in &ranks {
-            let work = &mut stages[rank.stage].work;
+        let uneven: Vec<BTreeSet<GroupId>> = program.stages.iter().map(uneven_groups).collect();
+        let mut known: BTreeMap<(usize, usize, Vec<usize>), usize> = BTreeMap::new();
+        for rank in &mut ranks {
             let stage = &program.stages[rank.stage];
-            work.entry(rank.kind).or_insert_with(|| durations(program, stage, costs, rank.kind, &mut uncalibrated_kernels));
+            let place = |group: &GroupId| {
+                let members = stage.groups.get(group.0 as usize).map(|group| group.members(&program.mesh, rank.rank));
+                members.and_then(|members| members.iter().position(|&member| member == rank.rank)).unwrap_or(0)
+            };
+            let places: Vec<usize> = uneven[rank.stage].iter().map(place).collect();
+            let work = &mut stages[rank.stage].work;
+            rank.work = *known.entry((rank.stage, rank.kind, places.clone())).or_insert_with(|| {
+                let place_in = |group: GroupId| {
+                    uneven[rank.stage].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
+                };
+                work.push(durations(program, stage, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
+                work.len() - 1
+            });
         }
         let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &stages, &mut ranks)?;
         // A lab's devices may be fewer cores.
@@ -154,7 +171,7 @@ impl<'a> Lowered<'a> {
     /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
     pub(crate) fn work(&self, rank: usize) -> &[[Picoseconds; 3]] {
         let rank = &self.ranks[rank];
-        self.stages[rank.stage].work.get(&rank.kind).map_or(&[], Vec::as_slice)
+        self.stages[rank.stage].work.get(rank.work).map_or(&[], Vec::as_slice)
     }
 
     /// Everything that was answered by a data sheet.
@@ -188,7 +205,7 @@ impl LoweredStage {
             collectives: vec![Vec::new(); stage.groups.len()],
             sends: Vec::new(),
             receives: Vec::new(),
-            work: BTreeMap::new(),
+            work: Vec::new(),
         };
         let mut last_of_stream: Vec<Option<usize>> = vec![None; stage.streams.len()];
         // Pairs of (waited for, waiting).
@@ -273,12 +290,23 @@ fn add_message(peers: &mut Vec<Peer>, stage: usize, instruction: usize) -> (u32,
     (position as u32, list.len() as u32 - 1)
 }
 
-/// The work of each instruction of a stage on a kind of device, at each quantile. Each distinct kernel is estimated once.
+/// The groups in which some kernel of a stage does more on one member than on another: causal attention of a part of the positions.
+fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
+    let uneven = stage.instructions.iter().filter_map(|instruction| match instruction.operation {
+        Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
+        _ => None,
+    });
+    uneven.collect()
+}
+
+/// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place `place_in` says in each
+/// group. Each distinct kernel is estimated once.
 fn durations(
     program: &Program,
     stage: &StageProgram,
     costs: &CostModel,
     kind: usize,
+    place_in: &dyn Fn(GroupId) -> usize,
     uncalibrated: &mut BTreeSet<String>,
 ) -> Vec<[Picoseconds; 3]> {
     let parameters = costs.parameters(kind);
@@ -288,15 +316,18 @@ fn durations(
     let instructions = stage.instructions.iter();
     instructions
         .map(|instruction| match instruction.operation {
-            Operation::Compute { kernel, accumulate, .. } => *known.entry((kernel, accumulate)).or_insert_with(|| {
-                let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
-                if !estimate.source.is_calibrated() {
-                    let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
-                    let (name, device) = (kernel.name(), costs.kind_name(kind));
-                    uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
-                }
-                each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
-            }),
+            Operation::Compute { kernel, accumulate, group } => {
+                let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
+                *known.entry((kernel, accumulate)).or_insert_with(|| {
+                    let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
+                    if !estimate.source.is_calibrated() {
+                        let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                        let (name, device) = (kernel.name(), costs.kind_name(kind));
+                        uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                    }
+                    each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
+                })
+            }
             Operation::Load { .. } => {
                 let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
                 let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();

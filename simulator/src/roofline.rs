@@ -74,7 +74,12 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
         _ => (efficiency.elementwise, DataType::Fp32),
     };
     let peak = kind.peak_rate(format).or_else(|| kind.peak_rate(DataType::Fp32)).or_else(|| kind.peak.values().copied().next());
-    let ramp = if kernel.is_matrix_product() { efficiency.ramp } else { Seconds::ZERO };
+    // The products of a recurrence wait for each other.
+    let products = match kernel {
+        Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => sizes.sequence,
+        kernel => usize::from(kernel.is_matrix_product()),
+    };
+    let ramp = efficiency.ramp * products as f64;
     let arithmetic = peak.map_or(Seconds::ZERO, |peak| (kernel.flops() / (peak * share)) + ramp);
     let mut bytes = kernel.bytes(precision);
     if accumulate {

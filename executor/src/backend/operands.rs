@@ -11,7 +11,7 @@ use super::{BackendError, KernelCall};
 pub struct OperandBytes {
     /// What it reads.
     pub reads: Vec<Bytes>,
-    /// What it writes. The third of [`Kernel::BatchNorm`] is optional and listed here.
+    /// What it writes. The third of [`Kernel::BatchNorm`] and of [`Kernel::Dispatch`] is optional and listed here.
     pub writes: Vec<Bytes>,
 }
 
@@ -117,6 +117,18 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::LayerNormWeightGradient { .. } => (&[P, P, S], &[S, S]),
         Kernel::Embedding { .. } => (&[I, P], &[P]),
         Kernel::EmbeddingWeightGradient { .. } => (&[P, I], &[S]),
+        Kernel::Multiply { .. } => (&[P, P], &[P]),
+        Kernel::Scale { .. } => (&[P], &[P]),
+        Kernel::Route { .. } => (&[P], &[P, I]),
+        Kernel::RouteGradient { .. } => (&[P, P, I], &[P]),
+        Kernel::Dispatch(_) => (&[P, I], &[P, I, S]),
+        Kernel::DispatchGradient(_) => (&[P, I, I], &[P]),
+        Kernel::Combine(_) | Kernel::CombineInputGradient(_) | Kernel::CombineGateGradient(_) => (&[P, P, I, I], &[P]),
+        Kernel::ExpertMatmul { .. } | Kernel::ExpertMatmulInputGradient { .. } => (&[P, P], &[P]),
+        Kernel::ExpertMatmulWeightGradient { .. } => (&[P, P], &[S]),
+        Kernel::Lstm(_) => (&[P, P, P], &[P, P, P, P]),
+        Kernel::LstmGradient { .. } => (&[P; MOST_OPERANDS], &[P, P]),
+        Kernel::LstmWeightGradient(_) => (&[P, P, P], &[S]),
         Kernel::GeluExact { .. } => (&[P], &[P]),
         Kernel::GeluExactGradient { .. } | Kernel::SiluMultiply { .. } => (&[P, P], &[P]),
         Kernel::SiluMultiplyGradient { .. } => (&[P, P, P], &[P, P]),
@@ -165,7 +177,7 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
     check_sizes(call.kernel)?;
     let [reads, writes] = sides(call.kernel, call.precision);
     let moved_width = moved_width(call);
-    let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. }));
+    let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. } | Kernel::Dispatch(_)));
     for (name, operands, side, optional) in [("reads", call.reads, reads, 0), ("writes", call.writes, writes, optional)] {
         if operands.len() > side.count || operands.len() + optional < side.count {
             return Err(BackendError::OperandCount { kernel, side: name, wanted: side.count, given: operands.len() });
@@ -233,7 +245,14 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
         Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST_OPERANDS).contains(parts) => {
             impossible("a tensor is split into one to eight")
         }
+        Kernel::Scale { square: 0, .. } => impossible("a divisor is zero"),
         Kernel::CrossEntropy { classes: 0, .. } => impossible("there are no classes"),
+        Kernel::Route { experts, top, .. } if *top == 0 || top > experts => {
+            impossible("a token is sent to no expert, or to more than there are")
+        }
+        Kernel::Dispatch(mixture) if mixture.capacity > i32::MAX as usize => {
+            impossible("an expert has more slots than an index of 32 bits can name")
+        }
         _ => Ok(()),
     }
 }
@@ -252,6 +271,8 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),
+        Kernel::Multiply { elements } => operands(&[elements, elements], &[elements]),
+        Kernel::Scale { elements, .. } => operands(&[elements], &[elements]),
         Kernel::Relu { elements } | Kernel::Gelu { elements } | Kernel::GeluExact { elements } => {
             operands(&[elements], &[elements])
         }
@@ -346,6 +367,60 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST_OPERANDS][..parts]),
         Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST_OPERANDS][..parts], &[rows * parts * columns]),
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
+        Kernel::Route { tokens, experts, top } => operands(&[tokens * experts], &[tokens * top, tokens * top]),
+        Kernel::RouteGradient { tokens, experts, top } => operands(&[tokens * top; 3], &[tokens * experts]),
+        Kernel::Dispatch(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), choices], &[mixture.slot_elements(), choices, 1])
+        }
+        Kernel::DispatchGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.slot_elements(), choices, choices], &[mixture.token_elements()])
+        }
+        Kernel::Combine(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.slot_elements(), choices, choices, choices], &[mixture.token_elements()])
+        }
+        Kernel::CombineInputGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), choices, choices, choices], &[mixture.slot_elements()])
+        }
+        Kernel::CombineGateGradient(mixture) => {
+            let choices = mixture.choices();
+            operands(&[mixture.token_elements(), mixture.slot_elements(), choices, choices], &[choices])
+        }
+        Kernel::Lstm(sizes) => {
+            let y = sizes.output_elements();
+            let reads = [4 * y, sizes.weight_elements(), sizes.state_elements()];
+            operands(&reads[..2 + usize::from(sizes.initial)], &[y, 4 * y, y, sizes.state_elements()])
+        }
+        Kernel::LstmGradient { sizes, outputs, last } => {
+            let (y, state) = (sizes.output_elements(), sizes.state_elements());
+            // What may be missing stands first and last.
+            let reads = [y, state, sizes.weight_elements(), 4 * y, y, state];
+            let mut present = [0; 6];
+            let mut count = 0;
+            for (size, is_present) in reads.into_iter().zip([outputs, last, true, true, true, sizes.initial]) {
+                if is_present {
+                    present[count] = size;
+                    count += 1;
+                }
+            }
+            operands(&present[..count], &[4 * y, state][..1 + usize::from(sizes.initial)])
+        }
+        Kernel::LstmWeightGradient(sizes) => {
+            let reads = [4 * sizes.output_elements(), sizes.output_elements(), sizes.state_elements()];
+            operands(&reads[..2 + usize::from(sizes.initial)], &[sizes.weight_elements()])
+        }
+        Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * contracted, experts * columns * contracted], &[experts * rows * columns])
+        }
+        Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * columns, experts * columns * contracted], &[experts * rows * contracted])
+        }
+        Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+            operands(&[experts * rows * columns, experts * rows * contracted], &[experts * columns * contracted])
+        }
         Kernel::LogitStatistics { rows, classes, .. } => operands(&[rows * classes, rows], &[4 * rows]),
         Kernel::CrossEntropyOfStatistics { rows, parts } => operands(&[4 * parts * rows, rows], &[1, 1, rows]),
         Kernel::CrossEntropyGradient { rows, classes, scaled: false, .. } => {

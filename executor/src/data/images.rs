@@ -129,7 +129,7 @@ impl ImageData {
                 (Fit::image(name, &training, channels, height, width)?, classes)
             }
             SampleShape::Features { width, classes } => (Fit::features(name, &training, width)?, classes),
-            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => {
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => {
                 let problem = "it holds images, the model wants tokens";
                 return Err(DataError::unsuitable(name, problem, "use `text`, `synthetic`, or the path of a text"));
             }

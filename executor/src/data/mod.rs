@@ -113,12 +113,13 @@ impl Dataset {
         }
     }
 
-    /// Numbers (or tokens) of one sample.
+    /// Numbers (or tokens) of one sample; of a pair those of the sequence that is given.
     pub fn sample_size(&self) -> usize {
         match self.wanted {
             SampleShape::Image { channels, height, width, .. } => channels * height * width,
             SampleShape::Features { width, .. } => width,
             SampleShape::Tokens { sequence, .. } | SampleShape::MaskedTokens { sequence, .. } => sequence,
+            SampleShape::Pair { source, .. } => source,
         }
     }
 
@@ -134,6 +135,7 @@ impl Dataset {
             (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
             (_, SampleShape::Features { width, .. }) => format!("{width} features"),
             (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
+            (_, SampleShape::Pair { source, target, .. }) => format!("{source} tokens to make {target} from"),
             (_, SampleShape::MaskedTokens { sequence, predictions, .. }) => {
                 format!("windows of {sequence} tokens, {predictions} of them masked")
             }
@@ -243,11 +245,45 @@ impl Dataset {
         Ok(())
     }
 
+    /// Fills the sequences that are given, `[sample, source]`, and of those to be made the tokens before each of theirs and the tokens
+    /// themselves, both `[sample, target]`; labels of padding are [`IGNORED_LABEL`].
+    ///
+    /// # Errors
+    /// When the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    pub fn fill_pairs(
+        &self,
+        split: Split,
+        indices: &[usize],
+        sources: &mut [i32],
+        tokens: &mut [i32],
+        labels: &mut [i32],
+    ) -> Result<(), DataError> {
+        let SampleShape::Pair { source, target, .. } = self.wanted else {
+            return Err(DataError::WrongKind { asked: "pairs of sequences", opened_for: "something else" });
+        };
+        self.check_request(split, indices, source, sources.len())?;
+        self.check_request(split, indices, target, tokens.len())?;
+        self.check_request(split, indices, target, labels.len())?;
+        let rows = sources.chunks_exact_mut(source).zip(tokens.chunks_exact_mut(target)).zip(labels.chunks_exact_mut(target));
+        for (&index, ((source, tokens), labels)) in indices.iter().zip(rows) {
+            match &self.contents {
+                Contents::Synthetic(data) if index != PADDING => data.fill_pair(split, index, source, tokens, labels),
+                _ => {
+                    source.fill(0);
+                    tokens.fill(0);
+                    labels.fill(IGNORED_LABEL);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_classified(&self, asked: &'static str) -> Result<(), DataError> {
         match self.wanted {
             SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => {
                 Err(DataError::WrongKind { asked, opened_for: "tokens" })
             }
+            SampleShape::Pair { .. } => Err(DataError::WrongKind { asked, opened_for: "pairs of sequences" }),
             SampleShape::Image { .. } | SampleShape::Features { .. } => Ok(()),
         }
     }
@@ -279,6 +315,10 @@ fn check_shape(name: &str, wanted: &SampleShape) -> Result<(), DataError> {
         SampleShape::Image { channels, height, width, classes } => ([channels, height, width], classes),
         SampleShape::Features { width, classes } => ([width, 1, 1], classes),
         SampleShape::Tokens { sequence, vocabulary } => ([sequence, 1, 1], vocabulary),
+        SampleShape::Pair { source, target, source_vocabulary, target_vocabulary } => {
+            let shortest = source.min(target).min(source_vocabulary).min(target_vocabulary);
+            ([source.max(target), shortest.min(1), 1], source_vocabulary.max(target_vocabulary))
+        }
         SampleShape::MaskedTokens { sequence, vocabulary, predictions } => {
             ([sequence, usize::from((1..=sequence).contains(&predictions)), 1], vocabulary)
         }

@@ -34,6 +34,7 @@ impl DataSource {
         let shipped = match wanted {
             SampleShape::Image { .. } | SampleShape::Features { .. } => DataSource::Digits,
             SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => DataSource::Text,
+            SampleShape::Pair { .. } => DataSource::Synthetic,
         };
         // Opening is the only test that cannot disagree with opening; the shipped data is small.
         if Dataset::open(&shipped, wanted, 0).is_ok() { shipped } else { DataSource::Synthetic }

@@ -52,7 +52,7 @@ impl Synthetic {
     pub(crate) fn label(&self, split: Split, index: usize) -> usize {
         let classes = match self.shape {
             SampleShape::Image { classes, .. } | SampleShape::Features { classes, .. } => classes,
-            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => 0,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => 0,
         };
         below(&mut self.sample_stream(split, index), classes as u64) as usize
     }
@@ -63,7 +63,7 @@ impl Synthetic {
         let (channels, height, width) = match self.shape {
             SampleShape::Image { channels, height, width, .. } => (channels, height, width),
             SampleShape::Features { width, .. } => (1, 1, width),
-            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => return,
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => return,
         };
         let label = self.label(split, index);
         let mut class = stream(self.seed, Purpose::ClassPattern, label as u64);
@@ -94,6 +94,17 @@ impl Synthetic {
             state = successors.and_then(|successors| successors.get(choice)).copied().unwrap_or_default();
             *label = state as i32;
         }
+    }
+
+    /// Fills a random sequence, and it reversed: as labels, and shifted by one behind a zero as the tokens before them. What is too long
+    /// for the one starts again in the other, and tokens beyond the other's vocabulary wrap around.
+    pub(crate) fn fill_pair(&self, split: Split, index: usize, source: &mut [i32], tokens: &mut [i32], labels: &mut [i32]) {
+        let SampleShape::Pair { source_vocabulary, target_vocabulary, .. } = self.shape else { return };
+        let mut random = self.sample_stream(split, index);
+        source.iter_mut().for_each(|token| *token = below(&mut random, source_vocabulary.min(STATES) as u64) as i32);
+        labels.iter_mut().zip(source.iter().rev().cycle()).for_each(|(label, &token)| *label = token % target_vocabulary as i32);
+        let before = std::iter::once(&0).chain(labels.iter());
+        tokens.iter_mut().zip(before).for_each(|(token, &label)| *token = label);
     }
 
     fn sample_stream(&self, split: Split, index: usize) -> rand_chacha::ChaCha8Rng {
@@ -162,6 +173,19 @@ mod tests {
             });
             assert!(right.count() > 90);
         }
+    }
+
+    #[test]
+    fn a_pair_is_a_sequence_and_its_reverse() {
+        let shape = |target| SampleShape::Pair { source: 4, target, source_vocabulary: 50, target_vocabulary: 20 };
+        let data = Synthetic::new(shape(6), 3);
+        let (mut source, mut tokens, mut labels) = ([0; 4], [0; 6], [0; 6]);
+        data.fill_pair(Split::Training, 5, &mut source, &mut tokens, &mut labels);
+        assert_eq!(labels, [3, 2, 1, 0, 3, 2].map(|place: usize| source[place] % 20));
+        assert_eq!((tokens[0], &tokens[1..]), (0, &labels[..5]));
+        let mut other = [0; 4];
+        data.fill_pair(Split::Evaluation, 5, &mut other, &mut tokens, &mut labels);
+        assert_ne!(source, other);
     }
 
     #[test]

@@ -44,6 +44,10 @@ pub(crate) struct TokenData {
 impl TokenData {
     /// Fits a stream of tokens to a model.
     pub(crate) fn new(name: &str, bytes: Vec<u8>, width: TokenWidth, wanted: &SampleShape) -> Result<Self, DataError> {
+        if matches!(wanted, SampleShape::Pair { .. }) {
+            let problem = "it holds one stream of tokens, the model wants pairs of sequences";
+            return Err(DataError::unsuitable(name, problem, "use `synthetic` data"));
+        }
         let Some((sequence, vocabulary)) = wanted.tokens() else {
             let problem = "it holds tokens, the model wants images or features";
             return Err(DataError::unsuitable(name, problem, "use `digits`, `synthetic`, or the folder of a data set of images"));

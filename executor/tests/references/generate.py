@@ -51,7 +51,11 @@ def integers(low, high, shape, seed):
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def write(name, model, module, inputs, logits, labels):
+def as_named(key, tensor):
+    yield key, tensor
+
+
+def write(name, model, module, inputs, logits, labels, public=as_named):
     flat = logits.reshape(-1, logits.shape[-1])
     loss = functional.cross_entropy(flat, labels.reshape(-1), ignore_index=-1)
     module.zero_grad()
@@ -61,9 +65,11 @@ def write(name, model, module, inputs, logits, labels):
     tensors["output.loss"] = loss.detach().reshape(1).float()
     tensors["output.logits"] = logits.detach().float()
     for key, parameter in module.named_parameters():
-        tensors[key] = parameter.detach().float().contiguous()
         gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        tensors[f"gradient.{key}"] = gradient.float().contiguous()
+        for name_in_files, part in public(key, parameter.detach()):
+            tensors[name_in_files] = part.float().contiguous()
+        for name_in_files, part in public(key, gradient):
+            tensors[f"gradient.{name_in_files}"] = part.float().contiguous()
     path = FOLDER / f"{name}.safetensors"
     save_file({key: value.clone() for key, value in tensors.items()}, path, metadata={"model": json.dumps(model)})
     print(f"{path.name}: {path.stat().st_size} bytes, loss {loss.item():.6f}")
@@ -185,6 +191,101 @@ def resnet():
     module = randomise(module).train()
     logits = module(image(3, 64).permute(0, 3, 1, 2))
     write("resnet", model, module, {}, logits, torch.tensor([3, 1]))
+
+
+@case
+def lstm_seq2seq():
+    model = {"family": "lstm-seq2seq", "layers": 2, "hidden": 12, "embedding": 9, "source_vocab": 20, "target_vocab": 17,
+             "source_sequence": 5, "target_sequence": 7}
+
+    class Part(torch.nn.Module):
+        def __init__(self, vocabulary):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(vocabulary, 9)
+            self.rnn = torch.nn.LSTM(9, 12, num_layers=2, batch_first=True)
+
+        def forward(self, tokens, state=None):
+            return self.rnn(self.embedding(tokens), state)
+
+    class Seq2Seq(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = Part(20), Part(17)
+            self.decoder.fc_out = torch.nn.Linear(12, 17)
+
+        def forward(self, source, tokens):
+            _, state = self.encoder(source)
+            return self.decoder.fc_out(self.decoder(tokens, state)[0])
+
+    module = randomise(Seq2Seq()).train()
+    source, tokens, labels = integers(0, 20, (BATCH, 5), 1), integers(0, 17, (BATCH, 7), 2), integers(0, 17, (BATCH, 7), 3)
+    inputs = {"source_tokens": source, "tokens": tokens}
+    write("lstm_seq2seq", model, module, inputs, module(source, tokens), labels)
+
+
+def t5_case(name, gated, tied):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    # Sequences are long enough to reach the buckets that distances share, and the last one.
+    model = {"family": "t5", "layers": 2, "hidden": 16, "heads": 2, "head_dimension": 6, "ffn": 24, "vocab": 40,
+             "source_sequence": 26, "target_sequence": 22, "relative_buckets": 8, "relative_max_distance": 20, "gated": gated,
+             "tied_embeddings": tied}
+    config = T5Config(num_layers=2, d_model=16, num_heads=2, d_kv=6, d_ff=24, vocab_size=40, dropout_rate=0,
+                      relative_attention_num_buckets=8, relative_attention_max_distance=20,
+                      feed_forward_proj="gated-gelu" if gated else "relu", tie_word_embeddings=tied,
+                      attn_implementation="eager")
+    module = T5ForConditionalGeneration(config)
+    if not tied:
+        # Version 5 of `transformers` ties them until a file of weights has both.
+        module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.detach().clone())
+    module = randomise(module).train()
+    source, tokens, labels = integers(0, 40, (BATCH, 26), 1), integers(0, 40, (BATCH, 22), 2), integers(0, 40, (BATCH, 22), 3)
+    logits = module(input_ids=source, decoder_input_ids=tokens).logits
+    write(name, model, module, {"source_tokens": source, "tokens": tokens}, logits, labels)
+
+
+@case
+def t5():
+    t5_case("t5", False, True)
+
+
+@case
+def t5_gated():
+    t5_case("t5_gated", True, False)
+
+
+def expert_by_expert(key, tensor):
+    """Mixtral's files have a tensor for each expert, `transformers` since version 5 stacks them."""
+    module, _, kind = key.partition(".mlp.")
+    if kind == "experts.gate_up_proj":
+        halves = {"w1": 0, "w3": tensor.shape[1] // 2}
+        for expert, stacked in enumerate(tensor):
+            for matrix, first in halves.items():
+                part = stacked[first:first + tensor.shape[1] // 2]
+                yield f"{module}.block_sparse_moe.experts.{expert}.{matrix}.weight", part
+    elif kind == "experts.down_proj":
+        for expert, part in enumerate(tensor):
+            yield f"{module}.block_sparse_moe.experts.{expert}.w2.weight", part
+    elif kind:
+        yield f"{module}.block_sparse_moe.{kind}", tensor
+    else:
+        yield key, tensor
+
+
+@case
+def mixtral():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    model = {"family": "moe", "layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 12, "vocab": 40, "sequence": 11,
+             "experts": 4, "top_k": 2, "capacity_factor": 2.0, "rope_theta": 10000}
+    config = MixtralConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+                           intermediate_size=12, vocab_size=40, max_position_embeddings=11, tie_word_embeddings=False,
+                           num_local_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-5, router_jitter_noise=0.0,
+                           attn_implementation="eager", experts_implementation="eager")
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    module = randomise(MixtralForCausalLM(config)).train()
+    tokens, labels = integers(0, 40, (BATCH, 11), 1), integers(0, 40, (BATCH, 11), 2)
+    write("mixtral", model, module, {"tokens": tokens}, module(tokens).logits, labels, expert_by_expert)
 
 
 for name in sys.argv[1:] or CASES:

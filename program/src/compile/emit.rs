@@ -680,7 +680,11 @@ impl<'a> StageEmitter<'a> {
                 }
                 let buffer = self.persistent(&tensor.name, BufferRole::Sum, vec![1], DataType::Fp32);
                 self.kept.insert(tensor.name.clone(), buffer);
-                let kind = if tensor.name == "loss" { MetricKind::Loss } else { MetricKind::Correct };
+                let kind = match tensor.name.as_str() {
+                    "loss" => MetricKind::Loss,
+                    "dropped" => MetricKind::Dropped,
+                    _ => MetricKind::Correct,
+                };
                 let placements = self.lowering.sharding.produced(output.tensor);
                 self.program.metrics.push(Metric { kind, buffer, placements });
             }

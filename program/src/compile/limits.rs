@@ -53,6 +53,16 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan, mesh: &Mesh) -> Result<(),
                 "lower `micro_batch`, or use smaller images",
             );
         }
+        // So are the places of tokens.
+        if let Kernel::Dispatch(sizes) = kernel
+            && sizes.capacity > i32::MAX as usize
+        {
+            return invalid(
+                "micro_batch",
+                format!("`{}` has more than 2^31 slots for each expert on one rank", operator.name),
+                "lower `micro_batch`, or the model's sequence",
+            );
+        }
     }
     Ok(())
 }

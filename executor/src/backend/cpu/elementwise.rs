@@ -67,6 +67,36 @@ pub(super) unsafe fn add(call: &KernelCall<'_>) {
 
 /// # Safety
 ///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn scale(call: &KernelCall<'_>, factor: f64) {
+    let factor = factor as f32;
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    unsafe {
+        let y = floats_mut(&call.writes[0]);
+        if !same(&call.reads[0], &call.writes[0]) {
+            y.copy_from_slice(floats(&call.reads[0]));
+        }
+        scale_in_place(y, factor);
+    }
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be a.
+pub(super) unsafe fn multiply(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid; when y is a only y's slice is made.
+    unsafe {
+        let (b, y) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
+        if same(&call.reads[0], &call.writes[0]) {
+            multiply_in_place(y, b);
+        } else {
+            multiply_to(y, floats(&call.reads[0]), b);
+        }
+    }
+}
+
+/// # Safety
+///
 /// The call's operands are checked and valid.
 pub(super) unsafe fn sum_of_squares(call: &KernelCall<'_>) {
     // SAFETY: reads and writes are valid and do not overlap.
@@ -92,6 +122,18 @@ fn gelu_slope<const FUSED: bool>(x: f32) -> f32 {
 }
 
 multiversion! {
+    fn scale_in_place(y: &mut [f32], factor: f32) {
+        y.iter_mut().for_each(|y| *y *= factor);
+    }
+
+    fn multiply_in_place(y: &mut [f32], b: &[f32]) {
+        y.iter_mut().zip(b).for_each(|(y, &b)| *y *= b);
+    }
+
+    fn multiply_to(y: &mut [f32], a: &[f32], b: &[f32]) {
+        y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (&a, &b))| *y = a * b);
+    }
+
     pub(super) fn relu_in_place(y: &mut [f32]) {
         for y in y {
             *y = if *y > 0.0 { *y } else { 0.0 };

@@ -9,12 +9,15 @@ mod convolution;
 mod cross_entropy;
 mod direct;
 mod elementwise;
+mod experts;
 mod half;
 mod head_products;
 mod layer_norm;
+mod lstm;
 mod matmul;
 mod memory;
 mod micro_kernel;
+mod mixture;
 mod movement;
 mod optimizers;
 mod pooling;
@@ -151,6 +154,27 @@ impl Backend for CpuBackend {
                 Kernel::Split { columns, .. } => movement::split(call, columns),
                 Kernel::Join { columns, .. } => movement::join(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
+                Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
+                Kernel::Multiply { .. } => elementwise::multiply(call),
+                Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
+                Kernel::RouteGradient { experts, top, .. } => mixture::route_gradient(call, experts, top)?,
+                Kernel::Dispatch(ref sizes) => mixture::dispatch(call, sizes)?,
+                Kernel::DispatchGradient(ref sizes) => mixture::dispatch_gradient(call, sizes)?,
+                Kernel::Combine(ref sizes) => mixture::combine(call, sizes)?,
+                Kernel::CombineInputGradient(ref sizes) => mixture::combine_input_gradient(call, sizes)?,
+                Kernel::CombineGateGradient(ref sizes) => mixture::combine_gate_gradient(call, sizes)?,
+                Kernel::Lstm(ref sizes) => lstm::forward(call, sizes, scratch),
+                Kernel::LstmGradient { ref sizes, outputs, last } => lstm::gradient(call, sizes, outputs, last, scratch),
+                Kernel::LstmWeightGradient(ref sizes) => lstm::weight_gradient(call, sizes, scratch),
+                Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                    experts::forward(call, experts, [rows, columns, contracted], micro_kernel, scratch);
+                }
+                Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                    experts::input_gradient(call, experts, [rows, columns, contracted]);
+                }
+                Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                    experts::weight_gradient(call, experts, [rows, columns, contracted]);
+                }
                 Kernel::LogitStatistics { classes, parts, .. } => cross_entropy::statistics(call, classes, parts)?,
                 Kernel::CrossEntropyOfStatistics { rows, .. } => cross_entropy::of_statistics(call, rows),
                 Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } => {

@@ -1,7 +1,7 @@
 //! Every gradient kernel against central differences of its forward kernel: along a random direction d of one input,
 //! `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for a random upstream gradient u.
 
-use foretell_models::{Epsilon, Kernel, WeightLayout};
+use foretell_models::{Epsilon, Kernel, Mixture, WeightLayout};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -106,6 +106,24 @@ fn cases() -> Vec<Case> {
             case(forward, input, gradient, input, reads);
         }
     }
+    let (experts, top) = (7, 3);
+    case(Kernel::Route { tokens, experts, top }, 0, Kernel::RouteGradient { tokens, experts, top }, 0, |u, _, y| {
+        vec![u.clone(), y[0].clone(), y[1].clone()]
+    });
+    for capacity in [4, 20] {
+        let sizes = Mixture { tokens, experts, capacity, top, hidden };
+        let gradient = Kernel::DispatchGradient(sizes);
+        case(Kernel::Dispatch(sizes), 0, gradient, 0, |u, x, y| vec![u.clone(), x[1].clone(), y[1].clone()]);
+        let gradient = Kernel::CombineInputGradient(sizes);
+        case(Kernel::Combine(sizes), 0, gradient, 0, |u, x, _| vec![u.clone(), x[1].clone(), x[2].clone(), x[3].clone()]);
+        let gradient = Kernel::CombineGateGradient(sizes);
+        case(Kernel::Combine(sizes), 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone(), x[2].clone(), x[3].clone()]);
+    }
+    let forward = Kernel::ExpertMatmul { experts, rows, columns, contracted };
+    let gradient = Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted };
+    case(forward, 0, gradient, 0, |u, x, _| vec![u.clone(), x[1].clone()]);
+    let gradient = Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted };
+    case(forward, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
     let (rows, classes, normalizer) = (9, 31, 1);
     let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer, parts: 1, scaled: false };
     case(Kernel::CrossEntropy { rows, classes }, 0, gradient, 0, |_, x, y| vec![x[0].clone(), x[1].clone(), y[2].clone()]);

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod gradients;
+mod lstm;
+mod mixture;
 mod parts;
 mod precision;
 mod reference;
@@ -122,6 +124,8 @@ fn cases() -> Vec<Kernel> {
             Kernel::SiluMultiply { elements },
             Kernel::SiluMultiplyGradient { elements },
             Kernel::Add { elements },
+            Kernel::Scale { elements, square: 512 },
+            Kernel::Multiply { elements },
             Kernel::SumOfSquares { elements },
             Kernel::Sum { elements },
             Kernel::Accumulate { elements },
@@ -198,6 +202,8 @@ fn cases() -> Vec<Kernel> {
     for [rows, parts, columns] in [[1, 1, 1], [7, 3, 10], [2, 8, 3]] {
         cases.extend([Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns }]);
     }
+    cases.extend(mixture::cases());
+    cases.extend(lstm::cases());
     for [outer, parts, inner] in [[1, 1, 1], [3, 4, 5], [1, 2, 33]] {
         cases.extend([
             Kernel::Slice { outer, parts, inner },
@@ -221,6 +227,8 @@ fn in_place(kernel: &Kernel) -> bool {
             | Kernel::Rope(_)
             | Kernel::RopeGradient(_)
             | Kernel::Add { .. }
+            | Kernel::Scale { .. }
+            | Kernel::Multiply { .. }
             | Kernel::CrossEntropyGradient { .. }
     )
 }
@@ -231,7 +239,7 @@ fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
         (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(vocabulary),
         (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
-        _ => None,
+        _ => mixture::integers(kernel, index),
     }
 }
 
@@ -303,7 +311,7 @@ fn operands_in(kernel: &Kernel, precision: DataType, random: &mut ChaCha8Rng) ->
             let mut written = forward(Kernel::Attention(sizes), &forward_reads);
             (reads[2 + inputs], reads[1 + inputs]) = (written.remove(1), written.remove(0));
         }
-        _ => {}
+        _ => mixture::make_consistent(kernel, &mut reads),
     }
     round_to(&types.reads, &mut reads);
     (reads, writes)

@@ -1,11 +1,11 @@
 //! Every kernel in sixteen bits against the reference, on numbers that the format has.
 
-use foretell_models::Kernel;
+use foretell_models::{Epsilon, Kernel};
 use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::{CpuBackend, PARAMETERS, Tensor, cases, in_place, operand_types, operands_in, reference, run_in};
+use super::{CpuBackend, PARAMETERS, Tensor, cases, in_place, last_member, operand_types, operands_in, reference, run_in};
 use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall, Operand};
 use crate::half::Half;
 
@@ -61,7 +61,7 @@ fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
                 // The master copy, which the parameter is not read beside.
                 before.push(reads[0].iter().map(|x| f64::from((1.0 - 0.7 * x) as f32)).collect());
             }
-            let group_index = if let Kernel::Slice { parts, .. } = kernel { parts - 1 } else { 0 };
+            let group_index = last_member(&kernel);
             for accumulate in [false, true] {
                 let expected = expected(&kernel, &reads, &before, accumulate, group_index);
                 let mode = if accumulate { "accumulating" } else { "overwriting" };
@@ -85,7 +85,7 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
     // More rows than a block has, of lengths that no vector divides, and sums over all of them.
     let mut random = ChaCha8Rng::seed_from_u64(5);
     for kernel in [
-        Kernel::LayerNorm { rows: 700, features: 37 },
+        Kernel::LayerNorm { rows: 700, features: 37, epsilon: Epsilon::new(5) },
         Kernel::LayerNormInputGradient { rows: 700, features: 37 },
         Kernel::LayerNormWeightGradient { rows: 700, features: 37 },
         Kernel::BiasGradient { rows: 3001, columns: 7 },

@@ -68,6 +68,8 @@ pub(super) fn run(
         Kernel::ReluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, y| if y > 0.0 { dy } else { 0.0 })],
         Kernel::Gelu { .. } => vec![reads[0].iter().map(|&x| gelu(x)).collect()],
         Kernel::GeluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, x| dy * (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5)],
+        Kernel::Scale { square, .. } => vec![reads[0].iter().map(|x| x / (square as f64).sqrt()).collect()],
+        Kernel::Multiply { .. } => vec![zip(&reads[0], &reads[1], |a, b| a * b)],
         Kernel::Add { .. } => vec![zip(&reads[0], &reads[1], |a, b| a + b)],
         Kernel::Convolution(window) => {
             let mut y = vec![0.0; window.output_elements()];
@@ -397,6 +399,22 @@ pub(super) fn run(
             after
         }
         Kernel::SumOfSquares { .. } => vec![vec![reads[0].iter().map(|x| x * x).sum()]],
+        Kernel::Dispatch(_) => {
+            let mut written = super::mixture::reference(kernel, reads);
+            written[2] = added(2, written[2].clone());
+            written
+        }
+        Kernel::Route { .. }
+        | Kernel::RouteGradient { .. }
+        | Kernel::DispatchGradient(_)
+        | Kernel::Combine(_)
+        | Kernel::CombineInputGradient(_)
+        | Kernel::CombineGateGradient(_)
+        | Kernel::ExpertMatmul { .. }
+        | Kernel::ExpertMatmulInputGradient { .. } => super::mixture::reference(kernel, reads),
+        Kernel::ExpertMatmulWeightGradient { .. } => vec![added(0, super::mixture::reference(kernel, reads).remove(0))],
+        Kernel::Lstm(_) | Kernel::LstmGradient { .. } => super::lstm::reference(kernel, reads),
+        Kernel::LstmWeightGradient(_) => vec![added(0, super::lstm::reference(kernel, reads).remove(0))],
         Kernel::Slice { outer, parts, inner } => {
             vec![index3([outer, 1, inner]).map(|[o, _, i]| reads[0][(o * parts + group_index) * inner + i]).collect()]
         }

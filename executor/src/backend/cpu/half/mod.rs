@@ -104,6 +104,8 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::GeluExactGradient { elements }
         | Kernel::SiluMultiply { elements }
         | Kernel::SiluMultiplyGradient { elements }
+        | Kernel::Multiply { elements }
+        | Kernel::Scale { elements, .. }
         | Kernel::Add { elements } => Some(elements),
         Kernel::BiasAdd { rows, .. }
         | Kernel::BiasGradient { rows, .. }

@@ -1,0 +1,171 @@
+//! Mixtures of experts: the router, the way of tokens to the slots of their experts and back, and the experts' products.
+//!
+//! A sample brings the same number of slots to every expert. So a rank that has a part of the batch fills that part of every expert's slots,
+//! and what brings them to the ranks that have the experts is a change of placement: from shards of slots to shards of experts.
+
+use super::{GraphBuilder, dimension, operand, shared, walk};
+use crate::graph::{
+    BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, Slots, Storage, TensorId,
+};
+use crate::kernel::WeightLayout;
+
+/// A mixture's sizes.
+#[derive(Clone, Copy)]
+pub(crate) struct MixtureShape {
+    pub(crate) experts: usize,
+    pub(crate) top: usize,
+    /// Slots of an expert for each sample.
+    pub(crate) slots_per_sample: usize,
+}
+
+/// Where tokens went.
+#[derive(Clone, Copy)]
+pub(crate) struct Routing {
+    gates: TensorId,
+    choices: TensorId,
+    places: TensorId,
+}
+
+impl GraphBuilder {
+    /// A product for each expert of `x` `[experts, slots, contracted]` with `weight` `[experts, columns, contracted]`.
+    pub(crate) fn expert_matmul(&mut self, name: &str, x: TensorId, weight: TensorId) -> TensorId {
+        let [x_dimensions, weight_dimensions] = [self.dimensions(x), self.dimensions(weight)];
+        let loops = vec![
+            shared(&x_dimensions[0], Extent::Experts),
+            shared(&x_dimensions[1], Extent::Rows),
+            shared(&weight_dimensions[1], Extent::Columns),
+            shared(&x_dimensions[2], Extent::Contracted),
+        ];
+        let [experts, rows, columns, contracted] = [0, 1, 2, 3].map(|index| Some(LoopId(index)));
+        let y = self.activation(name, vec![x_dimensions[0], x_dimensions[1], weight_dimensions[1]], Storage::Precision);
+        self.operator(
+            name,
+            OperatorKind::ExpertMatmul,
+            loops,
+            vec![operand(x, vec![experts, rows, contracted]), operand(weight, vec![experts, columns, contracted])],
+            vec![operand(y, vec![experts, rows, columns])],
+        );
+        y
+    }
+
+    /// The weights of all experts' matrices of one kind: ours stacked, in public `{module}.{expert}.{matrix}.weight`.
+    pub(crate) fn expert_parameter(
+        &mut self,
+        module: &str,
+        matrix: &str,
+        [experts, columns, contracted]: [Dimension; 3],
+        initialisation: Initialisation,
+    ) -> TensorId {
+        let parameter = Parameter {
+            initialisation,
+            permutation: vec![0, 1, 2],
+            shape: vec![experts.extent, columns.extent, contracted.extent],
+            parts: (0..experts.extent).map(|expert| format!("{module}.{expert}.{matrix}.weight")).collect(),
+        };
+        let dimensions = vec![experts, columns, contracted];
+        self.tensor(format!("{module}.{matrix}.weight"), Role::Parameter(parameter), dimensions, Storage::Precision)
+    }
+
+    /// Chooses experts for x `[batch, sequence, hidden]` by the router's `weight` `[experts, hidden]`, and brings the tokens to the experts'
+    /// slots: `[experts, slots, hidden]`.
+    pub(crate) fn dispatch(&mut self, module: &str, x: TensorId, weight: TensorId, shape: &MixtureShape) -> (TensorId, Routing) {
+        let MixtureShape { experts, top, slots_per_sample } = *shape;
+        let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
+        let whole = |one: &mut Loop| one.shardable = false;
+        // A token is judged against all experts, wherever they are.
+        if let Some(product) = self.graph.operators.last_mut() {
+            product.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
+        }
+        let [batch, sequence, hidden] = {
+            let dimensions = self.dimensions(x);
+            [dimensions[0], dimensions[1], dimensions[2]]
+        };
+        let expert_dimension = dimension("experts", experts);
+        let choice_dimensions = vec![batch, sequence, dimension("top", top)];
+
+        let loops = vec![
+            shared(&batch, Extent::Rows),
+            shared(&sequence, Extent::Rows),
+            Loop { shardable: false, ..shared(&expert_dimension, Extent::Experts) },
+        ];
+        let choice_axes = vec![Some(LoopId(0)), Some(LoopId(1)), None];
+        let gates = self.activation(&format!("{module}.gates"), choice_dimensions.clone(), Storage::Precision);
+        let choices = self.activation(&format!("{module}.choices"), choice_dimensions.clone(), Storage::Integer);
+        self.operator(
+            &format!("{module}.route"),
+            OperatorKind::Route { top },
+            loops,
+            vec![operand(logits, walk(0, 3))],
+            vec![operand(gates, choice_axes.clone()), operand(choices, choice_axes.clone())],
+        );
+
+        let slots = dimension(BATCH, batch.extent * slots_per_sample);
+        let dispatched =
+            self.activation(&format!("{module}.dispatch"), vec![expert_dimension, slots, hidden], Storage::Precision);
+        let places = self.activation(&format!("{module}.places"), choice_dimensions, Storage::Integer);
+        let dropped = self.dropped();
+        let kind = OperatorKind::Dispatch(Slots { top, per_sample: slots_per_sample });
+        self.operator(
+            &format!("{module}.dispatch"),
+            kind,
+            exchange_loops(batch, sequence, expert_dimension, hidden),
+            vec![operand(x, TOKEN_AXES.to_vec()), operand(choices, choice_axes.clone())],
+            vec![operand(dispatched, SLOT_AXES.to_vec()), operand(places, choice_axes), operand(dropped, Vec::new())],
+        );
+        (dispatched, Routing { gates, choices, places })
+    }
+
+    /// The experts' `rows` `[experts, slots, hidden]` back at the tokens that they are for, weighted by their gates.
+    pub(crate) fn combine(
+        &mut self,
+        module: &str,
+        rows: TensorId,
+        routing: &Routing,
+        sequence: usize,
+        shape: &MixtureShape,
+    ) -> TensorId {
+        let dimensions = self.dimensions(rows);
+        let [batch, sequence] = [dimension(BATCH, self.graph.batch), dimension("sequence", sequence)];
+        let name = format!("{module}.combine");
+        let y = self.activation(&name, vec![batch, sequence, dimensions[2]], Storage::Precision);
+        let choice_axes = vec![Some(LoopId(0)), Some(LoopId(1)), None];
+        let by_choice = |tensor| operand(tensor, choice_axes.clone());
+        self.operator(
+            &name,
+            OperatorKind::Combine(Slots { top: shape.top, per_sample: shape.slots_per_sample }),
+            exchange_loops(batch, sequence, dimensions[0], dimensions[2]),
+            vec![
+                operand(rows, SLOT_AXES.to_vec()),
+                by_choice(routing.gates),
+                by_choice(routing.choices),
+                by_choice(routing.places),
+            ],
+            vec![operand(y, TOKEN_AXES.to_vec())],
+        );
+        y
+    }
+
+    /// The one sum over all mixtures of choices that found no slot.
+    fn dropped(&mut self) -> TensorId {
+        let known = self.graph.tensors.iter().position(|tensor| tensor.role == Role::Sum && tensor.name == "dropped");
+        known.map(TensorId).unwrap_or_else(|| self.tensor("dropped", Role::Sum, Vec::new(), Storage::Single))
+    }
+}
+
+/// Which loop of a dispatch or its return walks the tokens' dimensions.
+const TOKEN_AXES: [Option<LoopId>; 3] = [Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(3))];
+
+/// The same for the slots: they are shared out as the batch is.
+const SLOT_AXES: [Option<LoopId>; 3] = [Some(LoopId(2)), Some(LoopId(0)), Some(LoopId(3))];
+
+/// The loops of a dispatch and of its return. Only the batch may be shared out: slots are filled in the order of a rank's tokens, for all
+/// experts.
+fn exchange_loops(batch: Dimension, sequence: Dimension, experts: Dimension, hidden: Dimension) -> Vec<Loop> {
+    let whole = |one: &Dimension, role| Loop { shardable: false, ..shared(one, role) };
+    vec![
+        shared(&batch, Extent::Rows),
+        whole(&sequence, Extent::Positions),
+        whole(&experts, Extent::Experts),
+        whole(&hidden, Extent::Features),
+    ]
+}

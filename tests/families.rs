@@ -1,0 +1,54 @@
+//! Families beside images and plain language models: each trains, and a mixture of experts says what it dropped.
+
+mod common;
+
+use common::Scratch;
+use serde_json::Value;
+
+/// A run on one rank: its losses, and the lines of its metrics.
+fn train(model: &str, steps: usize) -> (Vec<f64>, Vec<Value>) {
+    let scratch = Scratch::new();
+    let plan = format!(
+        "model: {model}\ntopology: local\nglobal_batch: 8\noptimizer: adamw\ntraining: {{learning_rate: 0.01}}\n\
+         layout: {{micro_batch: 4}}\n"
+    );
+    let run = scratch.path("run");
+    let trained = scratch.train(&plan, steps, 3, &["--data", "synthetic", "--run", common::text(&run)]);
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).expect("a run keeps its metrics");
+    let lines = metrics.lines().map(|line| serde_json::from_str(line).expect("a line is a document")).collect();
+    (trained.losses, lines)
+}
+
+#[test]
+fn every_family_learns() {
+    for model in [
+        "{family: moe, layers: 2, hidden: 32, heads: 4, ffn: 32, vocab: 64, sequence: 16, experts: 4, top_k: 2}",
+        "{family: lstm-seq2seq, layers: 2, hidden: 48, source_vocab: 12, target_vocab: 100, source_sequence: 3, target_sequence: 4}",
+        "{family: t5, layers: 2, hidden: 32, heads: 2, ffn: 64, vocab: 100, source_sequence: 4, target_sequence: 4}",
+        "{family: t5, layers: 1, hidden: 32, heads: 4, ffn: 64, vocab: 100, source_sequence: 4, target_sequence: 4, gated: true, \
+         tied_embeddings: false}",
+    ] {
+        let (losses, metrics) = train(model, 60);
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        let (first, last) = (losses[0], mean(&losses[50..]));
+        assert!(last < 0.9 * first, "{model}: the loss goes from {first} to {last}");
+        assert_eq!(metrics[0].get("dropped_tokens").is_some(), model.contains("moe"), "{model}");
+    }
+}
+
+#[test]
+fn tokens_beyond_the_capacity_are_dropped_and_counted() {
+    let model = |factor: &str| {
+        format!(
+            "{{family: moe, layers: 2, hidden: 16, heads: 2, ffn: 16, vocab: 64, sequence: 16, experts: 4, top_k: 2, \
+             capacity_factor: {factor}}}"
+        )
+    };
+    let dropped = |factor: &str| -> Vec<u64> {
+        let (_, metrics) = train(&model(factor), 3);
+        metrics.iter().map(|line| line["dropped_tokens"].as_u64().expect("a count")).collect()
+    };
+    assert_eq!(dropped("2.0"), [0, 0, 0], "there are slots for all tokens in every expert");
+    // A slot a sample and expert: 4 of a sample's 32 choices find one in each of two layers, if every expert is wanted often enough.
+    assert_eq!(dropped("0.125"), [2 * 8 * (32 - 4); 3]);
+}
