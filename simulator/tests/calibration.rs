@@ -160,3 +160,75 @@ fn optimizer_and_data_have_their_part_of_the_breakdown() {
     assert!(about(breakdown.compute.into(), kernel(&costs, 1000)));
     assert!(breakdown.optimizer > Seconds::ZERO && breakdown.bubble == Seconds::ZERO);
 }
+
+fn lab(name: &str) -> foretell_topologies::Topology {
+    foretell_topologies::Topology::library(name).unwrap()
+}
+
+#[test]
+fn a_device_with_a_share_of_a_core_is_as_much_slower() {
+    let hetero = lab("lab-hetero");
+    let kind = |name: &str| hetero.device_kinds().iter().position(|kind| kind.name == name).unwrap();
+    let time = |profile: &Profile, name: &str| {
+        CostModel::new(Some(profile), &hetero).kernel_time(&matmul(256), false, DataType::Fp32, kind(name))
+    };
+    // Samples of the whole device hold for the half one; so do those of this machine's cores, of which a lab is made.
+    for device in ["whole-core", "local-core"] {
+        let measured = Profile { device: device.into(), ..profile() };
+        assert_eq!(time(&measured, "whole-core").median, Seconds::new(product_time(256)));
+        assert_eq!(time(&measured, "half-core").median, Seconds::new(product_time(256) / 0.5));
+        assert_eq!(time(&measured, "half-core").source, Source::Measured);
+    }
+    // What it really had counts more than what the file asks for.
+    let speeds = vec![RelativeSpeed { device: "half-core".into(), speed: 0.4 }];
+    let measured = Profile { device: "whole-core".into(), speeds, ..profile() };
+    assert_eq!(time(&measured, "half-core").median, Seconds::new(product_time(256) / 0.4));
+    assert_eq!(time(&measured, "whole-core").median, Seconds::new(product_time(256)));
+}
+
+#[test]
+fn a_labs_devices_share_the_cores_that_they_were_measured_on() {
+    let racks = lab("lab-4x1g-200m");
+    let step = |cores| {
+        let machine = MachineIdentity { cores, ..profile().machine };
+        let costs = CostModel::new(Some(&Profile { device: "cpu-core".into(), machine, ..profile() }), &racks);
+        let mut stage = StageBuilder::new(0);
+        stage.compute(1000, &[]);
+        run(&program(4, 1, vec![stage.done()]), &racks, &costs).step
+    };
+    let less_overhead = |step: Picoseconds| step.saturating_sub(Picoseconds(10_000_000)).0;
+    let (alone, two, four) = (less_overhead(step(Some(4))), less_overhead(step(Some(2))), less_overhead(step(Some(1))));
+    assert_eq!((two, four), (2 * alone, 4 * alone));
+    assert_eq!(less_overhead(step(None)), alone);
+}
+
+#[test]
+fn exchanges_across_racks_are_not_answered_by_those_within() {
+    let racks = lab("lab-4x1g-200m");
+    let far = |sample: ExchangeSample| ExchangeSample {
+        reach: Reach::Fabric,
+        time: Sample { median: sample.time.median * 9.0, p90: sample.time.median * 9.5, ..sample.time },
+        ..sample
+    };
+    let near: Vec<ExchangeSample> =
+        profile().exchanges.into_iter().map(|sample| ExchangeSample { reach: Reach::Switch, ..sample }).collect();
+    let both = near.iter().copied().chain(near.iter().map(|&sample| far(sample))).collect();
+    let costs = CostModel::new(Some(&Profile { device: "cpu-core".into(), exchanges: both, ..profile() }), &racks);
+    let bytes = 1u64 << 20;
+    // Stage by stage: ranks 0 and 1 are in one rack, and 2 and 3 in the other.
+    let step = |data, pipeline| {
+        let stages = (0..pipeline).map(|number| {
+            let mut stage = StageBuilder::new(number);
+            stage.collective(Collective::AllReduce, Group::along(Axis::Data), bytes, &[]);
+            stage.done()
+        });
+        run(&program(data, 1, stages.collect()), &racks, &costs)
+    };
+    let within = step(2, 2);
+    assert!(within.calibrated, "{:?}", within.uncalibrated);
+    assert!(about(within.step, Seconds::new(20e-6 + bytes as f64 / 0.5e9 + 10e-6 - 8e-6)), "{}", within.step);
+    // Of four there is no sample; of two as far apart there is.
+    let across = step(4, 1);
+    assert_eq!(across.uncalibrated, ["all_reduce of 4 ranks"]);
+    assert!(across.step.0 > 9 * within.step.0, "{} and {}", across.step, within.step);
+}
