@@ -5,16 +5,17 @@ use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::lab::Ground;
 use crate::output;
+use crate::plan::Precision;
 use crate::plan_file::PlanFile;
 use clap::Args;
 use foretell_executor::{
-    CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes,
+    CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
 use foretell_models::{CapacityFactor, Kernel, Model, Sample};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, DataType, Seconds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -32,8 +33,11 @@ pub struct Arguments {
     #[arg(long, value_name = "SAMPLES")]
     global_batch: Option<usize>,
     /// Measure the kernels of this plan only
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "global_batch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "global_batch", "precision"])]
     plan: Option<PathBuf>,
+    /// The precision in which kernels are measured [default: the plan's, or fp32]
+    #[arg(long, value_name = "FORMAT")]
+    precision: Option<Precision>,
     #[command(flatten)]
     patience: Patience,
     /// Measure TCP over the loopback interface instead of shared memory
@@ -61,11 +65,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     executable_here(&topology)?;
     let mut kernels = BTreeSet::new();
     let mut footprint = Bytes::ZERO;
+    let mut precision = arguments.precision.map_or(DataType::Fp32, DataType::from);
     let models = match (&arguments.plan, &arguments.model) {
         (Some(path), _) => {
             let loaded = PlanFile::load(path)?;
+            supported(&loaded.plan)?;
             let compiled = loaded.compile()?;
             footprint = collect(&compiled, &mut kernels);
+            precision = loaded.plan.precision;
             vec![loaded.model]
         }
         (None, Some(name)) => vec![inputs::model(name)?],
@@ -74,7 +81,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
         let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
-        let base = Plan { batch_norm_group: None, ..Plan::new(Default::default(), batch) };
+        let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
+        supported(&base)?;
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
             let base = Plan { optimizer, ..base.clone() };
             let (wanted, bytes) = wanted(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
@@ -84,7 +92,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let model = models.first().map(|model| model.model.clone());
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let profile = measure(kernels, footprint, model, &topology, arguments.patience, transport)?;
+    let profile = measure(kernels, precision, footprint, model, &topology, arguments.patience, transport)?;
     let text = to_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {
@@ -162,6 +170,7 @@ pub fn to_yaml(profile: &Profile) -> Result<String, Failure> {
 /// Measures on this machine.
 pub fn measure(
     kernels: BTreeSet<(Kernel, bool)>,
+    precision: DataType,
     footprint: Bytes,
     model: Option<Model>,
     topology: &Topology,
@@ -181,8 +190,16 @@ pub fn measure(
         sharers: ground.places().iter().filter(|other| other.core == place.core).count(),
         speed: place.speed,
     });
-    let job =
-        CalibrationJob { kernels, footprint, groups, devices: devices_of.collect(), patience, duration: calibration_time, model };
+    let job = CalibrationJob {
+        kernels,
+        precision,
+        footprint,
+        groups,
+        devices: devices_of.collect(),
+        patience,
+        duration: calibration_time,
+        model,
+    };
     let bar = output::progress(100, "calibrate");
     let mut show = |share: f64| bar.set_position((share * 100.0) as u64);
     let profile = calibrate(&job, devices, &kind, &ground.options, &mut show)?;

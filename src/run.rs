@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let (kernels, footprint) =
                 wanted(&setting.model.model, &setting.model.name, &setting.base, &setting.topology, devices, &choices.fix);
             let model = Some(setting.model.model.clone());
-            measure(kernels, footprint, model, &setting.topology, arguments.patience, transport)?
+            measure(kernels, setting.base.precision, footprint, model, &setting.topology, arguments.patience, transport)?
         }
     };
     output::write(&profile_path, to_yaml(&profile)?.as_bytes())?;

@@ -155,9 +155,10 @@ fn what_cannot_be_executed_here_is_refused_before_anything_is_measured() {
     says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "dgx-a100-80g"], 2), &["dgx-a100-80g", "local"]);
     scratch.file("pair.yaml", "name: two-hosts\nbase: cpu-pair\nlab: false\n");
     says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "pair.yaml"], 2), &["two-hosts", "lab: true"]);
-    scratch.file("bf16.yaml", &plan("global_batch: 8\nprecision: bf16"));
-    says(&refused(&scratch, &["execute", "--plan", "bf16.yaml"], 2), &["bf16", "fp32"]);
-    says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "local", "--precision", "bf16"], 2), &["bf16", "fp32"]);
+    scratch.file("tf32.yaml", &plan("global_batch: 8\nprecision: tf32"));
+    says(&refused(&scratch, &["execute", "--plan", "tf32.yaml"], 2), &["tf32", "fp32"]);
+    says(&refused(&scratch, &["calibrate", "--topology", "local", "--plan", "tf32.yaml"], 2), &["tf32", "fp32"]);
+    says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "local", "--precision", "tf32"], 2), &["tf32", "fp32"]);
 }
 
 #[test]

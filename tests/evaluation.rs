@@ -47,3 +47,22 @@ fn a_resnet_is_evaluated_the_same_in_every_layout() {
     let model = "{family: resnet, depth: 18, stem: small, image: 8, channels: 1, classes: 10, width: 4}";
     the_same_in_every_layout(model, "0.000001", 1e-4);
 }
+
+#[test]
+fn in_sixteen_bits_the_digits_are_learned_as_well() {
+    let scratch = Scratch::new();
+    let top1 = |precision: &str| {
+        let plan = scratch.file(
+            "plan.yaml",
+            &format!("model: {{family: mlp, widths: [64, 64, 10]}}\ntopology: local\nglobal_batch: 64\nprecision: {precision}\n"),
+        );
+        let document = scratch.json(&["execute", "--plan", text(&plan), "--epochs", "8", "--data", "digits", "--oversubscribe"]);
+        document["evaluation"]["top1"].as_f64().expect("a number")
+    };
+    let single = top1("fp32");
+    assert!(single > 0.9, "{single}");
+    for precision in ["bf16", "fp16"] {
+        let half = top1(precision);
+        assert!((half - single).abs() <= 0.02, "top-1 {half} in {precision}, {single} in fp32");
+    }
+}

@@ -6,7 +6,7 @@ use crate::launcher::{LaunchOptions, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -57,7 +57,7 @@ pub fn calibrate(
     ranks.finish()?;
     let kernels = kernels.iter().filter_map(|(&index, samples)| {
         let &(kernel, accumulate) = job.kernels.get(index)?;
-        Some(KernelSample { kernel, accumulate, precision: DataType::Fp32, time: together(samples) })
+        Some(KernelSample { kernel, accumulate, precision: job.precision, time: together(samples) })
     });
     let exchanges = exchanges.iter().filter_map(|(&(group, exchange, bytes), measured)| {
         let group = job.groups.get(group)?;

@@ -4,10 +4,11 @@
 //! spread over about as many bytes as a step touches: one timed over and over on the same few bytes would find them in the cache.
 
 use crate::arena::Arena;
-use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand, operand_bytes};
+use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
+use crate::half::Half;
 use crate::job::{CalibratedDevice, CalibrationJob, Report};
 use crate::line::{OWN_STREAM, STREAM_COUNT};
 use crate::overheads;
@@ -16,7 +17,7 @@ use crate::samples::Samples;
 use crate::transport::{Group, StreamNumber};
 use foretell_models::{InputKind, Kernel, Model};
 use foretell_program::{Exchange, Sample};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, DataType, Seconds};
 use statrs::statistics::{Data, OrderStatistics};
 use std::sync::Arc;
 
@@ -239,6 +240,7 @@ struct KernelBench {
     backend: CpuBackend,
     arena: Arena,
     footprint: u64,
+    precision: DataType,
 }
 
 /// The operands of a call, set by set.
@@ -248,10 +250,11 @@ struct OperandSets {
 
 impl KernelBench {
     fn new(job: &CalibrationJob, is_partial: bool) -> Result<Self, ExecutorError> {
-        let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel)).max().unwrap_or(0);
+        let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel, job.precision)).max().unwrap_or(0);
         let arena = Arena::new(Bytes::new(largest.max(job.footprint.count().min(MOST_FOOTPRINT)) + largest))?;
         let clock = if is_partial { clock::thread_processor_time } else { clock::now };
-        Ok(Self { clock, backend: CpuBackend::new(), arena, footprint: job.footprint.count().min(MOST_FOOTPRINT) })
+        let footprint = job.footprint.count().min(MOST_FOOTPRINT);
+        Ok(Self { clock, backend: CpuBackend::new(), arena, footprint, precision: job.precision })
     }
 
     fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Timed, ExecutorError> {
@@ -265,7 +268,8 @@ impl KernelBench {
             // Not in the order in which they lie: that would be fetched ahead.
             let turn = round.wrapping_mul(STRIDE) % sets.sets.len().max(1);
             let Some((reads, writes)) = sets.sets.get(turn) else { break };
-            let call = KernelCall { kernel, reads, writes, accumulate, hyperparameters: &hyperparameters, group_index: 0 };
+            let (hyperparameters, precision) = (&hyperparameters, self.precision);
+            let call = KernelCall { kernel, reads, writes, accumulate, hyperparameters, group_index: 0, precision };
             // The first round over the sets warms up.
             if round == sets.sets.len().min(8) {
                 counted_from = Some(clock::now());
@@ -290,8 +294,9 @@ impl KernelBench {
 
     /// Lays out as many sets as fill the footprint, and fills them with numbers that are usual.
     fn operand_sets(&mut self, kernel: &Kernel) -> OperandSets {
-        let bytes = operand_bytes(kernel);
-        let one = set_bytes(kernel).max(1);
+        let bytes = operand_bytes(kernel, self.precision);
+        let types = operand_types(kernel, self.precision);
+        let one = set_bytes(kernel, self.precision).max(1);
         let count = (self.footprint / one).clamp(1, MOST_SETS);
         let mut offset = 0;
         let mut sets = Vec::new();
@@ -307,11 +312,11 @@ impl KernelBench {
             if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
                 *write = reads[index];
             }
-            for (index, operand) in reads.iter().enumerate() {
-                fill(operand, integers_of(kernel, index));
+            for (index, (operand, &data_type)) in reads.iter().zip(&types.reads).enumerate() {
+                fill(operand, data_type, integers_of(kernel, index));
             }
-            for operand in &writes {
-                fill(operand, None);
+            for (operand, &data_type) in writes.iter().zip(&types.writes) {
+                fill(operand, data_type, None);
             }
             sets.push((reads, writes));
         }
@@ -320,8 +325,8 @@ impl KernelBench {
 }
 
 /// The bytes of one set of a kernel's operands.
-fn set_bytes(kernel: &Kernel) -> u64 {
-    let bytes = operand_bytes(kernel);
+fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
+    let bytes = operand_bytes(kernel, precision);
     bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(64)).sum()
 }
 
@@ -350,15 +355,22 @@ fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
 }
 
 /// Fills an operand with positive numbers around a half, or with integers below a bound, spread about.
-fn fill(operand: &Operand, below: Option<usize>) {
+fn fill(operand: &Operand, data_type: DataType, below: Option<usize>) {
     // Weyl's sequence: spread evenly, the same on every run.
     let spread = |index: usize| (index as u32).wrapping_mul(2_654_435_769);
-    for index in 0..operand.bytes / 4 {
+    let number = |index: usize| spread(index) as f32 / u32::MAX as f32;
+    let half = Half::of(data_type);
+    for index in 0..operand.bytes / data_type.size().count() as usize {
+        if let Some(half) = half {
+            // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.
+            unsafe { operand.pointer.cast::<u16>().add(index).write(half.nearest(number(index))) };
+            continue;
+        }
         let bits = match below {
             Some(below) => ((u64::from(spread(index)) * below as u64) >> 32) as u32,
-            None => (spread(index) as f32 / u32::MAX as f32).to_bits(),
+            None => number(index).to_bits(),
         };
-        // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.
+        // SAFETY: as above.
         unsafe { operand.pointer.cast::<u32>().add(index).write(bits) };
     }
 }
@@ -447,7 +459,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     for _ in 0..FEWEST {
         let start = clock::now();
         // SAFETY: the operand is the whole arena, which nobody else has.
-        unsafe { samples.load(kind, 0, count, &operand) }?;
+        unsafe { samples.load(kind, None, 0, count, &operand) }?;
         seconds.push((clock::now() - start) as f64 * 1e-9);
     }
     Ok(summarise(seconds).median / bytes.value())

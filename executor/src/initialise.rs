@@ -2,6 +2,7 @@
 //! So a parameter starts the same in every layout.
 
 use crate::arena::Arena;
+use crate::half::Half;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
 use foretell_program::{Coordinates, Initial, InitialShare, Mesh, Placements, StageProgram};
 use rand::SeedableRng;
@@ -9,14 +10,19 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 use sha2::{Digest, Sha256};
 
-/// Fills all parameters and running statistics of a rank.
+/// Fills all parameters, their master copies and running statistics of a rank.
 pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
         let elements: usize = buffer.shape.iter().product();
-        // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
-        let filled = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) };
+        let half = Half::of(buffer.data_type);
+        let mut widened = vec![0.0; if half.is_some() { elements } else { 0 }];
+        let filled = match half {
+            Some(_) => widened.as_mut_slice(),
+            // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
+            None => unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) },
+        };
         match initial {
             Initial::Share(share) => filled.copy_from_slice(&share_of(share, graph, mesh, coordinates, seed)),
             Initial::Bucket { members, axis } => {
@@ -31,6 +37,10 @@ pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coord
                 }
             }
             Initial::Values(values) => filled[..values.len()].copy_from_slice(values),
+        }
+        if let Some(half) = half {
+            // SAFETY: the place lies inside the arena, holds that many aligned numbers of sixteen bits, and no thread runs yet.
+            half.narrow(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u16>(), elements) }, &widened);
         }
     }
 }
@@ -94,5 +104,53 @@ fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Me
             stride *= full[dimension];
         }
         values.copy_from_slice(&whole[position..position + values.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::{GraphOptions, Model};
+    use foretell_program::{BufferRole, Layout, Plan, Rank, compile};
+    use foretell_units::DataType;
+
+    /// A buffer's numbers as they lie in the arena.
+    fn bits<T: Copy>(arena: &Arena, buffer: &foretell_program::Buffer) -> Vec<T> {
+        let pointer = arena.at(buffer.offset, buffer.bytes).expect("it lies in the arena").cast::<T>();
+        // SAFETY: the place lies inside the arena and is aligned; no thread runs.
+        unsafe { std::slice::from_raw_parts(pointer, buffer.shape.iter().product()) }.to_vec()
+    }
+
+    #[test]
+    fn parameters_are_the_nearest_to_their_master_copies_which_start_as_in_single_precision() {
+        let model = Model::Mlp { widths: vec![12, 8, 6] };
+        let started = |precision: DataType| {
+            let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, ..Layout::default() }, 4) };
+            let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");
+            let graph = model.graph("mlp", &GraphOptions::ONE).expect("it is a model");
+            let (mesh, stage) = (&compiled.training.mesh, compiled.training.stage_of(Rank(1)).clone());
+            let arena = Arena::new(stage.arena).expect("a small arena");
+            initialise(&stage, &graph, mesh, mesh.coordinates(Rank(1)), &arena, 3);
+            (stage, arena)
+        };
+        let (single, single_arena) = started(DataType::Fp32);
+        for (precision, half) in [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)] {
+            let (mixed, arena) = started(precision);
+            let roots = |stage: &StageProgram, role| -> Vec<foretell_program::Buffer> {
+                stage.buffers.iter().filter(|buffer| buffer.role == role && buffer.parent.is_none()).cloned().collect()
+            };
+            let expected = roots(&single, BufferRole::Parameter);
+            let (parameters, states) = (roots(&mixed, BufferRole::Parameter), roots(&mixed, BufferRole::OptimizerState));
+            // One velocity a bucket, and one master copy after it; what controls the loss scale is none of theirs.
+            let states: Vec<_> = states.into_iter().filter(|one| one.name.starts_with("optimizer state")).collect();
+            assert_eq!((parameters.len(), states.len()), (expected.len(), 2 * expected.len()));
+            for (index, expected) in expected.iter().enumerate() {
+                let masters: Vec<u32> = bits(&arena, &states[2 * index + 1]);
+                assert_eq!(masters, bits::<u32>(&single_arena, expected), "{}", expected.name);
+                assert!(masters.iter().any(|&bits| bits != 0), "weights do not start at zero");
+                let nearest: Vec<u16> = masters.iter().map(|&bits| half.nearest(f32::from_bits(bits))).collect();
+                assert_eq!(nearest, bits::<u16>(&arena, &parameters[index]), "{} in {precision}", expected.name);
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ use crate::machine;
 use crate::samples::Samples;
 use crate::transport::Transport;
 use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use foretell_units::DataType;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -70,6 +71,7 @@ struct Playlist {
     operands: Vec<Operands>,
     /// By group: the rank's index among the members.
     group_index: Vec<usize>,
+    precision: DataType,
     /// What the run reports: one number each.
     metrics: Vec<(Metric, Operand)>,
 }
@@ -130,7 +132,8 @@ impl Interpreter {
         transport: Arc<dyn Transport>,
         samples: Arc<Samples>,
     ) -> Result<Self, ExecutorError> {
-        let mesh = programs.first().map(|program| program.mesh.clone()).ok_or(ExecutorError::OtherStream)?;
+        let first = programs.first().ok_or(ExecutorError::OtherStream)?;
+        let (mesh, precision) = (first.mesh.clone(), first.precision);
         let mut keys = vec![StreamKey::Compute];
         for program in programs {
             let stage = program.stage_of(rank);
@@ -148,10 +151,8 @@ impl Interpreter {
         let stages = programs.iter().flat_map(|program| &program.stages);
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
-        let playlists = programs
-            .iter()
-            .map(|program| Playlist::new(program.stage_of(rank), &mesh, rank, &keys, arena))
-            .collect::<Result<Vec<_>, _>>()?;
+        let playlists =
+            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
         let shared = Arc::new(Shared {
             playlists,
             board: Board::new(keys.len()),
@@ -168,7 +169,7 @@ impl Interpreter {
         let mut interpreter =
             Self { shared: Arc::clone(&shared), backend: CpuBackend::new(), workers: Vec::new(), step_number: 0 };
         for (slot, key) in shared.keys.iter().enumerate().skip(1) {
-            let line = Line::open(key, &groups, &mesh, rank, &transport)?;
+            let line = Line::open(key, &groups, &mesh, precision, rank, &transport)?;
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("{key} stream"))
@@ -261,7 +262,8 @@ impl Drop for Interpreter {
 }
 
 impl Playlist {
-    fn new(stage: &StageProgram, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
+    fn new(program: &Program, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
+        let stage = program.stage_of(rank);
         let slot_of: Vec<usize> = stage
             .streams
             .iter()
@@ -293,7 +295,8 @@ impl Playlist {
             .iter()
             .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
             .collect::<Result<_, ExecutorError>>()?;
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, metrics })
+        let precision = program.precision;
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, precision, metrics })
     }
 }
 
@@ -326,6 +329,7 @@ fn compute(
                 accumulate: *accumulate,
                 hyperparameters,
                 group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
+                precision: playlist.precision,
             };
             // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
             // nobody else touches them now, because the dependencies say so and were waited for.

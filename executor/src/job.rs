@@ -4,7 +4,7 @@ use crate::data::DataSource;
 use crate::error::ExecutorError;
 use foretell_models::{Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Plan, Reach, Sample};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -68,6 +68,8 @@ impl Length {
 pub struct CalibrationJob {
     /// Kernels, and whether they add to what is there.
     pub kernels: Vec<(Kernel, bool)>,
+    /// The precision in which they are run.
+    pub precision: DataType,
     /// Bytes over which a kernel's operands are spread: about what a step touches, so that they are as far from the processor
     /// as they are in a step.
     pub footprint: Bytes,

@@ -25,6 +25,7 @@ pub mod data;
 mod error;
 mod execute;
 mod files;
+mod half;
 mod initialise;
 mod interpreter;
 mod job;
@@ -55,10 +56,16 @@ use foretell_units::DataType;
 /// # Errors
 /// [`ExecutorError::Unsupported`], naming what can be used instead.
 pub fn supported(plan: &Plan) -> Result<(), ExecutorError> {
-    if plan.precision != DataType::Fp32 {
+    if plan.precision == DataType::Tf32 {
+        return Err(ExecutorError::Unsupported {
+            what: "precision tf32 on processors, which have no such arithmetic".into(),
+            hint: "use `precision: fp32`, which takes as much memory and is more exact".into(),
+        });
+    }
+    if !matches!(plan.precision, DataType::Fp32 | DataType::Bf16 | DataType::Fp16) {
         return Err(ExecutorError::Unsupported {
             what: format!("precision {} on processors", plan.precision),
-            hint: "use `precision: fp32`".into(),
+            hint: "use `precision: fp32`, `bf16` or `fp16`".into(),
         });
     }
     Ok(())

@@ -2,15 +2,17 @@
 
 use crate::backend::Operand;
 use crate::error::ExecutorError;
+use crate::half::Half;
 use crate::interpreter::StreamKey;
 use crate::samples::Samples;
-use crate::transport::{Channel, Group, StreamNumber, Transport};
+use crate::transport::{Channel, Group, Number, Reduction, StreamNumber, Transport};
 use foretell_program::{Axis, Collective, Mesh, Operation, Rank};
+use foretell_units::DataType;
 use std::sync::Arc;
 
 /// A stream's own end of the transport.
 pub(crate) enum Line {
-    Load { batch_part: usize },
+    Load { batch_part: usize, half: Option<Half> },
     Group(Box<Group>),
     Peer(Channel),
 }
@@ -29,6 +31,7 @@ impl Line {
         key: &StreamKey,
         groups: &[foretell_program::Group],
         mesh: &Mesh,
+        precision: DataType,
         rank: Rank,
         transport: &Arc<dyn Transport>,
     ) -> Result<Self, ExecutorError> {
@@ -37,7 +40,9 @@ impl Line {
         let peer = |stage: usize| mesh.rank(coordinates.with(Axis::Pipeline, stage)).0;
         let number = |from: usize, to: usize| if from < to { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
         Ok(match key {
-            StreamKey::Compute | StreamKey::Load => Line::Load { batch_part: mesh.batch_part(coordinates) },
+            StreamKey::Compute | StreamKey::Load => {
+                Line::Load { batch_part: mesh.batch_part(coordinates), half: Half::of(precision) }
+            }
             StreamKey::Group(group) => {
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
                 // No two groups share a stream, whichever ranks are in both.
@@ -65,9 +70,9 @@ impl Line {
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
         match (self, operation, reads, writes) {
-            (Line::Load { batch_part }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
+            (Line::Load { batch_part, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
                 // SAFETY: the caller gives this place to us alone.
-                unsafe { samples.load(*input, first_sample + *batch_part * count, *count, write) }
+                unsafe { samples.load(*input, *half, first_sample + *batch_part * count, *count, write) }
             }
             (Line::Peer(channel), Operation::Send { .. }, [read], _) => {
                 // SAFETY: as above.
@@ -77,9 +82,9 @@ impl Line {
                 // SAFETY: as above.
                 Ok(channel.receive(unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) })?)
             }
-            (Line::Group(group), Operation::Collective { kind, .. }, [read], [write]) => {
+            (Line::Group(group), Operation::Collective { kind, data_type, .. }, [read], [write]) => {
                 // SAFETY: as above; all-reduce is the only collective in place, and uses the one slice.
-                unsafe { collective(group, *kind, read, write) }
+                unsafe { collective(group, *kind, *data_type, read, write) }
             }
             _ => Err(ExecutorError::Unsupported {
                 what: format!("`{}` on this stream", operation.kind()),
@@ -91,14 +96,19 @@ impl Line {
 
 /// # Safety
 /// As for [`Line::run`].
-unsafe fn collective(group: &mut Group, kind: Collective, read: &Operand, write: &Operand) -> Result<(), ExecutorError> {
-    // SAFETY: the caller's promise; the memory plan aligns every buffer to 64 bytes.
-    let floats = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast::<f32>(), operand.bytes / 4) };
+unsafe fn collective(
+    group: &mut Group,
+    kind: Collective,
+    data_type: DataType,
+    read: &Operand,
+    write: &Operand,
+) -> Result<(), ExecutorError> {
     // SAFETY: the caller's promise.
     let bytes = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer, operand.bytes) };
+    let number = Half::of(data_type).map_or(Number::Fp32, Number::Half);
     match kind {
-        Collective::AllReduce => group.all_reduce_f32(floats(write)),
-        Collective::ReduceScatter => group.reduce_scatter_f32(floats(read), floats(write)),
+        Collective::AllReduce => group.all_reduce(number, Reduction::Sum, bytes(write)),
+        Collective::ReduceScatter => group.reduce_scatter(number, bytes(read), bytes(write)),
         Collective::AllGather => group.all_gather(bytes(read), bytes(write)),
         Collective::AllToAll => group.all_to_all(bytes(read), bytes(write)),
     }?;

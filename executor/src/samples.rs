@@ -1,8 +1,9 @@
 //! The samples of one global batch, as loads ask for them: by their position in the batch, whatever the layout.
 
 use crate::backend::Operand;
-use crate::data::{Dataset, Split};
+use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
+use crate::half::Half;
 use foretell_models::{InputKind, Sample};
 use std::sync::Arc;
 
@@ -16,17 +17,39 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Fills `write` with one kind of input of `count` samples from position `first` of the batch.
+    /// Fills `write` with one kind of input of `count` samples from position `first` of the batch; images and features in `half`, if
+    /// there is one.
     ///
     /// # Safety
     /// The operand is valid, aligned to four bytes, and nobody else's until this returns.
-    pub(crate) unsafe fn load(&self, input: InputKind, first: usize, count: usize, write: &Operand) -> Result<(), ExecutorError> {
+    pub(crate) unsafe fn load(
+        &self,
+        input: InputKind,
+        half: Option<Half>,
+        first: usize,
+        count: usize,
+        write: &Operand,
+    ) -> Result<(), ExecutorError> {
         let Some(indices) = self.indices.get(first..first + count) else {
             return Err(ExecutorError::Unsupported {
                 what: format!("a batch of {} samples where {} are read", self.indices.len(), first + count),
                 hint: "use data with more samples, or a smaller global batch".into(),
             });
         };
+        if let (InputKind::Images | InputKind::Features, Some(half)) = (input, half) {
+            // SAFETY: the caller's promise.
+            let halves = unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<u16>(), write.bytes / 2) };
+            let mut sample = vec![0.0; self.dataset.sample_size()];
+            if halves.len() != count * sample.len() {
+                let (given, needed) = (halves.len(), count * sample.len());
+                return Err(DataError::BufferSize { given, samples: count, needed }.into());
+            }
+            for (index, halves) in indices.iter().zip(halves.chunks_mut(sample.len().max(1))) {
+                self.dataset.fill_images(self.split, &[*index], &mut sample)?;
+                half.narrow(halves, &sample);
+            }
+            return Ok(());
+        }
         let elements = write.bytes / 4;
         // SAFETY: the caller's promise.
         let floats = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<f32>(), elements) };

@@ -6,6 +6,7 @@
 
 use foretell_executor::backend::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
 use foretell_models::{Graph, GraphOptions, InputKind, Model, OperatorKind, Parameter, Role, Tensor, TensorId, differentiate};
+use foretell_units::DataType;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How far a number may be from PyTorch's, as a part of the largest of its tensor: rounding to single precision from layer to layer.
@@ -122,6 +123,7 @@ fn run(graph: &Graph, memory: &mut [Vec<u32>]) {
             accumulate,
             hyperparameters: &Hyperparameters::default(),
             group_index: 0,
+            precision: DataType::Fp32,
         };
         // SAFETY: every tensor has memory of its own that lives until the end.
         unsafe { backend.run(&call) }.unwrap();

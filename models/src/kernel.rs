@@ -606,6 +606,8 @@ pub enum Kernel {
     },
     /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient (, control); writes parameter, and velocity when there is momentum, in
     /// place.
+    /// In mixed precision the last write is the master copy of the parameter, which is what is updated: the parameter itself is written
+    /// as the nearest to it and not read (Micikevicius et al. 2018).
     Sgd {
         /// Elements.
         elements: usize,
@@ -618,6 +620,7 @@ pub enum Kernel {
     },
     /// AdamW (Loshchilov and Hutter 2019); Adam when the weight decay is zero. Reads gradient (, control); writes parameter, first moment,
     /// second moment, in place.
+    /// In mixed precision the last write is the master copy, as for [`Kernel::Sgd`].
     AdamW {
         /// Elements.
         elements: usize,
@@ -1039,7 +1042,12 @@ impl Kernel {
     /// The bytes that must cross the memory's border at least once, when the run's precision is `precision`.
     pub fn bytes(&self, precision: DataType) -> Bytes {
         let traffic = self.traffic();
-        precision.size() * (traffic.read + traffic.written) as u64 + Bytes::new(4 * traffic.single as u64)
+        // In mixed precision an optimizer updates the master copy and writes the parameter beside it.
+        let narrowed = match *self {
+            Kernel::Sgd { elements, .. } | Kernel::AdamW { elements, .. } if precision.size() < Bytes::new(4) => elements,
+            _ => 0,
+        };
+        precision.size() * (traffic.read + traffic.written + narrowed) as u64 + Bytes::new(4 * traffic.single as u64)
     }
 }
 

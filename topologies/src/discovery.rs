@@ -146,14 +146,10 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
     let operations = operations_per_cycle(processor);
     let fp32 = FlopsPerSecond::new(operations * megahertz * 1e6);
     let mut peak = BTreeMap::from([(DataType::Fp64, fp32 / 2.0), (DataType::Fp32, fp32)]);
-    // Dot products of pairs: nominally twice as many operations in a vector of the same width. Matrix tiles (AMX) are left out,
-    // because our kernels do not use them.
-    if processor.has("avx512_bf16") || processor.has("bf16") {
-        peak.insert(DataType::Bf16, fp32 * 2.0);
-    }
-    if processor.has("avx512_fp16") || processor.has("asimdhp") {
-        peak.insert(DataType::Fp16, fp32 * 2.0);
-    }
+    // Dot products of pairs: twice as many operations in a vector of the same width. What our kernels do not use is left out: matrix
+    // tiles (AMX), bfloat16 on other machines, and arithmetic in fp16, whose rounding of every sum no training survives.
+    let bf16 = if processor.has("avx512_bf16") { fp32 * 2.0 } else { fp32 };
+    peak.extend([(DataType::Bf16, bf16), (DataType::Fp16, fp32)]);
     let model = processor.model.as_deref().unwrap_or("a processor of unknown model");
     DeviceKind {
         name: LOCAL_DEVICE.into(),
@@ -206,6 +202,7 @@ mod tests {
         assert_eq!(kind.memory, Bytes::new(4 << 30));
         assert_eq!(kind.peak_rate(DataType::Fp32), Some(FlopsPerSecond::new(64.0 * 2299.998 * 1e6)));
         assert_eq!(kind.peak_rate(DataType::Bf16), Some(FlopsPerSecond::new(128.0 * 2299.998 * 1e6)));
+        assert_eq!(kind.peak_rate(DataType::Fp16), kind.peak_rate(DataType::Fp32), "products of fp16 are made in fp32");
         let source = "estimated from /proc/cpuinfo: Intel(R) Xeon(R) Processor, 2300 MHz, 64 fp32 operations a cycle";
         assert_eq!(kind.source.as_deref(), Some(source));
         assert_eq!(local.validate(), Ok(()));
@@ -227,6 +224,14 @@ mod tests {
         let zen = CPUINFO.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 25");
         let kind = discover(&zen, MEMINFO, &[]).device_kind(DeviceId(0)).clone();
         assert_eq!(kind.peak_rate(DataType::Fp32), Some(FlopsPerSecond::new(32.0 * 2299.998 * 1e6)));
+        assert_eq!(kind.peak_rate(DataType::Bf16), Some(FlopsPerSecond::new(64.0 * 2299.998 * 1e6)));
+    }
+
+    #[test]
+    fn without_products_of_bfloat16_it_is_as_fast_as_single_precision() {
+        let older = CPUINFO.replace("avx512_bf16", "");
+        let kind = discover(&older, MEMINFO, &[]).device_kind(DeviceId(0)).clone();
+        assert_eq!(kind.peak_rate(DataType::Bf16), kind.peak_rate(DataType::Fp32));
     }
 
     #[test]

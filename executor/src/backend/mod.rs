@@ -2,7 +2,7 @@
 //!
 //! The nouns: an [`Operand`] is a piece of a rank's arena; a [`KernelCall`] is a kernel with its operands, in the order that
 //! [`Kernel`] documents; a [`Backend`] runs calls; [`CpuBackend`] is the one that is always there. The sizes that a kernel's
-//! operands must have are [`operand_bytes`]'s to say.
+//! operands must have are [`operand_bytes`]'s to say, their number formats [`operand_types`]'s.
 //! A backend knows nothing of programs, layouts, ranks or time, and owns no tensor.
 
 mod cpu;
@@ -11,9 +11,10 @@ mod operands;
 mod tests;
 
 pub use cpu::CpuBackend;
-pub use operands::{OperandBytes, operand_bytes};
+pub use operands::{OperandBytes, OperandTypes, operand_bytes, operand_types};
 
 use foretell_models::Kernel;
+use foretell_units::DataType;
 
 /// A piece of a rank's arena, aligned to at least four bytes.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +83,9 @@ pub struct KernelCall<'a> {
     pub hyperparameters: &'a Hyperparameters,
     /// The rank's index in its group, for kernels of which [`Kernel::parts`] says that they work on a part of a whole.
     pub group_index: usize,
+    /// The format of the operands that are stored in the run's precision; the others are single precision or integers whatever it is.
+    /// Sums are made in single precision in every precision.
+    pub precision: DataType,
 }
 
 /// Why a call could not be run. Nothing was written when the operands do not fit.
@@ -134,6 +138,14 @@ pub enum BackendError {
         value: i32,
         /// What it must be smaller than.
         limit: usize,
+    },
+    /// The call is in a precision that the backend does not have.
+    #[error("kernel `{kernel}` cannot be run in {precision}, only in fp32, bf16 and fp16")]
+    UnknownPrecision {
+        /// The kernel's name.
+        kernel: &'static str,
+        /// What was asked for.
+        precision: DataType,
     },
     /// A kernel's own sizes contradict each other, such as a window larger than its padded image.
     #[error("kernel `{kernel}` has impossible sizes: {reason}")]

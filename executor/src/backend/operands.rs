@@ -1,12 +1,12 @@
-//! How large each operand of a kernel is, and the check of a call against it.
+//! How large each operand of a kernel is and how its numbers are stored, and the check of a call against it.
 //! The layouts are [`Kernel`]'s to document; this file only multiplies.
 
-use foretell_models::{Kernel, Window};
-use foretell_units::Bytes;
+use foretell_models::{Kernel, Storage, Window};
+use foretell_units::{Bytes, DataType};
 
 use super::{BackendError, KernelCall};
 
-/// The sizes of a kernel's operands in single precision, in the order in which an instruction lists them.
+/// The sizes of a kernel's operands in a precision, in the order in which an instruction lists them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperandBytes {
     /// What it reads.
@@ -15,45 +15,181 @@ pub struct OperandBytes {
     pub writes: Vec<Bytes>,
 }
 
+/// The most operands of a side.
+pub(super) const MOST_OPERANDS: usize = 8;
+
 /// Numbers of an update's control.
 pub(super) const CONTROL: usize = 8;
 
-/// The most operands that a kernel has on a side.
-const MOST: usize = 8;
-
 /// Elements of the operands of each side, without an allocation.
 struct Elements {
-    reads: ([usize; MOST], usize),
-    writes: ([usize; MOST], usize),
+    reads: ([usize; MOST_OPERANDS], usize),
+    writes: ([usize; MOST_OPERANDS], usize),
 }
 
-/// The sizes of `kernel`'s operands in single precision.
-pub fn operand_bytes(kernel: &Kernel) -> OperandBytes {
-    let elements = elements(kernel);
-    let bytes =
-        |(sizes, count): ([usize; MOST], usize)| sizes.iter().take(count).map(|&size| Bytes::new(4 * size as u64)).collect();
-    OperandBytes { reads: bytes(elements.reads), writes: bytes(elements.writes) }
+/// The sizes of `kernel`'s operands in a run of `precision`.
+pub fn operand_bytes(kernel: &Kernel, precision: DataType) -> OperandBytes {
+    let [reads, writes] = sides(kernel, precision);
+    let bytes = |side: Side| {
+        let sizes = side.elements.iter().zip(side.storages);
+        sizes.take(side.count).map(|(&elements, storage)| storage.data_type(precision).size() * elements as u64).collect()
+    };
+    OperandBytes { reads: bytes(reads), writes: bytes(writes) }
+}
+
+/// The number formats of a kernel's operands, in the order in which an instruction lists them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperandTypes {
+    /// Of what it reads.
+    pub reads: Vec<DataType>,
+    /// Of what it writes, as [`OperandBytes::writes`].
+    pub writes: Vec<DataType>,
+}
+
+/// The number formats of `kernel`'s operands in a run of `precision`.
+pub fn operand_types(kernel: &Kernel, precision: DataType) -> OperandTypes {
+    let [reads, writes] = sides(kernel, precision)
+        .map(|side| side.storages.iter().take(side.count).map(|storage| storage.data_type(precision)).collect());
+    OperandTypes { reads, writes }
+}
+
+/// What a call lists on one side.
+pub(super) struct Side {
+    /// How many operands, at most.
+    pub(super) count: usize,
+    /// Elements of each.
+    pub(super) elements: [usize; MOST_OPERANDS],
+    /// How those of each are stored.
+    pub(super) storages: &'static [Storage],
+}
+
+/// A kernel's reads and writes. In mixed precision an optimizer has one write more: the master copy.
+pub(super) fn sides(kernel: &Kernel, precision: DataType) -> [Side; 2] {
+    let Elements { reads, writes } = elements(kernel);
+    let (read_storages, write_storages) = storages(kernel);
+    let side = |(elements, count): ([usize; MOST_OPERANDS], usize), storages| {
+        let mut all = [0; MOST_OPERANDS];
+        all[..count].copy_from_slice(&elements[..count]);
+        Side { count, elements: all, storages }
+    };
+    let [reads, mut writes] = [side(reads, read_storages), side(writes, write_storages)];
+    if let Kernel::Sgd { elements, .. } | Kernel::AdamW { elements, .. } = *kernel
+        && is_mixed(precision)
+    {
+        writes.elements[writes.count] = elements;
+        writes.count += 1;
+    }
+    [reads, writes]
+}
+
+/// Whether parameters in this precision have a copy in single precision beside them, which the optimizer updates.
+pub(super) fn is_mixed(precision: DataType) -> bool {
+    precision.size() < DataType::Fp32.size()
+}
+
+/// How the numbers of each operand are stored: the reads, then the writes. Those of kernels that only move numbers are stored as the
+/// call's operands are, in the run's precision or in single precision; they are listed as the former.
+///
+/// The compiler gives every tensor's storage ([`foretell_models::Tensor::storage`]); this is the same from the kernels' side.
+#[rustfmt::skip]
+fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
+    use Storage::{Integer as I, Precision as P, Single as S};
+    match kernel {
+        Kernel::Matmul { .. } => (&[P, P, P], &[P]),
+        Kernel::MatmulInputGradient { .. } => (&[P, P], &[P]),
+        Kernel::MatmulWeightGradient { .. } => (&[P, P], &[S]),
+        Kernel::BiasAdd { .. } => (&[P, P], &[P]),
+        Kernel::BiasGradient { .. } => (&[P], &[S]),
+        Kernel::Relu { .. } | Kernel::Gelu { .. } => (&[P], &[P]),
+        Kernel::ReluGradient { .. } | Kernel::GeluGradient { .. } | Kernel::Add { .. } => (&[P, P], &[P]),
+        Kernel::Convolution(_) | Kernel::ConvolutionInputGradient(_) => (&[P, P], &[P]),
+        Kernel::ConvolutionWeightGradient(_) => (&[P, P], &[S]),
+        Kernel::BatchNorm { .. } => (&[P, P, P], &[P, S, S]),
+        Kernel::BatchNormInputGradient { .. } => (&[P, P, P, S], &[P, S]),
+        Kernel::BatchNormWeightGradient { .. } => (&[S], &[S, S]),
+        Kernel::BatchNormInference { .. } => (&[P, P, P, S], &[P]),
+        Kernel::RunningStatistics { .. } => (&[S], &[S]),
+        Kernel::MaxPool(_) => (&[P], &[P, I]),
+        Kernel::MaxPoolGradient(_) => (&[P, I], &[P]),
+        Kernel::GlobalAveragePool { .. } | Kernel::GlobalAveragePoolGradient { .. } => (&[P], &[P]),
+        Kernel::LayerNorm { .. } => (&[P, P, P], &[P, S]),
+        Kernel::LayerNormInputGradient { .. } => (&[P, P, P, S], &[P]),
+        Kernel::LayerNormWeightGradient { .. } => (&[P, P, S], &[S, S]),
+        Kernel::Embedding { .. } => (&[I, P], &[P]),
+        Kernel::EmbeddingWeightGradient { .. } => (&[P, I], &[S]),
+        Kernel::Multiply { .. } => (&[P, P], &[P]),
+        Kernel::Scale { .. } => (&[P], &[P]),
+        Kernel::Route { .. } => (&[P], &[P, I]),
+        Kernel::RouteGradient { .. } => (&[P, P, I], &[P]),
+        Kernel::Dispatch(_) => (&[P, I], &[P, I, S]),
+        Kernel::DispatchGradient(_) => (&[P, I, I], &[P]),
+        Kernel::Combine(_) | Kernel::CombineInputGradient(_) | Kernel::CombineGateGradient(_) => (&[P, P, I, I], &[P]),
+        Kernel::ExpertMatmul { .. } | Kernel::ExpertMatmulInputGradient { .. } => (&[P, P], &[P]),
+        Kernel::ExpertMatmulWeightGradient { .. } => (&[P, P], &[S]),
+        Kernel::Lstm(_) => (&[P, P, P], &[P, P, P, P]),
+        Kernel::LstmGradient { .. } => (&[P; MOST_OPERANDS], &[P, P]),
+        Kernel::LstmWeightGradient(_) => (&[P, P, P], &[S]),
+        Kernel::GeluExact { .. } => (&[P], &[P]),
+        Kernel::GeluExactGradient { .. } | Kernel::SiluMultiply { .. } => (&[P, P], &[P]),
+        Kernel::SiluMultiplyGradient { .. } => (&[P, P, P], &[P, P]),
+        Kernel::RmsNorm { .. } => (&[P, P], &[P, S]),
+        Kernel::RmsNormInputGradient { .. } => (&[P, P, P, S], &[P]),
+        Kernel::RmsNormWeightGradient { .. } => (&[P, P, S], &[S]),
+        Kernel::Rope(_) | Kernel::RopeGradient(_) => (&[P], &[P]),
+        Kernel::Prepend { .. } => (&[P, P], &[P]),
+        Kernel::PrependInputGradient { .. } => (&[P], &[P]),
+        Kernel::PrependWeightGradient { .. } => (&[P], &[S]),
+        Kernel::First { .. } | Kernel::FirstGradient { .. } => (&[P], &[P]),
+        // With relative positions a table follows, a parameter, and its gradient.
+        Kernel::Attention(_) => (&[P, P, P, P], &[P, S]),
+        Kernel::AttentionGradient(sizes) if sizes.packed => (&[P, P, P, S, P], &[P, S]),
+        Kernel::AttentionGradient(_) => (&[P, P, P, P, P, S, P], &[P, P, P, S]),
+        Kernel::Split { .. } => (&[P], &[P; MOST_OPERANDS]),
+        Kernel::Join { .. } => (&[P; MOST_OPERANDS], &[P]),
+        Kernel::CrossEntropy { .. } => (&[P, I], &[S, S, S]),
+        Kernel::LogitStatistics { .. } => (&[P, I], &[S]),
+        Kernel::CrossEntropyOfStatistics { .. } => (&[S, I], &[S, S, S]),
+        Kernel::CrossEntropyGradient { .. } => (&[P, I, S, S], &[P]),
+        // The last is the master copy, in mixed precision.
+        Kernel::Sgd { momentum: false, .. } => (&[S, S], &[P, S]),
+        Kernel::Sgd { momentum: true, .. } => (&[S, S], &[P, S, S]),
+        Kernel::AdamW { .. } => (&[S, S], &[P, S, S, S]),
+        Kernel::UpdateControl { .. } | Kernel::Sum { .. } | Kernel::Accumulate { .. } => (&[S], &[S]),
+        Kernel::Zero { .. } => (&[], &[S]),
+        Kernel::SumOfSquares { .. } => (&[S], &[S]),
+        Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. } => (&[P], &[P]),
+    }
+}
+
+/// The bytes of an element of a call that only moves numbers: as many as its read has, in the run's precision or in single precision.
+pub(super) fn moved_width(call: &KernelCall<'_>) -> Option<usize> {
+    let moves = matches!(call.kernel, Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. });
+    let single = || call.reads.first().is_some_and(|read| read.bytes == 4 * elements(call.kernel).reads.0[0]);
+    moves.then(|| if single() { 4 } else { call.precision.size().count() as usize })
 }
 
 /// Refuses a call whose operands are not the kernel's in number, size and alignment.
 pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
     let kernel = call.kernel.name();
+    if !matches!(call.precision, DataType::Fp32 | DataType::Bf16 | DataType::Fp16) {
+        return Err(BackendError::UnknownPrecision { kernel, precision: call.precision });
+    }
     check_sizes(call.kernel)?;
-    let elements = elements(call.kernel);
+    let [reads, writes] = sides(call.kernel, call.precision);
+    let moved_width = moved_width(call);
     let optional = usize::from(matches!(call.kernel, Kernel::BatchNorm { .. } | Kernel::Dispatch(_)));
-    for (side, operands, (sizes, count), optional) in
-        [("reads", call.reads, elements.reads, 0), ("writes", call.writes, elements.writes, optional)]
-    {
-        if operands.len() > count || operands.len() + optional < count {
-            return Err(BackendError::OperandCount { kernel, side, wanted: count, given: operands.len() });
+    for (name, operands, side, optional) in [("reads", call.reads, reads, 0), ("writes", call.writes, writes, optional)] {
+        if operands.len() > side.count || operands.len() + optional < side.count {
+            return Err(BackendError::OperandCount { kernel, side: name, wanted: side.count, given: operands.len() });
         }
-        for (index, (operand, size)) in operands.iter().zip(sizes).enumerate() {
-            let wanted = 4 * size;
+        for (index, (operand, (elements, storage))) in operands.iter().zip(side.elements.iter().zip(side.storages)).enumerate() {
+            let width = moved_width.unwrap_or(storage.data_type(call.precision).size().count() as usize);
+            let wanted = width * elements;
             if operand.bytes != wanted {
-                return Err(BackendError::OperandSize { kernel, side, index, wanted, given: operand.bytes });
+                return Err(BackendError::OperandSize { kernel, side: name, index, wanted, given: operand.bytes });
             }
             if !operand.pointer.addr().is_multiple_of(4) || operand.pointer.is_null() {
-                return Err(BackendError::OperandAlignment { kernel, side, index });
+                return Err(BackendError::OperandAlignment { kernel, side: name, index });
             }
         }
     }
@@ -106,7 +242,7 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             impossible("rotary positions turn pairs of features by a base above zero")
         }
         Kernel::First { positions: 0, .. } => impossible("there is no first position"),
-        Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST).contains(parts) => {
+        Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST_OPERANDS).contains(parts) => {
             impossible("a tensor is split into one to eight")
         }
         Kernel::Scale { square: 0, .. } => impossible("a divisor is zero"),
@@ -228,8 +364,8 @@ fn elements(kernel: &Kernel) -> Elements {
                 operands(&[q, q, k, k, q, sizes.rows(), table][..6 + tables], &[q, k, k, table][..3 + tables])
             }
         }
-        Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST][..parts]),
-        Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST][..parts], &[rows * parts * columns]),
+        Kernel::Split { rows, parts, columns } => operands(&[rows * parts * columns], &[rows * columns; MOST_OPERANDS][..parts]),
+        Kernel::Join { rows, parts, columns } => operands(&[rows * columns; MOST_OPERANDS][..parts], &[rows * parts * columns]),
         Kernel::CrossEntropy { rows, classes } => operands(&[rows * classes, rows], &[1, 1, rows]),
         Kernel::Route { tokens, experts, top } => operands(&[tokens * experts], &[tokens * top, tokens * top]),
         Kernel::RouteGradient { tokens, experts, top } => operands(&[tokens * top; 3], &[tokens * experts]),
@@ -320,7 +456,7 @@ fn output_elements(window: &Window) -> usize {
 
 fn operands(reads: &[usize], writes: &[usize]) -> Elements {
     let fill = |sizes: &[usize]| {
-        let mut filled = [0; MOST];
+        let mut filled = [0; MOST_OPERANDS];
         filled.iter_mut().zip(sizes).for_each(|(slot, &size)| *slot = size);
         (filled, sizes.len())
     };

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
 
 use super::message::{Incoming, Outgoing};
-use super::reduce::{self, Reduction};
+use super::reduce::{self, Number, Reduction};
 use super::{StreamNumber, TransportError};
 
 /// Blocked ranks wake up this often to see whether the run was aborted or the peer has gone.
@@ -102,7 +102,13 @@ impl Channel {
 
     /// Receives one message of `into.len()` numbers and reduces them into `into`.
     pub fn receive_reduce(&mut self, reduction: Reduction, into: &mut [f32]) -> Result<(), TransportError> {
-        drive(&mut [], &mut [Receiving { half: &mut *self.receiver, message: Incoming::reduce(reduction, into) }])
+        drive(
+            &mut [],
+            &mut [Receiving {
+                half: &mut *self.receiver,
+                message: Incoming::reduce(Number::Fp32, reduction, reduce::bytes_of_mut(into)),
+            }],
+        )
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::channel::{Channel, Receiving, Sending, drive, exchange};
 use super::message::{Incoming, Outgoing};
 use super::neighbours::{Channels, Neighbours, pair, ring, starts, two_ranges};
-use super::reduce::{self, Reduction, bytes_of, bytes_of_mut};
+use super::reduce::{self, Number, Reduction, bytes_of, bytes_of_mut};
 use super::{StreamNumber, Transport, TransportError};
 
 /// Up to so many bytes an all-reduce sends its whole input to every member. Measured with two ranks on two cores.
@@ -37,7 +37,7 @@ pub struct Group {
     position: usize,
     stream: StreamNumber,
     channels: Channels,
-    scratch: Vec<f32>,
+    scratch: Vec<u8>,
 }
 
 impl std::fmt::Debug for Group {
@@ -82,32 +82,38 @@ impl Group {
 
     /// [`all_reduce_f32`](Self::all_reduce_f32) with any reduction.
     pub fn all_reduce_with(&mut self, reduction: Reduction, values: &mut [f32]) -> Result<(), TransportError> {
+        self.all_reduce(Number::Fp32, reduction, bytes_of_mut(values))
+    }
+
+    /// [`all_reduce_with`](Self::all_reduce_with) over any numbers. Those of sixteen bits are rounded once a member that adds its own.
+    pub fn all_reduce(&mut self, number: Number, reduction: Reduction, values: &mut [u8]) -> Result<(), TransportError> {
+        self.need("all-reduce", values.len().next_multiple_of(number.width()), values.len())?;
         if self.size() == 1 || values.is_empty() {
             return Ok(());
         }
-        if size_of_val(values) <= DIRECT_BYTES {
-            return self.all_reduce_directly(reduction, values);
+        if values.len() <= DIRECT_BYTES {
+            return self.all_reduce_directly(number, reduction, values);
         }
-        let block = self.size() * STEP_BYTES / size_of::<f32>();
-        values.chunks_mut(block).try_for_each(|block| self.all_reduce_block(reduction, block))
+        let block = self.size() * STEP_BYTES;
+        values.chunks_mut(block).try_for_each(|block| self.all_reduce_block(number, reduction, block))
     }
 
     /// Every member sends its input to every other and adds them all up in the group's order.
-    fn all_reduce_directly(&mut self, reduction: Reduction, values: &mut [f32]) -> Result<(), TransportError> {
+    fn all_reduce_directly(&mut self, number: Number, reduction: Reduction, values: &mut [u8]) -> Result<(), TransportError> {
         let length = values.len();
         let position = self.position;
         if self.size() == 2 {
-            let mut own = [0.0; DIRECT_BYTES / size_of::<f32>()];
+            let mut own = [0; DIRECT_BYTES];
             let own = &mut own[..length];
             own.copy_from_slice(values);
             let neighbour = self.channel(1 - position)?;
-            let outgoing = Outgoing::new(bytes_of(own));
-            return exchange(&mut *neighbour.sender, outgoing, &mut *neighbour.receiver, Incoming::reduce(reduction, values));
+            let (outgoing, incoming) = (Outgoing::new(own), Incoming::reduce(number, reduction, values));
+            return exchange(&mut *neighbour.sender, outgoing, &mut *neighbour.receiver, incoming);
         }
         self.connect(0..self.size())?;
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
-        scratch.resize(self.size() * length, 0.0);
+        scratch.resize(self.size() * length, 0);
         scratch[position * length..][..length].copy_from_slice(values);
         let mut sends = Vec::with_capacity(self.size());
         let mut receives = Vec::with_capacity(self.size());
@@ -116,23 +122,25 @@ impl Group {
         for (other, channel) in &mut self.channels {
             let (into, later) = std::mem::take(&mut rest)[(other - next) * length..].split_at_mut(length);
             (rest, next) = (later, other + 1);
-            sends.push(Sending { half: &mut *channel.sender, message: Outgoing::new(bytes_of(values)) });
-            receives.push(Receiving { half: &mut *channel.receiver, message: Incoming::copy(bytes_of_mut(into)) });
+            sends.push(Sending { half: &mut *channel.sender, message: Outgoing::new(values) });
+            receives.push(Receiving { half: &mut *channel.receiver, message: Incoming::copy(into) });
         }
         drive(&mut sends, &mut receives)?;
         drop((sends, receives));
         values.copy_from_slice(&scratch[..length]);
         for other in scratch[length..].chunks_exact(length) {
-            reduce::accumulate(reduction, values, bytes_of(other));
+            reduce::accumulate(number, reduction, values, other);
         }
         self.scratch = scratch;
         Ok(())
     }
 
-    fn all_reduce_block(&mut self, reduction: Reduction, values: &mut [f32]) -> Result<(), TransportError> {
-        let (size, length) = (self.size(), values.len());
+    fn all_reduce_block(&mut self, number: Number, reduction: Reduction, values: &mut [u8]) -> Result<(), TransportError> {
+        let (size, width) = (self.size(), number.width());
+        let length = values.len() / width;
         let place = |steps_back: usize, ahead: usize, position: usize| {
-            chunk_range(length, size, (position + ahead + size - steps_back) % size)
+            let numbers = chunk_range(length, size, (position + ahead + size - steps_back) % size);
+            numbers.start * width..numbers.end * width
         };
         let position = self.position;
         let (sender, receiver) = ring(&mut self.channels, position, size)?;
@@ -140,12 +148,12 @@ impl Group {
         // Reduce-scatter: in step s, member p passes on chunk p-s and adds to chunk p-s-1; it ends up owning chunk p+1.
         for step in 0..size - 1 {
             let (outgoing, incoming) = two_ranges(values, place(step, 0, position), place(step + 1, 0, position));
-            neighbours.exchange(bytes_of(outgoing), Incoming::reduce(reduction, incoming))?;
+            neighbours.exchange(outgoing, Incoming::reduce(number, reduction, incoming))?;
         }
         // All-gather of what each owns.
         for step in 0..size - 1 {
             let (outgoing, incoming) = two_ranges(values, place(step, 1, position), place(step, 0, position));
-            neighbours.exchange(bytes_of(outgoing), Incoming::copy(bytes_of_mut(incoming)))?;
+            neighbours.exchange(outgoing, Incoming::copy(incoming))?;
         }
         Ok(())
     }
@@ -156,6 +164,13 @@ impl Group {
         self.reduce_scatter_uneven(Reduction::Sum, input, &counts, output)
     }
 
+    /// [`reduce_scatter_f32`](Self::reduce_scatter_f32) over any numbers. Those of sixteen bits are rounded once a member that adds its own.
+    pub fn reduce_scatter(&mut self, number: Number, input: &[u8], output: &mut [u8]) -> Result<(), TransportError> {
+        let (size, width) = (self.size(), number.width());
+        let counts: Vec<usize> = (0..size).map(|index| chunk_range(input.len() / width, size, index).len() * width).collect();
+        self.reduce_scatter_bytes(number, Reduction::Sum, input, &counts, output)
+    }
+
     /// [`reduce_scatter_f32`](Self::reduce_scatter_f32) with any reduction, and member i's part of `counts[i]` elements.
     pub fn reduce_scatter_uneven(
         &mut self,
@@ -164,10 +179,23 @@ impl Group {
         counts: &[usize],
         output: &mut [f32],
     ) -> Result<(), TransportError> {
+        let counts: Vec<usize> = counts.iter().map(|count| count * size_of::<f32>()).collect();
+        self.reduce_scatter_bytes(Number::Fp32, reduction, bytes_of(input), &counts, bytes_of_mut(output))
+    }
+
+    fn reduce_scatter_bytes(
+        &mut self,
+        number: Number,
+        reduction: Reduction,
+        input: &[u8],
+        counts: &[usize],
+        output: &mut [u8],
+    ) -> Result<(), TransportError> {
         const NAME: &str = "reduce-scatter";
         self.need(NAME, self.size(), counts.len())?;
-        self.need(NAME, counts.iter().sum(), input.len())?;
-        self.need(NAME, counts[self.position], output.len())?;
+        let width = number.width();
+        self.need(NAME, counts.iter().sum::<usize>() / width, input.len() / width)?;
+        self.need(NAME, counts[self.position] / width, output.len() / width)?;
         let (size, position) = (self.size(), self.position);
         let starts = starts(counts);
         if size == 1 {
@@ -175,10 +203,10 @@ impl Group {
             return Ok(());
         }
         // Blocks again: the b-th block takes the b-th slice of every member's part.
-        let step = STEP_BYTES / size_of::<f32>();
+        let step = STEP_BYTES;
         let longest = counts.iter().copied().max().unwrap_or(0);
         let mut scratch = std::mem::take(&mut self.scratch);
-        scratch.resize(scratch.len().max(2 * step), 0.0);
+        scratch.resize(scratch.len().max(2 * step), 0);
         let (sender, receiver) = ring(&mut self.channels, position, size)?;
         let mut neighbours = Neighbours::new(sender, receiver);
         for begin in (0..longest).step_by(step) {
@@ -198,7 +226,7 @@ impl Group {
                 } else {
                     &mut arriving[..own.len()]
                 };
-                neighbours.exchange(bytes_of(outgoing), Incoming::combine(reduction, into, own))?;
+                neighbours.exchange(outgoing, Incoming::combine(number, reduction, into, own))?;
                 std::mem::swap(&mut passing, &mut arriving);
             }
         }

@@ -4,7 +4,7 @@
 //! bytes: it asks an [`Outgoing`] for what to send next, and feeds an [`Incoming`] with pieces of whatever size arrives. The
 //! incoming payload is copied, or reduced straight from the channel's own memory.
 
-use super::reduce::{self, Reduction};
+use super::reduce::{self, Number, Reduction};
 
 const HEADER_BYTES: usize = 8;
 
@@ -60,7 +60,7 @@ pub struct Incoming<'a> {
 #[derive(Debug)]
 enum Sink<'a> {
     Copy(&'a mut [u8]),
-    Reduce { reduction: Reduction, into: &'a mut [f32], own: Option<&'a [f32]>, split: [u8; 4] },
+    Reduce { number: Number, reduction: Reduction, into: &'a mut [u8], own: Option<&'a [u8]>, split: [u8; 4] },
 }
 
 impl<'a> Incoming<'a> {
@@ -69,15 +69,15 @@ impl<'a> Incoming<'a> {
         Self::new(Sink::Copy(into))
     }
 
-    /// A message of `f32`s to be reduced into those of `into`.
-    pub fn reduce(reduction: Reduction, into: &'a mut [f32]) -> Self {
-        Self::new(Sink::Reduce { reduction, into, own: None, split: [0; 4] })
+    /// A message of numbers to be reduced into those of `into`.
+    pub fn reduce(number: Number, reduction: Reduction, into: &'a mut [u8]) -> Self {
+        Self::new(Sink::Reduce { number, reduction, into, own: None, split: [0; 4] })
     }
 
-    /// A message of `f32`s whose reduction with `own` (of the same length) is to fill `into`.
-    pub fn combine(reduction: Reduction, into: &'a mut [f32], own: &'a [f32]) -> Self {
+    /// A message of numbers whose reduction with `own` (of the same length) is to fill `into`.
+    pub fn combine(number: Number, reduction: Reduction, into: &'a mut [u8], own: &'a [u8]) -> Self {
         debug_assert_eq!(into.len(), own.len());
-        Self::new(Sink::Reduce { reduction, into, own: Some(own), split: [0; 4] })
+        Self::new(Sink::Reduce { number, reduction, into, own: Some(own), split: [0; 4] })
     }
 
     fn new(sink: Sink<'a>) -> Self {
@@ -87,7 +87,7 @@ impl<'a> Incoming<'a> {
     fn payload_length(&self) -> usize {
         match &self.sink {
             Sink::Copy(into) => into.len(),
-            Sink::Reduce { into, .. } => size_of_val(&**into),
+            Sink::Reduce { into, .. } => into.len(),
         }
     }
 
@@ -116,7 +116,9 @@ impl<'a> Incoming<'a> {
         let bytes = &bytes[..count];
         match &mut self.sink {
             Sink::Copy(into) => into[offset..offset + count].copy_from_slice(bytes),
-            Sink::Reduce { reduction, into, own, split } => reduce_piece(*reduction, into, *own, split, offset, bytes),
+            Sink::Reduce { number, reduction, into, own, split } => {
+                reduce_piece(*number, *reduction, into, *own, split, offset, bytes);
+            }
         }
         self.taken += count;
         Ok(())
@@ -149,33 +151,40 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// Reduces `bytes`, which belong at byte `offset` of the payload. A piece may begin or end inside an element: `split` holds the
-/// first bytes of such an element until the rest arrives.
-fn reduce_piece(reduction: Reduction, into: &mut [f32], own: Option<&[f32]>, split: &mut [u8; 4], offset: usize, bytes: &[u8]) {
+/// Reduces `bytes`, which belong at byte `offset` of the payload. A piece may begin or end inside a number: `split` holds the
+/// first bytes of such a number until the rest arrives.
+fn reduce_piece(
+    number: Number,
+    reduction: Reduction,
+    into: &mut [u8],
+    own: Option<&[u8]>,
+    split: &mut [u8; 4],
+    offset: usize,
+    bytes: &[u8],
+) {
+    let width = number.width();
+    let mut reduce = |first: usize, bytes: &[u8]| {
+        let range = first..first + bytes.len();
+        match own {
+            Some(own) => reduce::combine(number, reduction, &mut into[range.clone()], &own[range], bytes),
+            None => reduce::accumulate(number, reduction, &mut into[range], bytes),
+        }
+    };
     let mut bytes = bytes;
-    let mut element = offset / 4;
-    let within = offset % 4;
+    let mut first = offset;
+    let within = offset % width;
     if within != 0 {
-        let count = (4 - within).min(bytes.len());
+        let count = (width - within).min(bytes.len());
         let (head, rest) = bytes.split_at(count);
         split[within..within + count].copy_from_slice(head);
         bytes = rest;
-        if within + count < 4 {
+        if within + count < width {
             return;
         }
-        reduce_whole(reduction, into, own, element, 1, split);
-        element += 1;
+        reduce(offset - within, &split[..width]);
+        first = offset + count;
     }
-    let whole = bytes.len() / 4;
-    let (elements, tail) = bytes.split_at(whole * 4);
-    reduce_whole(reduction, into, own, element, whole, elements);
+    let (numbers, tail) = bytes.split_at(bytes.len() / width * width);
+    reduce(first, numbers);
     split[..tail.len()].copy_from_slice(tail);
-}
-
-fn reduce_whole(reduction: Reduction, into: &mut [f32], own: Option<&[f32]>, first: usize, count: usize, bytes: &[u8]) {
-    let range = first..first + count;
-    match own {
-        Some(own) => reduce::combine(reduction, &mut into[range.clone()], &own[range], bytes),
-        None => reduce::accumulate(reduction, &mut into[range], bytes),
-    }
 }

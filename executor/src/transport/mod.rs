@@ -53,7 +53,7 @@ pub use group::{Group, chunk_range};
 pub use key::RunKey;
 pub use message::{Incoming, Outgoing, WrongLength};
 pub use mixed::Mixed;
-pub use reduce::Reduction;
+pub use reduce::{Number, Reduction};
 pub use shared_memory::{Segment, SegmentShape, SharedMemory};
 pub use tcp::{Tcp, TcpOptions};
 

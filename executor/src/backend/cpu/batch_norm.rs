@@ -31,29 +31,76 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, groups: usize, positions: us
     if groups * positions * channels == 0 {
         return;
     }
-    let [partial, slope, offset] = scratch.pieces([2 * channels, channels, channels]);
+    let [partial, slope] = scratch.pieces([2 * channels, channels]);
     let group_elements = positions * channels;
     for ((x, y), saved) in
         x.chunks_exact(group_elements).zip(y.chunks_exact_mut(group_elements)).zip(saved.chunks_exact_mut(2 * channels))
     {
         let (mean, deviations) = saved.split_at_mut(channels);
         means_and_squared_deviations(x, mean, deviations, partial);
-        if let Some(statistics) = &mut statistics {
-            let (means, variances) = statistics.split_at_mut(channels);
-            // PyTorch divides by n - 1 here; one position has no unbiased variance and counts as zero.
-            let unbiased = 1.0 / (positions.max(2) - 1) as f32;
-            for channel in 0..channels {
-                means[channel] += mean[channel];
-                variances[channel] += deviations[channel] * unbiased;
-            }
-        }
+        normalising_factors(mean, deviations, slope, scale, statistics.as_deref_mut(), positions);
+        affine(y, x, mean, slope, shift);
+    }
+}
+
+/// Turns the sums of squared deviations into reciprocal standard deviations, adds mean and unbiased variance to the statistics, and makes
+/// the slope that they and the scale give.
+pub(super) fn normalising_factors(
+    mean: &[f32],
+    deviations: &mut [f32],
+    slope: &mut [f32],
+    scale: &[f32],
+    statistics: Option<&mut [f32]>,
+    positions: usize,
+) {
+    let channels = mean.len();
+    if let Some(statistics) = statistics {
+        let (means, variances) = statistics.split_at_mut(channels);
+        // PyTorch divides by n - 1 here; one position has no unbiased variance and counts as zero.
+        let unbiased = 1.0 / (positions.max(2) - 1) as f32;
         for channel in 0..channels {
-            let factor = 1.0 / (deviations[channel] / positions as f32 + EPSILON).sqrt();
-            deviations[channel] = factor;
-            slope[channel] = factor * scale[channel];
-            offset[channel] = shift[channel];
+            means[channel] += mean[channel];
+            variances[channel] += deviations[channel] * unbiased;
         }
-        affine(y, x, mean, slope, offset);
+    }
+    for channel in 0..channels {
+        let factor = 1.0 / (deviations[channel] / positions as f32 + EPSILON).sqrt();
+        deviations[channel] = factor;
+        slope[channel] = factor * scale[channel];
+    }
+}
+
+/// Merges the mean and the squared deviations of `count` positions into those of `counted` before; returns how many that makes.
+pub(super) fn merge_deviations(
+    mean: &mut [f32],
+    deviations: &mut [f32],
+    block_mean: &[f32],
+    block_deviations: &[f32],
+    counted: f32,
+    count: f32,
+) -> f32 {
+    let share = count / (counted + count);
+    for channel in 0..mean.len() {
+        let difference = block_mean[channel] - mean[channel];
+        mean[channel] += difference * share;
+        deviations[channel] += block_deviations[channel] + difference * difference * (counted * share);
+    }
+    counted + count
+}
+
+/// `dx = scale factor (dy - Σdy/n - x̂ Σ(dy x̂)/n)`, as `slope dy + tilt (x - mean) + offset`.
+pub(super) fn gradient_factors(
+    [slope, tilt, offset]: [&mut [f32]; 3],
+    scale: &[f32],
+    factor: &[f32],
+    totals: &[f32],
+    products: &[f32],
+    positions: usize,
+) {
+    for channel in 0..scale.len() {
+        slope[channel] = scale[channel] * factor[channel];
+        tilt[channel] = -slope[channel] * factor[channel] * (products[channel] / positions as f32);
+        offset[channel] = -slope[channel] * (totals[channel] / positions as f32);
     }
 }
 
@@ -84,12 +131,7 @@ pub(super) unsafe fn input_gradient(
         let (mean, factor) = saved[2 * group * channels..][..2 * channels].split_at(channels);
         let (totals, products) = sums[2 * group * channels..][..2 * channels].split_at_mut(channels);
         column_sums_normalised(dy, x, mean, factor, totals, products, partial);
-        // dx = scale factor (dy - Σdy/n - x̂ Σ(dy x̂)/n), as slope dy + tilt (x - mean) + offset.
-        for channel in 0..channels {
-            slope[channel] = scale[channel] * factor[channel];
-            tilt[channel] = -slope[channel] * factor[channel] * (products[channel] / positions as f32);
-            offset[channel] = -slope[channel] * (totals[channel] / positions as f32);
-        }
+        gradient_factors([slope, tilt, offset], scale, factor, totals, products, positions);
         combine(dx, dy, x, mean, slope, tilt, offset);
     }
 }
@@ -146,7 +188,7 @@ pub(super) unsafe fn running_statistics(call: &KernelCall<'_>, contributions: us
 
 multiversion! {
     /// The mean of each channel, and the sum of squares of the deviations from it. `partial` is scratch for two of a channel.
-    fn means_and_squared_deviations(x: &[f32], mean: &mut [f32], deviations: &mut [f32], partial: &mut [f32]) {
+    pub(super) fn means_and_squared_deviations(x: &[f32], mean: &mut [f32], deviations: &mut [f32], partial: &mut [f32]) {
         let channels = mean.len();
         let deviations = &mut deviations[..channels];
         let (block_mean, block_deviations) = partial[..2 * channels].split_at_mut(channels);
@@ -184,7 +226,7 @@ multiversion! {
     }
 
     /// `y = (x - mean) slope + offset`.
-    fn affine(y: &mut [f32], x: &[f32], mean: &[f32], slope: &[f32], offset: &[f32]) {
+    pub(super) fn affine(y: &mut [f32], x: &[f32], mean: &[f32], slope: &[f32], offset: &[f32]) {
         let channels = mean.len();
         let (slope, offset) = (&slope[..channels], &offset[..channels]);
         for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact(channels)) {
@@ -195,7 +237,7 @@ multiversion! {
     }
 
     /// `dx = slope dy + tilt (x - mean) + offset`.
-    fn combine(dx: &mut [f32], dy: &[f32], x: &[f32], mean: &[f32], slope: &[f32], tilt: &[f32], offset: &[f32]) {
+    pub(super) fn combine(dx: &mut [f32], dy: &[f32], x: &[f32], mean: &[f32], slope: &[f32], tilt: &[f32], offset: &[f32]) {
         let channels = mean.len();
         let (slope, tilt, offset) = (&slope[..channels], &tilt[..channels], &offset[..channels]);
         for ((dx, dy), x) in dx.chunks_exact_mut(channels).zip(dy.chunks_exact(channels)).zip(x.chunks_exact(channels)) {

@@ -220,7 +220,7 @@ fn stretch(position: usize, row: usize, window: &Window) -> Option<Stretch> {
 
 multiversion! {
     /// Fills `patches` with the windows of the positions from `first` on; zeros outside of the image.
-    fn gather_patches(patches: &mut [f32], x: &[f32], first: usize, window: &Window) {
+    pub(super) fn gather_patches(patches: &mut [f32], x: &[f32], first: usize, window: &Window) {
         let patch = patch(window);
         let line = window.size * window.in_channels;
         for (position, patch) in patches.chunks_exact_mut(patch.max(1)).enumerate() {

@@ -74,7 +74,7 @@ pub(super) unsafe fn gradient(
 }
 
 /// The class with which a rank's part begins.
-fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
+pub(super) fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * classes } else { 0 }
 }
 

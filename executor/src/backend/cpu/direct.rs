@@ -149,6 +149,11 @@ impl Band {
         (out_rows - 1) * window.stride + window.size
     }
 
+    /// Elements of its output.
+    pub(super) fn output_elements(&self, window: &Window) -> usize {
+        self.images.min(window.batch) * self.out_rows * window.out_width() * window.out_channels
+    }
+
     /// Elements of the copy with a border of zeros, if one is made.
     pub(super) fn copied_elements(&self, window: &Window) -> usize {
         if window.padding == 0 {

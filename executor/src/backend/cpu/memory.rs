@@ -47,6 +47,28 @@ pub(super) unsafe fn integers_mut<'a>(operand: &Operand) -> &'a mut [i32] {
     unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / 4) }
 }
 
+/// The operand as numbers of sixteen bits to read.
+///
+/// # Safety
+///
+/// As [`floats`].
+#[inline]
+pub(super) unsafe fn halves<'a>(operand: &Operand) -> &'a [u16] {
+    // SAFETY: as this function's own contract.
+    unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.bytes / 2) }
+}
+
+/// The operand as numbers of sixteen bits to write.
+///
+/// # Safety
+///
+/// As [`floats_mut`].
+#[inline]
+pub(super) unsafe fn halves_mut<'a>(operand: &Operand) -> &'a mut [u16] {
+    // SAFETY: as this function's own contract; every bit pattern is a number.
+    unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / 2) }
+}
+
 /// Whether a write is the read itself.
 #[inline]
 pub(super) fn same(read: &Operand, write: &Operand) -> bool {

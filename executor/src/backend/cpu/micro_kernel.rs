@@ -66,6 +66,18 @@ impl MicroKernel {
         None
     }
 
+    /// The kernel that takes every number for a pair of bfloat16, the earlier one in the lower half, if this machine multiplies them:
+    /// `destination (+)= Σ_k rows[row][k].lower panel[k].lower + rows[row][k].upper panel[k].upper`, in single precision.
+    pub(super) fn detect_pairs() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx512 = super::vector::instruction_set() == super::vector::InstructionSet::Avx512;
+            (has_avx512 && is_x86_feature_detected!("avx512bf16")).then_some(x86::AVX512_PAIRS)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
     /// Every kernel that this machine can run, for tests.
     #[cfg(test)]
     pub(super) fn all() -> Vec<Self> {
@@ -243,6 +255,62 @@ mod x86 {
         _mm256_fmadd_ps,
         _mm256_add_ps
     );
+
+    /// The sum of two products of bfloat16, and of `sum`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    fn add_pairs(left: __m512, right: __m512, sum: __m512) -> __m512 {
+        // SAFETY: sixteen words are thirty-two halves.
+        let [left, right]: [__m512bh; 2] = unsafe { std::mem::transmute([left, right]) };
+        _mm512_dpbf16_ps(sum, left, right)
+    }
+
+    tile!(
+        pairs,
+        "avx512f,avx512bf16",
+        16,
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        add_pairs,
+        _mm512_add_ps
+    );
+
+    const PAIRS_ANYWHERE: [Tile; 14] = [
+        pairs::<1, false>,
+        pairs::<2, false>,
+        pairs::<3, false>,
+        pairs::<4, false>,
+        pairs::<5, false>,
+        pairs::<6, false>,
+        pairs::<7, false>,
+        pairs::<8, false>,
+        pairs::<9, false>,
+        pairs::<10, false>,
+        pairs::<11, false>,
+        pairs::<12, false>,
+        pairs::<13, false>,
+        pairs::<14, false>,
+    ];
+    const PAIRS_NEIGHBOURS: [Tile; 14] = [
+        pairs::<1, true>,
+        pairs::<2, true>,
+        pairs::<3, true>,
+        pairs::<4, true>,
+        pairs::<5, true>,
+        pairs::<6, true>,
+        pairs::<7, true>,
+        pairs::<8, true>,
+        pairs::<9, true>,
+        pairs::<10, true>,
+        pairs::<11, true>,
+        pairs::<12, true>,
+        pairs::<13, true>,
+        pairs::<14, true>,
+    ];
+    pub(super) const AVX512_PAIRS: MicroKernel =
+        MicroKernel { panel_width: 32, anywhere: &PAIRS_ANYWHERE, neighbours: &PAIRS_NEIGHBOURS };
 
     const AVX512_ANYWHERE: [Tile; 14] = [
         avx512::<1, false>,

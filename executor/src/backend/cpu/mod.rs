@@ -1,4 +1,4 @@
-//! The CPU backend: single precision, one core, deterministic. Parallelism is one process a core, so nothing here starts a thread.
+//! The CPU backend: one core, deterministic; single precision, and sixteen bits ([`half`]) with sums in single precision. Parallelism is one process a core, so nothing here starts a thread.
 //! This file checks a call and hands it to its kernel; a file below knows one family of kernels and nothing of the others.
 
 mod activations;
@@ -11,6 +11,7 @@ mod cross_entropy;
 mod direct;
 mod elementwise;
 mod experts;
+mod half;
 mod head_products;
 mod layer_norm;
 mod lstm;
@@ -33,24 +34,30 @@ use foretell_models::Kernel;
 
 use super::{Backend, BackendError, KernelCall, operands};
 
-/// Runs kernels in single precision on one core. Owns only scratch memory, which grows to the largest kernel's need.
+/// Runs kernels on one core. Owns only scratch memory, which grows to the largest kernel's need.
 #[derive(Debug)]
 pub struct CpuBackend {
     scratch: memory::Scratch,
     micro_kernel: Option<micro_kernel::MicroKernel>,
+    half: half::HalfKernels,
 }
 
 impl CpuBackend {
     /// A backend without scratch memory yet.
     pub fn new() -> Self {
-        CpuBackend { scratch: memory::Scratch::default(), micro_kernel: micro_kernel::MicroKernel::detect() }
+        let half = half::HalfKernels::detect();
+        CpuBackend { scratch: memory::Scratch::default(), micro_kernel: micro_kernel::MicroKernel::detect(), half }
     }
 
     /// Backends for every way that this machine's kernels can take, for tests.
     #[cfg(test)]
     pub(super) fn variants() -> Vec<Self> {
         let kernels = micro_kernel::MicroKernel::all().into_iter().map(Some).chain([None]);
-        kernels.map(|micro_kernel| CpuBackend { scratch: memory::Scratch::default(), micro_kernel }).collect()
+        let half = |with_pairs| if with_pairs { half::HalfKernels::detect() } else { half::HalfKernels::without_pairs() };
+        kernels
+            .enumerate()
+            .map(|(index, micro_kernel)| CpuBackend { scratch: memory::Scratch::default(), micro_kernel, half: half(index == 0) })
+            .collect()
     }
 }
 
@@ -67,6 +74,10 @@ impl Backend for CpuBackend {
 
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError> {
         operands::check(call)?;
+        if let Some(format) = crate::half::Half::of(call.precision) {
+            // SAFETY: the operands are checked; the rest is this function's own contract.
+            return unsafe { half::run(self, call, format) };
+        }
         let (scratch, micro_kernel) = (&mut self.scratch, self.micro_kernel.as_ref());
         // SAFETY: counts, sizes and alignment are checked; that the memory is valid and apart is this function's own contract.
         unsafe {

@@ -172,7 +172,7 @@ pub(super) unsafe fn embedding_gradient(
 }
 
 /// The row of the whole table with which a rank's part begins.
-fn first_row(call: &KernelCall<'_>, vocabulary: usize, parts: usize) -> usize {
+pub(super) fn first_row(call: &KernelCall<'_>, vocabulary: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * vocabulary } else { 0 }
 }
 

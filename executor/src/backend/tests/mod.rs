@@ -6,14 +6,17 @@ mod gradients;
 mod lstm;
 mod mixture;
 mod parts;
+mod precision;
 mod reference;
 mod speeds;
 
 use foretell_models::{Attention, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window};
+use foretell_units::DataType;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Backend as _, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand, operand_bytes};
+use super::{Backend as _, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
+use crate::half::Half;
 
 /// Numbers in double precision: what the reference works on, and what an arena's operand is made from.
 type Tensor = Vec<f64>;
@@ -250,13 +253,19 @@ fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
 
 /// Elements of operands of so many bytes.
 fn counts(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
-    let sizes = operand_bytes(kernel);
+    let sizes = operand_bytes(kernel, DataType::Fp32);
     let count = |sizes: Vec<foretell_units::Bytes>| sizes.iter().map(|bytes| (bytes.count() / 4) as usize).collect();
     (count(sizes.reads), count(sizes.writes))
 }
 
 /// Random operands that the kernel can meet: variances are positive, log-sums and saved statistics belong to their tensors.
 fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tensor>) {
+    operands_in(kernel, DataType::Fp32, random)
+}
+
+/// As [`operands`], of numbers that the operands' formats in a precision have.
+fn operands_in(kernel: &Kernel, precision: DataType, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tensor>) {
+    let types = operand_types(kernel, precision);
     let (reads, writes) = counts(kernel);
     let mut number = || f64::from(random.random_range(-1.0_f32..1.0));
     let mut reads: Vec<Tensor> = reads
@@ -268,6 +277,8 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
         })
         .collect();
     let mut writes: Vec<Tensor> = writes.into_iter().map(|count| (0..count).map(|_| number()).collect()).collect();
+    round_to(&types.reads, &mut reads);
+    round_to(&types.writes, &mut writes);
     let forward = |forward: Kernel, reads: &[Tensor]| {
         let before: Vec<Tensor> = counts(&forward).1.into_iter().map(|count| vec![0.0; count]).collect();
         rounded(reference::run(&forward, reads, &before, false, &PARAMETERS, last_member(&forward)))
@@ -310,7 +321,17 @@ fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tenso
         }
         _ => mixture::make_consistent(kernel, &mut reads),
     }
+    round_to(&types.reads, &mut reads);
     (reads, writes)
+}
+
+/// Rounds the tensors that are stored in sixteen bits.
+fn round_to(types: &[DataType], tensors: &mut [Tensor]) {
+    for (tensor, &data_type) in tensors.iter_mut().zip(types) {
+        if let Some(half) = Half::of(data_type) {
+            tensor.iter_mut().for_each(|value| *value = f64::from(half.to_single(half.nearest(*value as f32))));
+        }
+    }
 }
 
 /// The index of the last of the ranks among whom what the kernel works on is cut into parts.
@@ -345,35 +366,62 @@ fn run_on(
     share_first: bool,
     group_index: usize,
 ) -> Vec<Tensor> {
-    let mut memory: Vec<Vec<u32>> = Vec::new();
-    for (index, tensor) in reads.iter().enumerate() {
-        let is_integer = integers(kernel, index).is_some();
-        memory.push(tensor.iter().map(|&x| if is_integer { x as i32 as u32 } else { (x as f32).to_bits() }).collect());
-    }
-    for tensor in before {
-        memory.push(tensor.iter().map(|&x| (x as f32).to_bits()).collect());
+    run_in(backend, DataType::Fp32, kernel, reads, before, accumulate, share_first, group_index)
+}
+
+/// Runs the kernel in a precision; the operands are stored as it says.
+#[allow(clippy::too_many_arguments)]
+fn run_in(
+    backend: &mut CpuBackend,
+    precision: DataType,
+    kernel: &Kernel,
+    reads: &[Tensor],
+    before: &[Tensor],
+    accumulate: bool,
+    share_first: bool,
+    group_index: usize,
+) -> Vec<Tensor> {
+    let types = operand_types(kernel, precision);
+    let types: Vec<DataType> = types.reads[..reads.len()].iter().chain(&types.writes).copied().collect();
+    let to_bytes = |data_type: DataType, x: f64| match (Half::of(data_type), data_type) {
+        (Some(half), _) => half.nearest(x as f32).to_le_bytes().to_vec(),
+        (None, DataType::Int32) => (x as i32).to_le_bytes().to_vec(),
+        _ => (x as f32).to_le_bytes().to_vec(),
+    };
+    // In words, so that they are aligned.
+    let mut memory: Vec<(Vec<u32>, usize)> = Vec::new();
+    for (tensor, &data_type) in reads.iter().chain(before).zip(&types) {
+        let bytes: Vec<u8> = tensor.iter().flat_map(|&x| to_bytes(data_type, x)).collect();
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+        memory.push((bytes.chunks(4).map(word).collect(), bytes.len()));
     }
     let mut all: Vec<Operand> =
-        memory.iter_mut().map(|memory| Operand { pointer: memory.as_mut_ptr().cast(), bytes: 4 * memory.len() }).collect();
+        memory.iter_mut().map(|(memory, bytes)| Operand { pointer: memory.as_mut_ptr().cast(), bytes: *bytes }).collect();
     if share_first {
         all[reads.len()] = all[0];
     }
     let (read, written) = all.split_at(reads.len());
-    let call = KernelCall { kernel, reads: read, writes: written, accumulate, hyperparameters: &PARAMETERS, group_index };
+    let call =
+        KernelCall { kernel, reads: read, writes: written, accumulate, hyperparameters: &PARAMETERS, group_index, precision };
     // SAFETY: the operands are vectors that live until the end; at most the first write is the first read.
     unsafe { backend.run(&call) }.unwrap();
     if share_first {
         memory[reads.len()] = memory[0].clone();
     }
-    let integer_write = |index| matches!(kernel, Kernel::MaxPool(_) | Kernel::Route { .. } | Kernel::Dispatch(_)) && index == 1;
     memory[reads.len()..]
         .iter()
-        .enumerate()
-        .map(|(index, memory)| {
-            memory
-                .iter()
-                .map(|&bits| if integer_write(index) { f64::from(bits as i32) } else { f64::from(f32::from_bits(bits)) })
-                .collect()
+        .zip(&types[reads.len()..])
+        .map(|((memory, length), &data_type)| {
+            let bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_le_bytes()).take(*length).collect();
+            match (Half::of(data_type), data_type) {
+                (Some(half), _) => {
+                    bytes.as_chunks::<2>().0.iter().map(|&bits| f64::from(half.to_single(u16::from_le_bytes(bits)))).collect()
+                }
+                (None, DataType::Int32) => {
+                    bytes.as_chunks::<4>().0.iter().map(|&bits| f64::from(i32::from_le_bytes(bits))).collect()
+                }
+                _ => bytes.as_chunks::<4>().0.iter().map(|&bits| f64::from(f32::from_le_bytes(bits))).collect(),
+            }
         })
         .collect()
 }
@@ -450,8 +498,9 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
     let reads: Vec<Operand> = reads.iter().map(|bytes| operand(bytes, &mut memory)).collect();
     let writes: Vec<Operand> = writes.iter().map(|bytes| operand(bytes, &mut memory)).collect();
     let parameters = Hyperparameters::default();
+    let (hyperparameters, precision) = (&parameters, DataType::Fp32);
     let call =
-        KernelCall { kernel, reads: &reads, writes: &writes, accumulate: false, hyperparameters: &parameters, group_index: 2 };
+        KernelCall { kernel, reads: &reads, writes: &writes, accumulate: false, hyperparameters, group_index: 2, precision };
     // SAFETY: the call is refused before its overlapping operands are written.
     unsafe { CpuBackend::new().run(&call) }.unwrap_err()
 }

@@ -3,6 +3,7 @@
 use super::PARAMETERS;
 use crate::backend::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
 use foretell_models::Kernel;
+use foretell_units::DataType;
 
 fn operand(values: &mut [f32]) -> Operand {
     Operand { pointer: values.as_mut_ptr().cast(), bytes: 4 * values.len() }
@@ -12,7 +13,8 @@ fn operand(values: &mut [f32]) -> Operand {
 fn run(kernel: Kernel, reads: &mut [Vec<f32>], writes: &mut [Vec<f32>], group_index: usize, hyperparameters: &Hyperparameters) {
     let reads: Vec<Operand> = reads.iter_mut().map(|values| operand(values)).collect();
     let writes: Vec<Operand> = writes.iter_mut().map(|values| operand(values)).collect();
-    let call = KernelCall { kernel: &kernel, reads: &reads, writes: &writes, accumulate: false, hyperparameters, group_index };
+    let (kernel, reads, writes, precision) = (&kernel, reads.as_slice(), writes.as_slice(), DataType::Fp32);
+    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, precision };
     // SAFETY: the operands are vectors of the right sizes, apart from each other, that outlive the call.
     unsafe { CpuBackend::new().run(&call) }.expect("the call is sound");
 }

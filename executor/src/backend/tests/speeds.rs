@@ -6,27 +6,34 @@ use std::time::Instant;
 use foretell_models::{Epsilon, Kernel, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 
-use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, window};
+use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, operand_types, window};
 use crate::backend::Backend as _;
+use crate::half::Half;
 
 /// The least seconds of a call, over at least a fifth of a second.
-fn least_seconds(kernel: &Kernel) -> f64 {
+fn least_seconds(kernel: &Kernel, precision: DataType) -> f64 {
     let mut backend = CpuBackend::new();
-    let sizes = operand_bytes(kernel);
+    let sizes = operand_bytes(kernel, precision);
+    let types = operand_types(kernel, precision);
     let mut memory: Vec<Vec<u32>> = Vec::new();
-    for (index, bytes) in sizes.reads.iter().chain(&sizes.writes).enumerate() {
-        let count = (bytes.count() / 4) as usize;
-        let value = |position: usize| match integers(kernel, index) {
-            Some(limit) => (position * 7919 % limit) as u32,
-            None => ((position * 7919 % 1000) as f32 / 1000.0 + 0.01).to_bits(),
+    let operands = sizes.reads.iter().chain(&sizes.writes).zip(types.reads.iter().chain(&types.writes));
+    for (index, (bytes, &data_type)) in operands.enumerate() {
+        let count = (bytes.count() as usize).div_ceil(4);
+        let number = |position: usize| (position * 7919 % 1000) as f32 / 1000.0 + 0.01;
+        let value = |position: usize| match (integers(kernel, index), Half::of(data_type)) {
+            (Some(limit), _) => (position * 7919 % limit) as u32,
+            (None, Some(half)) => u32::from(half.nearest(number(position))) * 0x1_0001,
+            (None, None) => number(position).to_bits(),
         };
         memory.push((0..count).map(value).collect());
     }
+    let bytes = sizes.reads.iter().chain(&sizes.writes).map(|bytes| bytes.count() as usize);
     let operands: Vec<Operand> =
-        memory.iter_mut().map(|memory| Operand { pointer: memory.as_mut_ptr().cast(), bytes: 4 * memory.len() }).collect();
+        memory.iter_mut().zip(bytes).map(|(memory, bytes)| Operand { pointer: memory.as_mut_ptr().cast(), bytes }).collect();
     let (reads, writes) = operands.split_at(sizes.reads.len());
     let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
-    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters: &hyperparameters, group_index: 0 };
+    let hyperparameters = &hyperparameters;
+    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, precision };
     let (started, mut least, mut calls) = (Instant::now(), f64::INFINITY, 0);
     while calls < 5 || started.elapsed().as_secs_f64() < 0.2 {
         let start = Instant::now();
@@ -38,14 +45,16 @@ fn least_seconds(kernel: &Kernel) -> f64 {
     least
 }
 
+/// One line a kernel: the rate in single precision, the time in every precision.
 fn print_speed(kernel: Kernel) {
-    let seconds = least_seconds(&kernel);
-    if kernel.is_matrix_product() {
-        println!("{:8.1} GFLOP/s  {:9.1} us  {kernel:?}", kernel.flops().value() / seconds / 1e9, seconds * 1e6);
+    let [seconds, bf16, fp16] = [DataType::Fp32, DataType::Bf16, DataType::Fp16].map(|format| least_seconds(&kernel, format));
+    let (rate, unit) = if kernel.is_matrix_product() {
+        (kernel.flops().value() / seconds / 1e9, "GFLOP/s")
     } else {
-        let bytes = kernel.bytes(DataType::Fp32).value();
-        println!("{:8.1} GB/s     {:9.1} us  {kernel:?}", bytes / seconds / 1e9, seconds * 1e6);
-    }
+        (kernel.bytes(DataType::Fp32).value() / seconds / 1e9, "GB/s")
+    };
+    let [seconds, bf16, fp16] = [seconds, bf16, fp16].map(|seconds| seconds * 1e6);
+    println!("{rate:8.1} {unit:7}  fp32 {seconds:9.1} us  bf16 {bf16:9.1} us  fp16 {fp16:9.1} us  {kernel:?}");
 }
 
 fn print_products(rows: usize, contracted: usize, columns: usize, weight: WeightLayout, bias: bool, relu: bool) {
@@ -121,7 +130,8 @@ fn print_kernel_speeds_of_optimizers_and_an_mlp() {
         Kernel::SumOfSquares { elements },
     ];
     for kernel in kernels {
-        println!("{:8.3} ns an element  {kernel:?}", least_seconds(&kernel) / elements as f64 * 1e9);
+        let [fp32, bf16] = [DataType::Fp32, DataType::Bf16].map(|format| least_seconds(&kernel, format) / elements as f64 * 1e9);
+        println!("{fp32:8.3} ns an element, in bf16 {bf16:8.3}  {kernel:?}");
     }
 
     println!("MLP, batch 128");

@@ -1,6 +1,7 @@
 //! Every collective against a naive oracle, over every transport.
 
 use super::*;
+use crate::half::Half;
 
 const LENGTHS: [usize; 8] = [0, 1, 3, 5, 1023, 2048, 40_001, 300_007];
 
@@ -28,7 +29,7 @@ fn all_reduce_sums_over_all_ranks() {
     }
 }
 
-fn naive_sum(numbers: fn(usize, usize) -> Vec<f32>, size: usize, length: usize) -> Vec<f32> {
+fn naive_sum(numbers: impl Fn(usize, usize) -> Vec<f32>, size: usize, length: usize) -> Vec<f32> {
     (0..size)
         .map(|rank| numbers(rank, length))
         .fold(vec![0.0; length], |sum, values| sum.iter().zip(values).map(|(left, right)| left + right).collect())
@@ -64,6 +65,65 @@ fn maximum_keeps_the_greatest_and_any_nan() {
         });
         for values in results {
             assert!((values[0], values[2], values[3]) == (2.0, 1.0, 2.0) && values[1].is_nan(), "{:?}", &values[..4]);
+        }
+    }
+}
+
+/// The bytes of numbers of sixteen bits.
+fn half_bytes(half: Half, values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|&value| half.nearest(value).to_le_bytes()).collect()
+}
+
+fn of_half_bytes(half: Half, bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<2>().0.iter().map(|&bits| half.to_single(u16::from_le_bytes(bits))).collect()
+}
+
+/// Numbers that fp16 does not take for infinite.
+fn small_numbers(rank: usize, length: usize) -> Vec<f32> {
+    uneven_numbers(rank, length).into_iter().map(|x| 1e-3 * x).collect()
+}
+
+#[test]
+fn numbers_of_sixteen_bits_are_summed_in_single_precision_and_rounded_once_a_member() {
+    for half in [Half::Bf16, Half::Fp16] {
+        for kind in ALL_KINDS {
+            for size in 1..=4 {
+                let results = on_every_rank(&world(kind, size), |transport| {
+                    let rank = transport.rank();
+                    let mut group = Group::new(transport, &all(size), StreamNumber(1)).unwrap();
+                    LENGTHS.map(|length| {
+                        let own = half_bytes(half, &small_numbers(rank, length));
+                        let mut values = own.clone();
+                        group.all_reduce(Number::Half(half), Reduction::Sum, &mut values).unwrap();
+                        let mut part = vec![0; 2 * chunk_range(length, size, rank).len()];
+                        group.reduce_scatter(Number::Half(half), &own, &mut part).unwrap();
+                        (values, part)
+                    })
+                });
+                for (index, length) in LENGTHS.into_iter().enumerate() {
+                    let rounded = |rank, length| of_half_bytes(half, &half_bytes(half, &small_numbers(rank, length)));
+                    let exact = naive_sum(rounded, size, length);
+                    let magnitude =
+                        naive_sum(|rank, length| small_numbers(rank, length).iter().map(|x| x.abs()).collect(), size, length);
+                    // Half of the last place for each member that adds, of partial sums that are at most the sum of magnitudes.
+                    let place = if half == Half::Bf16 { 2.0_f32.powi(-8) } else { 2.0_f32.powi(-11) };
+                    let close = |sums: &[f32], first: usize| {
+                        sums.iter().enumerate().all(|(at, sum)| {
+                            let allowed = 1.1 * place * (size - 1) as f32 * magnitude[first + at] + 1e-7;
+                            (sum - exact[first + at]).abs() <= allowed
+                        })
+                    };
+                    for (rank, result) in results.iter().enumerate() {
+                        let (whole, part) = &result[index];
+                        assert!(*whole == results[0][index].0, "{half:?} {kind:?}: ranks differ, {size} ranks, {length} numbers");
+                        assert!(close(&of_half_bytes(half, whole), 0), "{half:?} {kind:?}: {size} ranks, {length} numbers");
+                        let place = chunk_range(length, size, rank);
+                        let part = of_half_bytes(half, part);
+                        assert_eq!(part.len(), place.len());
+                        assert!(close(&part, place.start), "{half:?} {kind:?}: a part of {size} ranks, {length} numbers");
+                    }
+                }
+            }
         }
     }
 }

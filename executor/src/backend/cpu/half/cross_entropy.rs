@@ -1,0 +1,66 @@
+//! The gradient of softmax cross-entropy in bfloat16: widened and narrowed in registers, as rows of a vocabulary are too long for the
+//! first-level cache in single precision.
+
+use crate::backend::cpu::cross_entropy::first_class;
+use crate::backend::cpu::memory::{check_indices, floats, halves, halves_mut, integers, same};
+use crate::backend::cpu::vector::{exponential, multiversion};
+use crate::backend::{BackendError, KernelCall};
+use crate::half::Half::Bf16;
+
+/// The label of a row that does not count.
+const IGNORED: i32 = -1;
+
+/// # Safety
+///
+/// The call's operands are checked and valid; dlogits may be the logits.
+pub(super) unsafe fn gradient(
+    call: &KernelCall<'_>,
+    classes: usize,
+    normalizer: usize,
+    parts: usize,
+    scaled: bool,
+) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
+    let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), halves_mut(&call.writes[0])) };
+    check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
+    // SAFETY: a scaled gradient reads the control, too.
+    let scale = if scaled { (unsafe { floats(&call.reads[3]) })[0] } else { 1.0 };
+    let factor = scale / normalizer as f32;
+    let first = first_class(call, classes, parts);
+    // SAFETY: as above.
+    let logits = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { halves(&call.reads[0]) });
+    let classes = classes.max(1);
+    for (index, (row, (&label, &log_sum))) in dlogits.chunks_exact_mut(classes).zip(labels.iter().zip(log_sums)).enumerate() {
+        if label == IGNORED {
+            row.fill(0);
+            continue;
+        }
+        let logits = logits.map(|logits| &logits[index * classes..][..classes]);
+        // The label's place, if it is of this part.
+        let own = (label as usize).checked_sub(first).filter(|&own| own < classes);
+        let of_label = own.map(|own| logits.map_or(row[own], |logits| logits[own]));
+        match logits {
+            None => probabilities_in_place(row, log_sum, factor),
+            Some(logits) => probabilities(row, logits, log_sum, factor),
+        }
+        // Again, from before it was rounded: near one the probability less one would have few digits.
+        if let Some((own, logit)) = own.zip(of_label) {
+            row[own] = Bf16.nearest(factor * exponential::<false>(Bf16.to_single(logit) - log_sum) - factor);
+        }
+    }
+    Ok(())
+}
+
+multiversion! {
+    fn probabilities(row: &mut [u16], logits: &[u16], log_sum: f32, factor: f32) {
+        for (gradient, &logit) in row.iter_mut().zip(logits) {
+            *gradient = Bf16.nearest(factor * exponential::<FUSED>(Bf16.to_single(logit) - log_sum));
+        }
+    }
+
+    fn probabilities_in_place(row: &mut [u16], log_sum: f32, factor: f32) {
+        for logit in row {
+            *logit = Bf16.nearest(factor * exponential::<FUSED>(Bf16.to_single(*logit) - log_sum));
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Products of bfloat16 where the machine adds pairs of them up in single precision (AVX-512 BF16).
+//!
+//! Two neighbours along the contracted dimension are one word, as wide as a number of single precision: a row of `2n` numbers is a row
+//! of `n` words, and the micro-kernel of single precision becomes that of pairs by another multiplication. An odd last number gets a
+//! zero beside it.
+
+use std::arch::x86_64::*;
+
+use foretell_models::{Kernel, WeightLayout};
+
+use super::convolutions;
+use crate::backend::KernelCall;
+use crate::backend::cpu::memory::{Scratch, floats_mut, halves, halves_mut};
+use crate::backend::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
+use crate::backend::cpu::transpose::transpose;
+use crate::backend::cpu::vector::multiversion;
+
+/// Columns of the micro-kernel's panel.
+const WIDTH: usize = 32;
+
+/// Rows of its largest tile, and so of a packed left factor.
+const TILE: usize = 14;
+
+/// Pairs summed over in one call of the micro-kernel: their panel, 32 KiB, stays in the first-level cache.
+pub(super) const CHUNK: usize = 256;
+
+/// Words of the rows that panel after panel goes over: 256 KiB, which stay in the second-level cache.
+const BAND_WORDS: usize = 64 << 10;
+
+/// Rows and columns of a block of a weight gradient: with [`CHUNK`] pairs of each, 224 KiB and 512 KiB.
+const BLOCK: [usize; 2] = [16 * TILE, 16 * WIDTH];
+
+/// Runs the call if it is a product that has a way here; says whether.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid, and the micro-kernel is that of pairs.
+pub(super) unsafe fn run(call: &KernelCall<'_>, kernel: &MicroKernel, [scratch, packing]: [&mut Scratch; 2]) -> bool {
+    debug_assert_eq!((kernel.panel_width, kernel.most_rows()), (WIDTH, TILE));
+    // SAFETY: reads are valid and do not overlap the writes.
+    let read = |index: usize| unsafe { halves(&call.reads[index]) };
+    // SAFETY: as above.
+    let write = || unsafe { halves_mut(&call.writes[0]) };
+    match *call.kernel {
+        Kernel::Matmul { rows, columns, contracted, .. }
+        | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
+        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
+            if rows * columns * contracted == 0 =>
+        {
+            return false;
+        }
+        Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
+            let w = match weight {
+                WeightLayout::OutIn => Right::Columns(read(1)),
+                WeightLayout::InOut => Right::Rows(read(1)),
+            };
+            let finish = Finish { bias: bias.then(|| read(2)), relu };
+            multiply(write(), read(0), w, [rows, columns, contracted], finish, kernel, scratch);
+        }
+        Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
+            let w = match weight {
+                WeightLayout::OutIn => Right::Rows(read(1)),
+                WeightLayout::InOut => Right::Columns(read(1)),
+            };
+            multiply(write(), read(0), w, [rows, contracted, columns], Finish { bias: None, relu: false }, kernel, scratch);
+        }
+        Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
+            // SAFETY: as above; a weight gradient is single precision.
+            let dw = unsafe { floats_mut(&call.writes[0]) };
+            let (dy, x) = (read(0), read(1));
+            match weight {
+                WeightLayout::OutIn => {
+                    multiply_transposed(dw, dy, x, [columns, contracted, rows], call.accumulate, kernel, scratch);
+                }
+                WeightLayout::InOut => {
+                    multiply_transposed(dw, x, dy, [contracted, columns, rows], call.accumulate, kernel, scratch);
+                }
+            }
+        }
+        Kernel::Convolution(ref window) => return convolutions::forward(write(), read(0), read(1), window, kernel, scratch),
+        Kernel::ConvolutionInputGradient(ref window) => {
+            return convolutions::input_gradient(write(), read(0), read(1), window, kernel, scratch);
+        }
+        Kernel::ConvolutionWeightGradient(ref window) => {
+            // SAFETY: as above; a weight gradient is single precision.
+            let dw = unsafe { floats_mut(&call.writes[0]) };
+            return convolutions::weight_gradient(dw, read(0), read(1), call.accumulate, window, kernel, [scratch, packing]);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// The right factor of a product, by what lies next to each other.
+#[derive(Clone, Copy)]
+enum Right<'a> {
+    /// `[columns, contracted]`.
+    Columns(&'a [u16]),
+    /// `[contracted, columns]`.
+    Rows(&'a [u16]),
+}
+
+/// What is done to a sum before it is narrowed.
+#[derive(Clone, Copy)]
+struct Finish<'a> {
+    bias: Option<&'a [u16]>,
+    relu: bool,
+}
+
+/// Numbers two by two, as they lie in memory. Their address is a multiple of four.
+pub(super) fn words(halves: &[u16]) -> &[f32] {
+    assert!(halves.as_ptr().cast::<f32>().is_aligned());
+    // SAFETY: aligned as was just seen, and every bit pattern is a number.
+    unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len() / 2) }
+}
+
+/// Words as the numbers that they hold.
+pub(super) fn halves_of(words: &[f32]) -> &[u16] {
+    // SAFETY: half of a word needs less alignment, and every bit pattern is a number.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
+}
+
+/// As [`halves_of`], to be written.
+pub(super) fn halves_of_mut(words: &mut [f32]) -> &mut [u16] {
+    // SAFETY: as there.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
+}
+
+/// `y[rows, columns] = x[rows, contracted] · right`, finished. Panel after panel of the right factor over a band of rows that stay in the
+/// cache; each sum is narrowed as soon as it is complete.
+fn multiply(
+    y: &mut [u16],
+    x: &[u16],
+    right: Right<'_>,
+    [rows, columns, contracted]: [usize; 3],
+    finish: Finish<'_>,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) {
+    let pairs = contracted.div_ceil(2);
+    let is_odd = contracted % 2 == 1;
+    let band = (BAND_WORDS / pairs).clamp(8 * TILE, 64 * TILE) / TILE * TILE;
+    let copied = if is_odd { rows * pairs } else { 0 };
+    let padded_columns = if is_odd && matches!(right, Right::Columns(_)) { columns * pairs } else { 0 };
+    let [packed, left, sums, padded] =
+        scratch.pieces([columns.next_multiple_of(WIDTH) * pairs, copied, band.min(rows) * WIDTH, padded_columns]);
+    match right {
+        Right::Columns(w) => {
+            let w = if is_odd { pad_rows(padded, w, contracted) } else { words(w) };
+            pack_columns(packed, w, columns, pairs);
+        }
+        Right::Rows(w) => pack_rows::<WIDTH>(packed, w, columns, 0..columns, contracted),
+    }
+    let x = if is_odd { pad_rows(left, x, contracted) } else { words(x) };
+    assert!(x.len() >= rows * pairs && y.len() >= rows * columns);
+    let chunk = pairs.div_ceil(pairs.div_ceil(CHUNK));
+    for first_row in (0..rows).step_by(band) {
+        let count = band.min(rows - first_row);
+        for (index, panel) in packed.chunks_exact(pairs * WIDTH).enumerate() {
+            let column = index * WIDTH;
+            let width = WIDTH.min(columns - column);
+            let mut bias = [0.0; WIDTH];
+            if let Some(numbers) = finish.bias {
+                crate::half::Half::Bf16.widen(&mut bias[..width], &numbers[column..][..width]);
+            }
+            for first in (0..pairs).step_by(chunk) {
+                let length = chunk.min(pairs - first);
+                let taps =
+                    Taps { segments: 1, length, row: Step { within: 1, between: 0 }, panel: Step { within: WIDTH, between: 0 } };
+                for row in (0..count).step_by(TILE) {
+                    let height = TILE.min(count - row);
+                    let left: [*const f32; MOST_ROWS] =
+                        std::array::from_fn(|index| x.as_ptr().wrapping_add((first_row + row + index) * pairs + first));
+                    let sums = sums[row * WIDTH..][..height * WIDTH].as_mut_ptr();
+                    let targets: [*mut f32; MOST_ROWS] = std::array::from_fn(|index| sums.wrapping_add(index * WIDTH));
+                    let panel = panel[first * WIDTH..].as_ptr();
+                    // SAFETY: the rows are x's, the panel has a line for every pair, the sums are the scratch's.
+                    unsafe { kernel.tile(&taps, Rows::Anywhere(&left[..height]), panel, &targets[..height], WIDTH, first > 0) };
+                    if first + length == pairs {
+                        let target = y[(first_row + row) * columns + column..].as_mut_ptr();
+                        // SAFETY: the machine multiplies bfloat16; so many rows of y have so many columns from here on.
+                        unsafe { narrow_tile(sums, target, columns, [height, width], &bias, finish.relu) };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the bias to sums, applies a ReLU, and writes them as bfloat16.
+///
+/// # Safety
+///
+/// The machine has AVX-512 BF16; there are `height` rows of [`WIDTH`] sums, and `height` rows of `width` numbers `stride` apart to write.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn narrow_tile(
+    sums: *const f32,
+    target: *mut u16,
+    stride: usize,
+    [height, width]: [usize; 2],
+    bias: &[f32; WIDTH],
+    relu: bool,
+) {
+    let mask = if width < WIDTH { (1_u32 << width) - 1 } else { u32::MAX };
+    for row in 0..height {
+        // SAFETY: the caller vouches for the rows; what the mask leaves out is not written.
+        unsafe {
+            let sums = sums.add(row * WIDTH);
+            let mut low = _mm512_add_ps(_mm512_loadu_ps(sums), _mm512_loadu_ps(bias.as_ptr()));
+            let mut high = _mm512_add_ps(_mm512_loadu_ps(sums.add(16)), _mm512_loadu_ps(bias.as_ptr().add(16)));
+            if relu {
+                low = _mm512_max_ps(low, _mm512_setzero_ps());
+                high = _mm512_max_ps(high, _mm512_setzero_ps());
+            }
+            let bits: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_mask_storeu_epi16(target.add(row * stride).cast(), mask, bits);
+        }
+    }
+}
+
+/// `target[rows, columns] (+)= leftᵀ · right`, with left `[contracted, rows]` and right `[contracted, columns]`; sums stay in single
+/// precision. Both factors are packed block by block.
+pub(super) fn multiply_transposed(
+    target: &mut [f32],
+    left: &[u16],
+    right: &[u16],
+    [rows, columns, contracted]: [usize; 3],
+    add: bool,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) {
+    let [most_rows, most_columns] = BLOCK;
+    let pairs = contracted.div_ceil(2);
+    let chunk = pairs.div_ceil(pairs.div_ceil(CHUNK));
+    let [packed_left, packed_right] = scratch.pieces([most_rows * chunk, most_columns * chunk]);
+    assert!(target.len() >= rows * columns && left.len() >= contracted * rows && right.len() >= contracted * columns);
+    for first in (0..pairs).step_by(chunk) {
+        let length = chunk.min(pairs - first);
+        let depth = (2 * length).min(contracted - 2 * first);
+        let (left, right) = (&left[2 * first * rows..], &right[2 * first * columns..]);
+        let taps =
+            Taps { segments: 1, length, row: Step { within: TILE, between: 0 }, panel: Step { within: WIDTH, between: 0 } };
+        for column_block in (0..columns).step_by(most_columns) {
+            let block = column_block..(column_block + most_columns).min(columns);
+            pack_rows::<WIDTH>(packed_right, right, columns, block.clone(), depth);
+            for row_block in (0..rows).step_by(most_rows) {
+                let row_end = (row_block + most_rows).min(rows);
+                pack_rows::<TILE>(packed_left, left, rows, row_block..row_end, depth);
+                for (row, tile) in (row_block..row_end).step_by(TILE).zip(packed_left.chunks_exact(length * TILE)) {
+                    let height = TILE.min(row_end - row);
+                    for (column, panel) in block.clone().step_by(WIDTH).zip(packed_right.chunks_exact(length * WIDTH)) {
+                        let first_target = target[row * columns + column..].as_mut_ptr();
+                        let targets: [*mut f32; MOST_ROWS] =
+                            std::array::from_fn(|index| first_target.wrapping_add(index * columns));
+                        let (rows, width) = (Rows::Neighbours(tile.as_ptr()), WIDTH.min(block.end - column));
+                        // SAFETY: tile and panel have a line for every pair, the targets are different rows of the target.
+                        unsafe { kernel.tile(&taps, rows, panel.as_ptr(), &targets[..height], width, add || first > 0) };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies rows of an odd number of halves, each with a zero behind it.
+pub(super) fn pad_rows<'a>(padded: &'a mut [f32], halves: &[u16], length: usize) -> &'a [f32] {
+    for (padded, row) in padded.chunks_exact_mut(length.div_ceil(2)).zip(halves.chunks_exact(length)) {
+        for (word, pair) in padded.iter_mut().zip(row.chunks(2)) {
+            *word = word_of(pair[0], pair.get(1).copied().unwrap_or(0));
+        }
+    }
+    padded
+}
+
+#[inline(always)]
+pub(super) fn word_of(first: u16, second: u16) -> f32 {
+    f32::from_bits(u32::from(first) | u32::from(second) << 16)
+}
+
+/// Packs `[columns, pairs]` into panels `[pairs, WIDTH]` of columns, zeros beyond the last.
+pub(super) fn pack_columns(packed: &mut [f32], w: &[f32], columns: usize, pairs: usize) {
+    for (index, panel) in packed.chunks_exact_mut(pairs * WIDTH).enumerate().take(columns.div_ceil(WIDTH)) {
+        let count = WIDTH.min(columns - index * WIDTH);
+        if count < WIDTH {
+            panel.fill(0.0);
+        }
+        transpose::<false>(panel, WIDTH, &w[index * WIDTH * pairs..][..count * pairs], pairs, [count, pairs]);
+    }
+}
+
+/// Packs `columns` of the `contracted` rows of `w`, which are `stride` long, into panels `[pairs, PANEL]` of columns, zeros beyond the last.
+fn pack_rows<const PANEL: usize>(
+    packed: &mut [f32],
+    w: &[u16],
+    stride: usize,
+    columns: std::ops::Range<usize>,
+    contracted: usize,
+) {
+    let pairs = contracted.div_ceil(2);
+    for pair in 0..pairs {
+        let row = |row: usize| if row < contracted { &w[row * stride..][columns.clone()] } else { &[] };
+        let packed = &mut packed[pair * PANEL..];
+        if PANEL == TILE {
+            pack_tile_line(packed, pairs * PANEL, row(2 * pair), row(2 * pair + 1));
+        } else {
+            pack_panel_line(packed, pairs * PANEL, row(2 * pair), row(2 * pair + 1));
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_line<const PANEL: usize>(packed: &mut [f32], stride: usize, first: &[u16], second: &[u16]) {
+    for (index, first) in first.chunks(PANEL).enumerate() {
+        let target = &mut packed[index * stride..][..PANEL];
+        // Without a second row its place is zero.
+        match (<&[u16; PANEL]>::try_from(first), second.get(index * PANEL..).and_then(|rest| rest.first_chunk::<PANEL>())) {
+            (Ok(first), Some(second)) => {
+                for column in 0..PANEL {
+                    target[column] = word_of(first[column], second[column]);
+                }
+            }
+            _ => {
+                for (column, target) in target.iter_mut().enumerate() {
+                    let number = |row: &[u16], at: usize| row.get(at).copied().unwrap_or(0);
+                    *target = word_of(number(first, column), number(second, index * PANEL + column));
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn pack_panel_line(packed: &mut [f32], stride: usize, first: &[u16], second: &[u16]) {
+        pack_line::<WIDTH>(packed, stride, first, second);
+    }
+
+    fn pack_tile_line(packed: &mut [f32], stride: usize, first: &[u16], second: &[u16]) {
+        pack_line::<TILE>(packed, stride, first, second);
+    }
+
+    /// `words[i]` becomes the pair of `first[i]` and `second[i]`.
+    pub(super) fn interleave(words: &mut [f32], first: &[u16], second: &[u16]) {
+        for ((word, &first), &second) in words.iter_mut().zip(first).zip(second) {
+            *word = word_of(first, second);
+        }
+    }
+}

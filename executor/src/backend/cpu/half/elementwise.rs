@@ -1,0 +1,81 @@
+//! Kernels of bfloat16 that treat every element alone and do little to it: widened and narrowed in registers. Where the arithmetic is what
+//! takes the time, as GELU's, and in fp16, whose conversions are instructions that the compiler does not choose by itself, blocks that
+//! are widened into the cache are faster.
+
+use foretell_models::Kernel;
+
+use crate::backend::KernelCall;
+use crate::backend::cpu::memory::{halves, halves_mut, same};
+use crate::backend::cpu::vector::multiversion;
+use crate::half::Half::Bf16;
+
+/// Runs the call if it is one of these; says whether.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn run(call: &KernelCall<'_>) -> bool {
+    let in_place = call.reads.first().zip(call.writes.first()).is_some_and(|(read, write)| same(read, write));
+    // SAFETY: reads and writes are valid; a read that is a write is not made a slice beside it.
+    let read = |index: usize| unsafe { halves(&call.reads[index]) };
+    // SAFETY: as above.
+    let write = || unsafe { halves_mut(&call.writes[0]) };
+    match (call.kernel, in_place) {
+        (Kernel::Relu { .. }, true) => relu_in_place(write()),
+        (Kernel::Relu { .. }, false) => relu_to(write(), read(0)),
+        (Kernel::ReluGradient { .. }, true) => relu_gradient_in_place(write(), read(1)),
+        (Kernel::ReluGradient { .. }, false) => relu_gradient_to(write(), read(0), read(1)),
+        (Kernel::Add { .. }, true) => add_in_place(write(), read(1)),
+        (Kernel::Add { .. }, false) => add_to(write(), read(0), read(1)),
+        _ => return false,
+    }
+    true
+}
+
+#[inline(always)]
+fn is_positive(x: u16) -> bool {
+    Bf16.to_single(x) > 0.0
+}
+
+#[inline(always)]
+fn sum(a: u16, b: u16) -> u16 {
+    Bf16.nearest(Bf16.to_single(a) + Bf16.to_single(b))
+}
+
+multiversion! {
+    fn relu_in_place(y: &mut [u16]) {
+        for y in y {
+            *y = if is_positive(*y) { *y } else { 0 };
+        }
+    }
+
+    fn relu_to(y: &mut [u16], x: &[u16]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = if is_positive(x) { x } else { 0 };
+        }
+    }
+
+    fn relu_gradient_in_place(dx: &mut [u16], y: &[u16]) {
+        for (dx, &y) in dx.iter_mut().zip(y) {
+            *dx = if is_positive(y) { *dx } else { 0 };
+        }
+    }
+
+    fn relu_gradient_to(dx: &mut [u16], dy: &[u16], y: &[u16]) {
+        for ((dx, &dy), &y) in dx.iter_mut().zip(dy).zip(y) {
+            *dx = if is_positive(y) { dy } else { 0 };
+        }
+    }
+
+    fn add_in_place(y: &mut [u16], b: &[u16]) {
+        for (y, &b) in y.iter_mut().zip(b) {
+            *y = sum(*y, b);
+        }
+    }
+
+    fn add_to(y: &mut [u16], a: &[u16], b: &[u16]) {
+        for ((y, &a), &b) in y.iter_mut().zip(a).zip(b) {
+            *y = sum(a, b);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Kernels of sixteen-bit precision. Memory holds sixteen bits, sums are made in single precision.
+//!
+//! What every kernel can do is here: its operands are widened into scratch memory, the kernel of single precision runs there, and what
+//! it wrote is narrowed. A kernel that treats its rows one by one does so by blocks that stay in the cache, so that main memory sees
+//! sixteen bits only. The files below know faster ways: [`dot`] for products where the machine multiplies bfloat16.
+
+mod batch_norm;
+#[cfg(target_arch = "x86_64")]
+mod convolutions;
+mod cross_entropy;
+#[cfg(target_arch = "x86_64")]
+mod dot;
+mod elementwise;
+mod movement;
+mod optimizers;
+
+use foretell_models::{Kernel, Storage};
+use foretell_units::DataType;
+
+use super::CpuBackend;
+use super::memory::{Scratch, halves, halves_mut};
+use super::micro_kernel::MicroKernel;
+use crate::backend::operands::{self, MOST_OPERANDS, Side};
+use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
+use crate::half::Half;
+
+/// Numbers of a block of rows, over all operands that are widened: 32 KiB of them.
+const BLOCK_ELEMENTS: usize = 8192;
+
+/// What kernels of sixteen bits need beside those of single precision.
+#[derive(Debug)]
+pub(super) struct HalfKernels {
+    /// Widened operands; the kernels of single precision have theirs.
+    scratch: Scratch,
+    /// Multiplies pairs of bfloat16, where the machine does.
+    pairs: Option<MicroKernel>,
+}
+
+impl HalfKernels {
+    /// For this machine.
+    pub(super) fn detect() -> Self {
+        HalfKernels { scratch: Scratch::default(), pairs: MicroKernel::detect_pairs() }
+    }
+
+    /// As on a machine that does not multiply bfloat16.
+    #[cfg(test)]
+    pub(super) fn without_pairs() -> Self {
+        HalfKernels { scratch: Scratch::default(), pairs: None }
+    }
+}
+
+/// Runs a call in precision `half`.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid, as [`Backend::run`](crate::backend::Backend::run) wants them.
+pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+    #[cfg(target_arch = "x86_64")]
+    if let (Half::Bf16, Some(kernel)) = (half, backend.half.pairs) {
+        // SAFETY: this function's own contract.
+        if unsafe { dot::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
+            return Ok(());
+        }
+    }
+    // SAFETY: this function's own contract.
+    unsafe {
+        match *call.kernel {
+            _ if half == Half::Bf16 && elementwise::run(call) => Ok(()),
+            Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == Half::Bf16 => {
+                cross_entropy::gradient(call, classes, normalizer, parts, scaled)
+            }
+            Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
+            Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts),
+            Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
+                batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
+                Ok(())
+            }
+            Kernel::BatchNormInputGradient { groups, positions, channels } if groups * positions * channels > 0 => {
+                batch_norm::input_gradient(call, positions, channels, half, &mut backend.half.scratch);
+                Ok(())
+            }
+            Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }
+                if operands::moved_width(call) == Some(4) =>
+            {
+                backend.run(&KernelCall { precision: DataType::Fp32, ..*call })
+            }
+            Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
+            Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
+            Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
+            _ => widened(backend, call, half),
+        }
+    }
+}
+
+/// The number of rows (elements, samples) of a kernel that treats them one by one: that on fewer of them, block after block, leaves the
+/// same. Operands whose size does not depend on it belong to all blocks; those of them that are written are sums and accumulate.
+fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
+    match kernel {
+        Kernel::Relu { elements }
+        | Kernel::ReluGradient { elements }
+        | Kernel::Gelu { elements }
+        | Kernel::GeluGradient { elements }
+        | Kernel::GeluExact { elements }
+        | Kernel::GeluExactGradient { elements }
+        | Kernel::SiluMultiply { elements }
+        | Kernel::SiluMultiplyGradient { elements }
+        | Kernel::Multiply { elements }
+        | Kernel::Scale { elements, .. }
+        | Kernel::Add { elements } => Some(elements),
+        Kernel::BiasAdd { rows, .. }
+        | Kernel::BiasGradient { rows, .. }
+        | Kernel::LayerNorm { rows, .. }
+        | Kernel::LayerNormInputGradient { rows, .. }
+        | Kernel::LayerNormWeightGradient { rows, .. }
+        | Kernel::CrossEntropy { rows, .. }
+        | Kernel::RmsNorm { rows, .. }
+        | Kernel::RmsNormInputGradient { rows, .. }
+        | Kernel::RmsNormWeightGradient { rows, .. }
+        | Kernel::Split { rows, .. }
+        | Kernel::Join { rows, .. }
+        | Kernel::LogitStatistics { rows, .. }
+        | Kernel::CrossEntropyGradient { rows, .. } => Some(rows),
+        Kernel::BatchNormInference { positions, .. } => Some(positions),
+        Kernel::EmbeddingWeightGradient { tokens, .. } => Some(tokens),
+        Kernel::GlobalAveragePool { batch, .. }
+        | Kernel::GlobalAveragePoolGradient { batch, .. }
+        | Kernel::Prepend { batch, .. }
+        | Kernel::PrependInputGradient { batch, .. }
+        | Kernel::PrependWeightGradient { batch, .. } => Some(batch),
+        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => Some(&mut sizes.batch),
+        _ => None,
+    }
+}
+
+fn with_rows(mut kernel: Kernel, count: usize) -> Kernel {
+    if let Some(rows) = rows_mut(&mut kernel) {
+        *rows = count;
+    }
+    kernel
+}
+
+/// An error of a block as one of the whole call: indices are one a row.
+fn of_whole(error: BackendError, first: usize) -> BackendError {
+    match error {
+        BackendError::IndexOutOfRange { kernel, position, value, limit } => {
+            BackendError::IndexOutOfRange { kernel, position: first + position, value, limit }
+        }
+        other => other,
+    }
+}
+
+/// An operand, and where it is while the kernel of single precision works on it.
+#[derive(Clone, Copy)]
+struct Widened {
+    operand: Operand,
+    /// Whether it is widened; otherwise it is used where it lies.
+    is_half: bool,
+    /// Elements of it that belong to one row; 0 if it belongs to all.
+    row: usize,
+    /// All its elements.
+    elements: usize,
+    /// Where in the scratch memory it is widened to.
+    place: usize,
+}
+
+impl Widened {
+    /// Bytes of an element in memory.
+    fn width(&self) -> usize {
+        if self.is_half { 2 } else { 4 }
+    }
+
+    /// Elements of `count` rows.
+    fn elements_of(&self, count: usize) -> usize {
+        if self.row == 0 { self.elements } else { count * self.row }
+    }
+
+    /// The part of the operand that belongs to `count` rows from `first` on, as it lies in memory.
+    fn part(&self, first: usize, count: usize) -> Operand {
+        let pointer = self.operand.pointer.wrapping_add(first * self.row * self.width());
+        Operand { pointer, bytes: self.elements_of(count) * self.width() }
+    }
+}
+
+/// Runs the kernel of single precision on widened operands.
+///
+/// # Safety
+///
+/// As [`run`].
+unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+    let sides = operands::sides(call.kernel, call.precision);
+    let mut kernel = *call.kernel;
+    // No rows are one block of nothing.
+    let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
+    let is_streamed = rows > 0;
+    let rows = rows.max(1);
+    let one_row = operands::sides(&with_rows(kernel, 1), call.precision);
+    let two_rows = operands::sides(&with_rows(kernel, 2), call.precision);
+    let none = Operand { pointer: std::ptr::null_mut(), bytes: 0 };
+    let empty = Widened { operand: none, is_half: false, row: 0, elements: 0, place: 0 };
+    let mut all = [empty; 2 * MOST_OPERANDS];
+    let reads = call.reads.len();
+    let operands = reads + call.writes.len();
+    for (index, operand) in call.reads.iter().chain(call.writes).enumerate() {
+        let (side, index_there) = if index < reads { (0, index) } else { (1, index - reads) };
+        let elements = |sides: &[Side; 2]| sides[side].elements[index_there];
+        all[index] = Widened {
+            operand: *operand,
+            is_half: sides[side].storages[index_there] == Storage::Precision,
+            row: if is_streamed { elements(&two_rows) - elements(&one_row) } else { 0 },
+            elements: elements(&sides),
+            place: 0,
+        };
+    }
+    let all = &mut all[..operands];
+    let streamed: usize = all.iter().filter(|one| one.is_half).map(|one| one.row).sum();
+    let block = (BLOCK_ELEMENTS / streamed.max(1)).clamp(1, rows);
+    // A write that is a read stays one.
+    let mut needed = 0;
+    for index in 0..operands {
+        let shared = all[..index].iter().find(|one| one.is_half && std::ptr::eq(one.operand.pointer, all[index].operand.pointer));
+        all[index].place = match shared {
+            Some(earlier) => earlier.place,
+            None => {
+                let place = needed;
+                needed += if all[index].is_half { all[index].elements_of(block).next_multiple_of(16) } else { 0 };
+                place
+            }
+        };
+    }
+    let mut scratch = std::mem::take(&mut backend.half.scratch);
+    let [memory] = scratch.pieces([needed]);
+    let result = (|| {
+        let whole = |one: &Widened| one.is_half && one.row == 0;
+        // What a call adds to is read, too.
+        let is_read = |index: usize| index < reads || call.accumulate;
+        for (_, one) in all.iter().enumerate().filter(|(index, one)| whole(one) && is_read(*index)) {
+            // SAFETY: the operand is valid and initialised.
+            half.widen(&mut memory[one.place..][..one.elements], unsafe { halves(&one.operand) });
+        }
+        for first in (0..rows).step_by(block) {
+            let count = block.min(rows - first);
+            for (index, one) in all.iter().enumerate().filter(|(_, one)| one.is_half && one.row > 0) {
+                if is_read(index) {
+                    // SAFETY: the part lies in the operand.
+                    half.widen(&mut memory[one.place..][..count * one.row], unsafe { halves(&one.part(first, count)) });
+                }
+            }
+            let mut singles = [none; 2 * MOST_OPERANDS];
+            for (single, one) in singles.iter_mut().zip(&*all) {
+                *single = if one.is_half {
+                    Operand { pointer: memory[one.place..].as_mut_ptr().cast(), bytes: 4 * one.elements_of(count) }
+                } else {
+                    one.part(first, count)
+                };
+            }
+            let kernel = if block < rows { with_rows(kernel, count) } else { kernel };
+            let (single_reads, single_writes) = singles[..operands].split_at(reads);
+            let part = KernelCall {
+                kernel: &kernel,
+                reads: single_reads,
+                writes: single_writes,
+                accumulate: call.accumulate || first > 0,
+                precision: DataType::Fp32,
+                ..*call
+            };
+            // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only where the call's do.
+            unsafe { backend.run(&part) }.map_err(|error| of_whole(error, first))?;
+            for one in all[reads..].iter().filter(|one| one.is_half && one.row > 0) {
+                // SAFETY: the part lies in the operand, which is this call's to write; the read that it may be was read.
+                half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);
+            }
+        }
+        for one in all[reads..].iter().filter(|one| whole(one)) {
+            // SAFETY: the operand is this call's to write.
+            half.narrow(unsafe { halves_mut(&one.operand) }, &memory[one.place..][..one.elements]);
+        }
+        Ok(())
+    })();
+    backend.half.scratch = scratch;
+    result
+}

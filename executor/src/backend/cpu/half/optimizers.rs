@@ -1,0 +1,47 @@
+//! The optimizers in mixed precision: the step is that of single precision, on the master copy; the parameter becomes the nearest to it.
+
+use foretell_models::Kernel;
+use foretell_units::DataType;
+
+use crate::backend::cpu::CpuBackend;
+use crate::backend::cpu::memory::{floats, halves_mut};
+use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
+use crate::half::Half;
+
+/// Parameters that are updated before they are narrowed: gradient, master copy and state of them, 32 KiB, are still in the first-level
+/// cache.
+const BLOCK: usize = 1 << 11;
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
+    let (gradient, parameter) = (&call.reads[0], &call.writes[0]);
+    let states = &call.writes[1..];
+    let elements = gradient.bytes / 4;
+    for first in (0..elements).step_by(BLOCK) {
+        let count = BLOCK.min(elements - first);
+        let part = |operand: &Operand, width: usize| Operand {
+            pointer: operand.pointer.wrapping_add(width * first),
+            bytes: width * count,
+        };
+        // The master copy, the last of the states, takes the parameter's place.
+        let mut writes = [part(&states[states.len() - 1], 4); 3];
+        writes[1..].iter_mut().zip(states).for_each(|(write, state)| *write = part(state, 4));
+        let kernel = match *call.kernel {
+            Kernel::Sgd { momentum, nesterov, controlled, .. } => Kernel::Sgd { elements: count, momentum, nesterov, controlled },
+            Kernel::AdamW { controlled, .. } => Kernel::AdamW { elements: count, controlled },
+            kernel => kernel,
+        };
+        // The control, if there is one, is the same for all. Where it skips the update the parameter still follows its master copy: it may
+        // be a shard that holds nothing yet.
+        let reads = [part(gradient, 4), *call.reads.last().unwrap_or(gradient)];
+        let (reads, writes) = (&reads[..call.reads.len()], &writes[..states.len()]);
+        // SAFETY: these are parts of the call's operands.
+        unsafe {
+            backend.run(&KernelCall { kernel: &kernel, reads, writes, precision: DataType::Fp32, ..*call })?;
+            half.narrow(halves_mut(&part(parameter, 2)), floats(&writes[0]));
+        }
+    }
+    Ok(())
+}

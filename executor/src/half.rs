@@ -1,0 +1,251 @@
+//! Numbers of sixteen bits: how they become single precision and how single precision becomes them.
+//!
+//! Nothing is computed in sixteen bits here: memory and messages hold them, arithmetic is in single precision. A number is rounded to
+//! the nearest, to the even one of two that are as near (IEEE 754's default); what is too large becomes infinite; a NaN stays one.
+
+use foretell_units::DataType;
+
+/// A format of sixteen bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// bfloat16: the upper half of a number of single precision.
+    Bf16,
+    /// IEEE half precision.
+    Fp16,
+}
+
+impl Half {
+    /// The format of sixteen bits that a data type is, if it is one.
+    pub fn of(data_type: DataType) -> Option<Self> {
+        match data_type {
+            DataType::Bf16 => Some(Half::Bf16),
+            DataType::Fp16 => Some(Half::Fp16),
+            _ => None,
+        }
+    }
+
+    /// The number that `bits` stand for.
+    #[inline(always)]
+    pub fn to_single(self, bits: u16) -> f32 {
+        match self {
+            Half::Bf16 => bf16_to_single(bits),
+            Half::Fp16 => fp16_to_single(bits),
+        }
+    }
+
+    /// The nearest number of this format.
+    #[inline(always)]
+    pub fn nearest(self, value: f32) -> u16 {
+        match self {
+            Half::Bf16 => bf16_from_single(value),
+            Half::Fp16 => fp16_from_single(value),
+        }
+    }
+
+    /// `singles[i] = halves[i]`, as far as both reach.
+    pub fn widen(self, singles: &mut [f32], halves: &[u16]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw") {
+            // SAFETY: the processor has the instructions, as was just asked.
+            unsafe { x86::widen(self, singles, halves) };
+            return;
+        }
+        singles.iter_mut().zip(halves).for_each(|(single, &half)| *single = self.to_single(half));
+    }
+
+    /// `halves[i]` becomes the nearest to `singles[i]`, as far as both reach.
+    pub fn narrow(self, halves: &mut [u16], singles: &[f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw") {
+            // SAFETY: the processor has the instructions, as was just asked.
+            unsafe { x86::narrow(self, halves, singles) };
+            return;
+        }
+        halves.iter_mut().zip(singles).for_each(|(half, &single)| *half = self.nearest(single));
+    }
+}
+
+#[inline(always)]
+fn bf16_to_single(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+#[inline(always)]
+fn bf16_from_single(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        // Made quiet: a NaN whose lower half alone is not zero would become infinite.
+        return (bits >> 16) as u16 | 0x40;
+    }
+    // Half of the last place, less the least bit where the last place is even.
+    (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+#[inline(always)]
+fn fp16_to_single(bits: u16) -> f32 {
+    let (sign, exponent, fraction) = (u32::from(bits & 0x8000) << 16, bits >> 10 & 0x1f, u32::from(bits & 0x3ff));
+    match (exponent, fraction) {
+        (0, 0) => f32::from_bits(sign),
+        // Subnormal: normal in single precision, from its leading bit on.
+        (0, _) => {
+            let shift = fraction.leading_zeros() - 21;
+            f32::from_bits(sign | (113 - shift) << 23 | (fraction << shift & 0x3ff) << 13)
+        }
+        (0x1f, 0) => f32::from_bits(sign | 0x7f80_0000),
+        (0x1f, _) => f32::from_bits(sign | 0x7fc0_0000 | fraction << 13),
+        _ => f32::from_bits(sign | (u32::from(exponent) + 112) << 23 | fraction << 13),
+    }
+}
+
+#[inline(always)]
+fn fp16_from_single(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let (sign, magnitude) = ((bits >> 16 & 0x8000) as u16, bits & 0x7fff_ffff);
+    if magnitude > 0x7f80_0000 {
+        return sign | 0x7e00 | (magnitude >> 13 & 0x3ff) as u16;
+    }
+    // 2^16 and beyond; what rounds up to 2^16 overflows into the exponent of infinity below by itself.
+    if magnitude >= 0x4780_0000 {
+        return sign | 0x7c00;
+    }
+    let rounded = |value: u32, shift: u32| (value + ((1 << (shift - 1)) - 1) + (value >> shift & 1)) >> shift;
+    if magnitude >= 0x3880_0000 {
+        return sign | rounded(magnitude - 0x3800_0000, 13) as u16;
+    }
+    // Below 2^-14 the places are 2^-24; half of the smallest, 2^-25, and less are zero.
+    if magnitude <= 0x3300_0000 {
+        return sign;
+    }
+    let shift = 126 - (magnitude >> 23);
+    sign | rounded(magnitude & 0x7f_ffff | 0x80_0000, shift) as u16
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Half;
+
+    /// Numbers of a vector.
+    const LANES: usize = 16;
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn widen(half: Half, singles: &mut [f32], halves: &[u16]) {
+        let whole = singles.len().min(halves.len()) / LANES * LANES;
+        for first in (0..whole).step_by(LANES) {
+            // SAFETY: sixteen numbers from `first` on lie in both slices.
+            unsafe {
+                let bits = _mm256_loadu_si256(halves.as_ptr().add(first).cast());
+                let values = match half {
+                    Half::Bf16 => _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))),
+                    Half::Fp16 => _mm512_cvtph_ps(bits),
+                };
+                _mm512_storeu_ps(singles.as_mut_ptr().add(first), values);
+            }
+        }
+        singles[whole..].iter_mut().zip(&halves[whole..]).for_each(|(single, &bits)| *single = half.to_single(bits));
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn narrow(half: Half, halves: &mut [u16], singles: &[f32]) {
+        let whole = singles.len().min(halves.len()) / LANES * LANES;
+        for first in (0..whole).step_by(LANES) {
+            // SAFETY: sixteen numbers from `first` on lie in both slices.
+            unsafe {
+                let values = _mm512_loadu_ps(singles.as_ptr().add(first));
+                let bits = match half {
+                    Half::Bf16 => to_bf16(values),
+                    Half::Fp16 => _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(values),
+                };
+                _mm256_storeu_si256(halves.as_mut_ptr().add(first).cast(), bits);
+            }
+        }
+        halves[whole..].iter_mut().zip(&singles[whole..]).for_each(|(bits, &single)| *bits = half.nearest(single));
+    }
+
+    /// By integers, not by the instruction for it, which not every machine has and which makes denormals zero: the same bits everywhere.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn to_bf16(values: __m512) -> __m256i {
+        let bits = _mm512_castps_si512(values);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(is_nan, rounded, quiet)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Half;
+
+    /// What a format's bits stand for, by its definition.
+    fn exact(half: Half, bits: u16) -> f64 {
+        let (exponent_bits, fraction_bits) = if half == Half::Bf16 { (8, 7) } else { (5, 10) };
+        let (sign, bias) = (if bits >> 15 == 1 { -1.0 } else { 1.0 }, (1 << (exponent_bits - 1)) - 1);
+        let exponent = i32::from(bits >> fraction_bits & ((1 << exponent_bits) - 1));
+        let fraction = f64::from(bits & ((1 << fraction_bits) - 1)) / f64::from(1 << fraction_bits);
+        match exponent {
+            0 => sign * fraction * 2.0_f64.powi(1 - bias),
+            _ if exponent == (1 << exponent_bits) - 1 => {
+                if fraction == 0.0 {
+                    sign * f64::INFINITY
+                } else {
+                    f64::NAN
+                }
+            }
+            _ => sign * (1.0 + fraction) * 2.0_f64.powi(exponent - bias),
+        }
+    }
+
+    const FORMATS: [Half; 2] = [Half::Bf16, Half::Fp16];
+
+    #[test]
+    fn every_number_of_sixteen_bits_widens_exactly_and_comes_back() {
+        for half in FORMATS {
+            let halves: Vec<u16> = (0..=u16::MAX).collect();
+            let mut singles = vec![0.0; halves.len()];
+            // Of a length that no vector divides.
+            half.widen(&mut singles[1..], &halves[1..]);
+            let mut back = vec![0; halves.len()];
+            half.narrow(&mut back[1..], &singles[1..]);
+            for &bits in &halves[1..] {
+                let (single, expected) = (singles[usize::from(bits)], exact(half, bits));
+                assert_eq!(half.to_single(bits).to_bits(), single.to_bits(), "{half:?} {bits:#x}");
+                if expected.is_nan() {
+                    assert!(single.is_nan() && half.to_single(back[usize::from(bits)]).is_nan(), "{half:?} {bits:#x}");
+                } else {
+                    assert_eq!(f64::from(single), expected, "{half:?} {bits:#x}");
+                    assert_eq!(back[usize::from(bits)], bits, "{half:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_between_two_are_rounded_to_the_nearest_and_ties_to_even() {
+        for half in FORMATS {
+            let infinite = half.nearest(f32::INFINITY);
+            for bits in 0..infinite {
+                let (below, above) = (exact(half, bits), exact(half, bits + 1));
+                // Beyond the largest number the next one would be where its exponent goes on.
+                let above = if above.is_infinite() { 2.0 * below - exact(half, bits - 1) } else { above };
+                let middle = (0.5 * (below + above)) as f32;
+                let even = if bits % 2 == 0 { bits } else { bits + 1 };
+                let just_below = f32::from_bits(middle.to_bits() - 1);
+                let just_above = f32::from_bits(middle.to_bits() + 1);
+                // Sixteen of each, so that the vector's way is taken.
+                for (value, expected) in [(middle, even), (just_below, bits), (just_above, bits + 1)] {
+                    for (value, sign) in [(value, 0), (-value, 0x8000)] {
+                        let mut narrowed = [0; 16];
+                        half.narrow(&mut narrowed, &[value; 16]);
+                        assert_eq!(narrowed, [expected | sign; 16], "{half:?} {value:e}");
+                        assert_eq!(half.nearest(value), expected | sign, "{half:?} {value:e}");
+                    }
+                }
+            }
+            assert_eq!(half.nearest(f32::MAX), infinite, "{half:?}");
+            assert!(half.to_single(half.nearest(f32::from_bits(0x7f80_0001))).is_nan(), "{half:?}");
+        }
+    }
+}
