@@ -268,7 +268,8 @@ mod tests {
             query_offset: 0,
             ring: Some(KeyStep { step, parts: 4, unseen: false }),
         };
-        let of_members = |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());
+        let of_members =
+            |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());
         // As many as the same members' queries see of all keys (the test above).
         assert_eq!(of_members(true).collect::<Vec<_>>(), [21.0, 57.0, 93.0, 129.0]);
         assert_eq!(of_members(false).collect::<Vec<_>>(), [144.0; 4]);
