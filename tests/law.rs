@@ -265,6 +265,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
                 pipeline,
                 context: 1,
                 expert: 1,
+                precision: "fp32",
                 cuts: None,
                 micro_batch: 2,
                 micro_batches: 3,

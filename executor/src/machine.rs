@@ -89,7 +89,10 @@ pub(crate) fn host_name() -> String {
 }
 
 /// Keeps this process on one core.
-pub(crate) fn pin_to_core(core: usize) -> Result<(), ExecutorError> {
+///
+/// # Errors
+/// [`ExecutorError::System`] where the process may not run there.
+pub fn pin_to_core(core: usize) -> Result<(), ExecutorError> {
     let mut set = CpuSet::new();
     if core < CpuSet::MAX_CPU {
         set.set(core);

@@ -538,11 +538,7 @@ impl<'a> StageEmitter<'a> {
 
     /// After an operator: reduces the buckets whose last gradient it was.
     fn reduce_complete_buckets(&mut self, id: OperatorId, micro_batch: usize) {
-        let operator = &self.lowering.graph.operators[id.0];
-        if operator.pass != Pass::WeightGradient {
-            return;
-        }
-        for index in self.state.buckets_written(operator) {
+        for index in self.state.buckets_written(&self.lowering.graph.operators[id.0]) {
             self.writers_left[index] -= 1;
             let is_last = self.writers_left[index] == 0;
             if self.shards_gradients(index) {

@@ -120,18 +120,25 @@ impl StageState {
         }
         let mut complete: Vec<(usize, usize, TensorId, TensorId)> =
             last.into_iter().map(|(parameter, (index, position, gradient))| (index, position, parameter, gradient)).collect();
-        complete.sort_unstable();
+        // Parameters that several stages share come last, in an order that all of these have: they make the same buckets of them.
+        complete.sort_unstable_by_key(|&(index, position, parameter, _)| {
+            if stages_with(lowering, parameter, &stage_of_block).len() > 1 {
+                (true, parameter.0, 0)
+            } else {
+                (false, index, position)
+            }
+        });
         let mut bucket_of = HashMap::new();
         let mut bucket_of_parameter = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
         let shards = mesh.size(Axis::Shard);
         let shards_parameters = shards > 1 && plan.layout.zero == 3;
         for (index, _, parameter, gradient) in complete {
-            // Sharded parameters are gathered block by block.
-            let block = shards_parameters.then(|| graph.operators[index].block);
             let placements = lowering.sharding.settled(parameter);
             let gradient_placements = lowering.sharding.produced(gradient);
             let stages = stages_with(lowering, parameter, &stage_of_block);
+            // Sharded parameters are gathered block by block.
+            let block = (shards_parameters && stages.len() == 1).then(|| graph.operators[index].block);
             let tensor = graph.tensor(parameter);
             let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
             let shape = placements.local_shape(&full, mesh);

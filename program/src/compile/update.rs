@@ -36,7 +36,7 @@ impl StageEmitter<'_> {
         self.compute(&name, Kernel::Accumulate { elements }, vec![shard], vec![kept], Phase::Backward);
     }
 
-    /// Sums a bucket's gradients over every axis along which they are parts, and over the stages that share its parameters.
+    /// Sums a bucket's gradients over every axis along which they are parts.
     pub(super) fn reduce(&mut self, index: usize) {
         let bucket = &self.state.buckets[index];
         let name = format!("gradients {index}");
@@ -55,11 +55,17 @@ impl StageEmitter<'_> {
         if !axes.is_empty() {
             self.exchange(&name, Collective::AllReduce, Group::over(axes), reduced, reduced, Phase::Update);
         }
-        if bucket.stages.len() > 1 {
-            let group = Group::across(bucket.stages.clone());
-            self.exchange(&name, Collective::AllReduce, group, reduced, reduced, Phase::Update);
-        }
         self.buckets[index].reduced = Some(reduced);
+    }
+
+    /// Sums the gradients of parameters that several stages share over these stages: at the end of the step, since only then all have their
+    /// parts, and bucket by bucket, in which order all have them.
+    fn reduce_across_stages(&mut self) {
+        for (index, bucket) in self.state.buckets.iter().enumerate().filter(|(_, bucket)| bucket.stages.len() > 1) {
+            let Some(reduced) = self.buckets[index].reduced else { continue };
+            let group = Group::across(bucket.stages.clone());
+            self.exchange(&format!("gradients {index}"), Collective::AllReduce, group, reduced, reduced, Phase::Update);
+        }
     }
 
     /// A collective that belongs to no micro-batch.
@@ -101,6 +107,7 @@ impl StageEmitter<'_> {
 
     /// Emits what follows the last backward pass.
     pub(super) fn update(&mut self) {
+        self.reduce_across_stages();
         self.gradient_norm();
         for index in 0..self.state.buckets.len() {
             self.update_bucket(index);

@@ -6,7 +6,8 @@ use foretell_models::Window;
 use super::direct;
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut, multiply};
+use super::product::{Destination, View, ViewMut, multiply, multiply_with};
+use super::strided;
 use super::vector::multiversion;
 use crate::backend::KernelCall;
 
@@ -35,12 +36,31 @@ fn is_pixelwise(window: &Window) -> bool {
     window.size == 1 && window.stride == 1 && window.padding == 0
 }
 
+/// For images of one pixel, which only one tap ever meets: where that tap's weights `[out, in]` begin, and the elements from an output to
+/// the next. What the other taps would be multiplied with is the border's zeros.
+fn only_tap(window: &Window) -> Option<(usize, usize)> {
+    let Window { height, width, in_channels, size, padding, .. } = *window;
+    let one = height == 1 && width == 1 && size > 1 && window.out_height() == 1 && window.out_width() == 1;
+    one.then(|| ((padding * size + padding) * in_channels, size * size * in_channels))
+}
+
 /// # Safety
 ///
 /// The call's operands are checked and valid.
 pub(super) unsafe fn forward(call: &KernelCall<'_>, window: &Window, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, w, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    if let Some((first, stride)) = only_tap(window) {
+        let Window { batch, in_channels, out_channels, .. } = *window;
+        // SAFETY: the views lie in the slices.
+        unsafe {
+            let (left, right) =
+                (View::rows(x.as_ptr(), in_channels), View::rows(w.as_ptr().wrapping_add(first), stride).transposed());
+            let destination = ViewMut::rows(y.as_mut_ptr(), out_channels);
+            multiply_with(kernel, scratch, [batch, out_channels, in_channels], destination, left, right, Destination::Overwrite);
+        }
+        return;
+    }
     match kernel {
         Some(kernel) => direct::correlate(x, w, y, window, kernel, scratch),
         None => correlate(x, w, y, window, scratch),
@@ -53,13 +73,25 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, window: &Window, kernel: Opt
 pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, window: &Window, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (dy, w, dx) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    if let Some((first, stride)) = only_tap(window) {
+        let Window { batch, in_channels, out_channels, .. } = *window;
+        // SAFETY: the views lie in the slices.
+        unsafe {
+            let (left, right) = (View::rows(dy.as_ptr(), out_channels), View::rows(w.as_ptr().wrapping_add(first), stride));
+            let destination = ViewMut::rows(dx.as_mut_ptr(), in_channels);
+            multiply([batch, in_channels, out_channels], destination, left, right, Destination::Overwrite);
+        }
+        return;
+    }
     if let Some(kernel) = kernel
-        && window.stride == 1
         && window.padding < window.size
         // With few channels most of a panel would be empty.
         && 2 * window.in_channels >= kernel.panel_width
     {
-        direct::input_gradient(dy, w, dx, window, kernel, scratch);
+        match window.stride {
+            1 => direct::input_gradient(dy, w, dx, window, kernel, scratch),
+            _ => strided::input_gradient(dy, w, dx, window, kernel, scratch),
+        }
         return;
     }
     let (patch, out) = (patch(window), window.out_channels);
@@ -98,6 +130,19 @@ pub(super) unsafe fn weight_gradient(
 ) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (dy, x, dw) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    if let Some((first, stride)) = only_tap(window) {
+        let Window { batch, in_channels, out_channels, .. } = *window;
+        if !call.accumulate {
+            dw.fill(0.0);
+        }
+        // SAFETY: the views lie in the slices.
+        unsafe {
+            let (left, right) = (View::rows(dy.as_ptr(), out_channels).transposed(), View::rows(x.as_ptr(), in_channels));
+            let destination = ViewMut::rows(dw.as_mut_ptr().wrapping_add(first), stride);
+            multiply_with(kernel, scratch, [out_channels, in_channels, batch], destination, left, right, Destination::Add);
+        }
+        return;
+    }
     if let Some(kernel) = kernel
         && direct::has_weight_gradient(window, kernel)
     {

@@ -1,6 +1,5 @@
 //! Direct convolution, channels last: the windows' rows are read where they lie in the image (copied once with its border of zeros, when
-//! there is one), instead of being gathered into patches nine times the image's size. Products with a weight matrix are the case of
-//! one-pixel images.
+//! there is one), instead of being gathered into patches nine times the image's size.
 
 use foretell_models::Window;
 
@@ -8,15 +7,16 @@ use super::memory::Scratch;
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use super::transpose::transpose;
 
-/// Numbers summed over in one call of the micro-kernel: their panel of weights, 32 KiB, stays in the first-level cache while it goes over all
-/// positions of a band.
-const CHUNK: usize = 256;
+/// Numbers summed over in one call of the micro-kernel: a window of 3 x 3 pixels of 64 channels. Their panel of weights, 72 KiB, comes from
+/// the second-level cache, fast enough for the micro-kernel; a smaller one that stays in the first would have the output read and written
+/// more often.
+const CHUNK: usize = 576;
 
 /// Elements of a band's input and output, 640 KiB: they stay in the second-level cache while the panels go over them.
-const BAND_ELEMENTS: usize = 160 << 10;
+pub(super) const BAND_ELEMENTS: usize = 160 << 10;
 
 /// Output positions of a band at least, whatever their size: else the panels would be read for too little.
-const LEAST_BAND: usize = 112;
+pub(super) const LEAST_BAND: usize = 112;
 
 /// Elements of weights packed for `window`.
 pub(super) fn packed_elements(window: &Window, kernel: &MicroKernel) -> usize {
@@ -28,25 +28,7 @@ pub(super) fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, ke
     let band = Band::of(window);
     let [packed, padded] = scratch.pieces([packed_elements(window, kernel), band.copied_elements(window)]);
     pack_transposed(packed, w, window.out_channels, kernel.panel_width);
-    run(x, packed, y, window, &band, padded, kernel, |_| {});
-}
-
-/// `y[rows, columns] = x[rows, contracted] · wᵀ`, with w `[columns, contracted]`: the convolution of one-pixel images. `finish` is called for every part of y when it is complete
-/// and still in the cache.
-pub(super) fn multiply_transposed(
-    x: &[f32],
-    w: &[f32],
-    y: &mut [f32],
-    [rows, columns, contracted]: [usize; 3],
-    kernel: &MicroKernel,
-    scratch: &mut Scratch,
-    finish: impl FnMut(&mut [f32]),
-) {
-    let [in_channels, out_channels] = [contracted, columns];
-    let window = Window { batch: rows, height: 1, width: 1, in_channels, out_channels, size: 1, stride: 1, padding: 0 };
-    let [packed] = scratch.pieces([packed_elements(&window, kernel)]);
-    pack_transposed(packed, w, columns, kernel.panel_width);
-    run(x, packed, y, &window, &Band::of(&window), &mut [], kernel, finish);
+    run(x, packed, y, window, &band, padded, kernel);
 }
 
 /// The gradient of the input of a convolution of stride one whose padding is smaller than its window: the convolution of dy with the
@@ -72,7 +54,7 @@ pub(super) fn input_gradient(
     let band = Band::of(&turned);
     let [packed, padded] = scratch.pieces([packed_elements(&turned, kernel), band.copied_elements(&turned)]);
     pack_turned(packed, w, window, kernel.panel_width);
-    run(dy, packed, dx, &turned, &band, padded, kernel, |_| {});
+    run(dy, packed, dx, &turned, &band, padded, kernel);
 }
 
 /// Whether [`weight_gradient`] can, and is worth it: its sums run over one image at a time, and small ones would be too short.
@@ -182,16 +164,16 @@ impl Band {
 }
 
 /// The size of equal parts of `total` that are no larger than `most`.
-fn evenly(total: usize, most: usize) -> usize {
+pub(super) fn evenly(total: usize, most: usize) -> usize {
     total.div_ceil(total.div_ceil(most.max(1)).max(1)).max(1)
 }
 
 /// Images that the micro-kernel reads: their first element, and the elements from a row, and an image, to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
-    pointer: *const f32,
-    line: usize,
-    image: usize,
+    pub(super) pointer: *const f32,
+    pub(super) line: usize,
+    pub(super) image: usize,
 }
 
 /// Where a band's output goes, and its extents.
@@ -202,21 +184,33 @@ pub(super) struct Target {
     pub(super) out_rows: usize,
 }
 
+/// Output positions: how many, and the elements from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Positions {
+    pub(super) pointer: *mut f32,
+    pub(super) images: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) channels: usize,
+    pub(super) image_step: usize,
+    pub(super) row_step: usize,
+    pub(super) column_step: usize,
+}
+
+/// What every output position reads: some rows of numbers next to each other, and the elements of the source from a position to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Reach {
+    pub(super) rows: usize,
+    pub(super) line: usize,
+    pub(super) row_step: usize,
+    pub(super) column_step: usize,
+}
+
 #[allow(clippy::too_many_arguments)]
-fn run(
-    x: &[f32],
-    packed: &[f32],
-    y: &mut [f32],
-    window: &Window,
-    band: &Band,
-    padded: &mut [f32],
-    kernel: &MicroKernel,
-    mut finish: impl FnMut(&mut [f32]),
-) {
+fn run(x: &[f32], packed: &[f32], y: &mut [f32], window: &Window, band: &Band, padded: &mut [f32], kernel: &MicroKernel) {
     let (out_height, out_width) = (window.out_height(), window.out_width());
     if window.weight_elements() == 0 {
         y.fill(0.0);
-        finish(y);
         return;
     }
     for first_image in (0..window.batch).step_by(band.images.max(1)) {
@@ -229,7 +223,6 @@ fn run(
             let target = Target { pointer: y.as_mut_ptr(), images, out_rows };
             // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the target is what of y they make.
             unsafe { run_band(source, packed, target, window, kernel) };
-            finish(y);
         }
     }
 }
@@ -262,16 +255,41 @@ pub(super) fn band_source(
 ///
 /// The source holds the windows of the target's positions, and the target's elements are there and used by nobody else.
 pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
-    let contracted = window.size * window.size * window.in_channels;
-    let line = window.size * window.in_channels;
+    let line = window.out_width() * window.out_channels;
+    let positions = Positions {
+        pointer: target.pointer,
+        images: target.images,
+        rows: target.out_rows,
+        columns: window.out_width(),
+        channels: window.out_channels,
+        image_step: target.out_rows * line,
+        row_step: line,
+        column_step: window.out_channels,
+    };
+    let reach = Reach {
+        rows: window.size,
+        line: window.size * window.in_channels,
+        row_step: window.stride * source.line,
+        column_step: window.stride * window.in_channels,
+    };
+    // SAFETY: as this function's own contract.
+    unsafe { run_positions(source, packed, positions, &reach, kernel) }
+}
+
+/// # Safety
+///
+/// The source holds what the positions reach, and their elements are there and used by nobody else; `packed` has a panel of as many lines as a
+/// position reaches numbers for every width of the channels.
+pub(super) unsafe fn run_positions(source: Source, packed: &[f32], positions: Positions, reach: &Reach, kernel: &MicroKernel) {
+    let line = reach.line;
+    let contracted = reach.rows * line;
     // A chunk is some rows of the window or, when one is longer than a chunk, a part of a row.
-    let rows = (CHUNK / line).clamp(1, window.size);
-    let length = if line <= CHUNK { line } else { line.div_ceil(line.div_ceil(CHUNK)) };
-    for first_row in (0..window.size).step_by(rows) {
+    let rows = (CHUNK / line).clamp(1, reach.rows);
+    let length = evenly(line, CHUNK);
+    for first_row in (0..reach.rows).step_by(rows) {
         for start in (0..line).step_by(length) {
-            let segments = rows.min(window.size - first_row);
             let taps = Taps {
-                segments,
+                segments: rows.min(reach.rows - first_row),
                 length: length.min(line - start),
                 row: Step { within: 1, between: source.line },
                 panel: Step { within: kernel.panel_width, between: line * kernel.panel_width },
@@ -279,55 +297,54 @@ pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, wi
             let first = first_row * line + start;
             for (index, panel) in packed.chunks_exact(contracted * kernel.panel_width).enumerate() {
                 let column = index * kernel.panel_width;
-                let columns = kernel.panel_width.min(window.out_channels - column);
-                // SAFETY: the offsets stay in the window and in the output's channels.
+                // SAFETY: the offsets stay in what a position reaches and in the channels.
                 unsafe {
                     let source = Source { pointer: source.pointer.add(first_row * source.line + start), ..source };
-                    let target = Target { pointer: target.pointer.add(column), ..target };
+                    let channels = kernel.panel_width.min(positions.channels - column);
+                    let positions = Positions { pointer: positions.pointer.add(column), channels, ..positions };
                     let panel = panel[first * kernel.panel_width..].as_ptr();
-                    run_panel(source, &taps, panel, target, columns, first > 0, window, kernel);
+                    run_panel(source, &taps, panel, positions, first > 0, reach, kernel);
                 }
             }
         }
     }
 }
 
-/// One panel over all positions of a band.
+/// One panel over all positions.
 ///
 /// # Safety
 ///
-/// As [`run_band`], with the pointers moved to the first tap and the first column.
-#[allow(clippy::too_many_arguments)]
+/// As [`run_positions`], with the pointers moved to the first tap and the first channel.
 unsafe fn run_panel(
     source: Source,
     taps: &Taps,
     panel: *const f32,
-    target: Target,
-    columns: usize,
+    target: Positions,
     add: bool,
-    window: &Window,
+    reach: &Reach,
     kernel: &MicroKernel,
 ) {
-    let out_width = window.out_width();
-    let step = window.stride * window.in_channels;
     let mut rows = [std::ptr::null(); MOST_ROWS];
     let mut destinations = [std::ptr::null_mut(); MOST_ROWS];
     let (mut count, mut position) = (0, 0);
-    let positions = target.images * target.out_rows * out_width;
+    let positions = target.images * target.rows * target.columns;
     for image in 0..target.images {
-        for out_row in 0..target.out_rows {
-            let line = image * source.image + out_row * window.stride * source.line;
-            for column in 0..out_width {
-                // SAFETY: the position is one of the band's.
+        for row in 0..target.rows {
+            let line = image * source.image + row * reach.row_step;
+            let out_line = image * target.image_step + row * target.row_step;
+            for column in 0..target.columns {
+                // SAFETY: the position is one of these.
                 unsafe {
-                    rows[count] = source.pointer.add(line + column * step);
-                    destinations[count] = target.pointer.add(position * window.out_channels);
+                    rows[count] = source.pointer.add(line + column * reach.column_step);
+                    destinations[count] = target.pointer.add(out_line + column * target.column_step);
                 }
                 count += 1;
                 position += 1;
                 if count == kernel.most_rows() || position == positions {
                     // SAFETY: the positions' windows are in the source, and they are all different in the target.
-                    unsafe { kernel.tile(taps, Rows::Anywhere(&rows[..count]), panel, &destinations[..count], columns, add) };
+                    unsafe {
+                        kernel.tile(taps, Rows::Anywhere(&rows[..count]), panel, &destinations[..count], target.channels, add);
+                    }
                     count = 0;
                 }
             }

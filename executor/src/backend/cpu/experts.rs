@@ -45,15 +45,27 @@ pub(super) unsafe fn forward(
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, experts: usize, extents: [usize; 3]) {
+pub(super) unsafe fn input_gradient(
+    call: &KernelCall<'_>,
+    experts: usize,
+    extents: [usize; 3],
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::input_gradient(one, sizes(extents))) }
+    unsafe { for_each(call, experts, |one| matmul::input_gradient(one, sizes(extents), kernel, scratch)) }
 }
 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, experts: usize, extents: [usize; 3]) {
+pub(super) unsafe fn weight_gradient(
+    call: &KernelCall<'_>,
+    experts: usize,
+    extents: [usize; 3],
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::weight_gradient(one, sizes(extents))) }
+    unsafe { for_each(call, experts, |one| matmul::weight_gradient(one, sizes(extents), kernel, scratch)) }
 }

@@ -2,10 +2,10 @@
 
 use foretell_models::WeightLayout;
 
-use super::direct;
+use super::blocked::{Part, multiply_blocked};
 use super::memory::{Scratch, floats, floats_mut, same};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut, multiply};
+use super::product::{Destination, View, ViewMut, multiply, multiply_with};
 use super::sums::column_sums;
 use super::vector::multiversion;
 use crate::backend::KernelCall;
@@ -47,20 +47,36 @@ pub(super) unsafe fn forward(
     let Sizes { rows, columns, contracted, .. } = sizes;
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, w, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    let destination = ViewMut::rows(y.as_mut_ptr(), columns);
     // SAFETY: a third read is there when there is a bias.
     let bias = bias.then(|| unsafe { floats(&call.reads[2]) });
     if rows == 0 || columns == 0 {
         return;
     }
-    // Packing weights that lie transposed is what the general product is slow at; it is faster otherwise.
+    let fused = bias.is_some() || relu;
     if let Some(kernel) = kernel
-        && sizes.weight == WeightLayout::OutIn
+        && (fused || sizes.weight == WeightLayout::OutIn)
     {
-        let finish = |y: &mut [f32]| epilogue(y, bias, relu);
-        direct::multiply_transposed(x, w, y, [rows, columns, contracted], kernel, scratch, finish);
+        let finish = |part: Part| {
+            if !fused {
+                return;
+            }
+            let bias = bias.map(|bias| &bias[part.columns.clone()]);
+            for row in part.rows {
+                let start = destination.pointer.wrapping_add(row * columns + part.columns.start);
+                // SAFETY: the part is one of y, complete, and nobody has a slice of y.
+                epilogue(unsafe { std::slice::from_raw_parts_mut(start, part.columns.len()) }, bias, relu);
+            }
+        };
+        let extents = [rows, columns, contracted];
+        // SAFETY: the views are the operands'.
+        unsafe {
+            let (left, right) = (View::rows(x.as_ptr(), contracted), sizes.weight(w.as_ptr()));
+            multiply_blocked(extents, destination, left, right, Destination::Overwrite, kernel, scratch, finish);
+        }
         return;
     }
-    let block = if bias.is_some() || relu { (EPILOGUE_BLOCK / columns).max(64) } else { rows };
+    let block = if fused { (EPILOGUE_BLOCK / columns).max(64) } else { rows };
     // Blocks of nearly one size: a short last one would pack the weights for little.
     let block = rows.div_ceil(rows.div_ceil(block));
     for first in (0..rows).step_by(block) {
@@ -89,21 +105,21 @@ fn epilogue(y: &mut [f32], bias: Option<&[f32]>, relu: bool) {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, sizes: Sizes) {
+pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     let Sizes { rows, columns, contracted, .. } = sizes;
     // SAFETY: reads and writes are valid and do not overlap.
     unsafe {
         let dy = View::rows(call.reads[0].pointer.cast(), columns);
         let w = sizes.weight(call.reads[1].pointer.cast());
         let dx = ViewMut::rows(call.writes[0].pointer.cast(), contracted);
-        multiply([rows, contracted, columns], dx, dy, w.transposed(), Destination::Overwrite);
+        multiply_with(kernel, scratch, [rows, contracted, columns], dx, dy, w.transposed(), Destination::Overwrite);
     }
 }
 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, sizes: Sizes) {
+pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     let Sizes { rows, columns, contracted, .. } = sizes;
     let mode = Destination::accumulating(call.accumulate);
     // SAFETY: reads and writes are valid and do not overlap.
@@ -112,8 +128,14 @@ pub(super) unsafe fn weight_gradient(call: &KernelCall<'_>, sizes: Sizes) {
         let x = View::rows(call.reads[1].pointer.cast(), contracted);
         let dw = call.writes[0].pointer.cast();
         match sizes.weight {
-            WeightLayout::InOut => multiply([contracted, columns, rows], ViewMut::rows(dw, columns), x.transposed(), dy, mode),
-            WeightLayout::OutIn => multiply([columns, contracted, rows], ViewMut::rows(dw, contracted), dy.transposed(), x, mode),
+            WeightLayout::InOut => {
+                let dw = ViewMut::rows(dw, columns);
+                multiply_with(kernel, scratch, [contracted, columns, rows], dw, x.transposed(), dy, mode);
+            }
+            WeightLayout::OutIn => {
+                let dw = ViewMut::rows(dw, contracted);
+                multiply_with(kernel, scratch, [columns, contracted, rows], dw, dy.transposed(), x, mode);
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 mod activations;
 mod attention;
 mod batch_norm;
+mod blocked;
 mod control;
 mod convolution;
 mod cross_entropy;
@@ -24,6 +25,7 @@ mod pooling;
 mod product;
 mod rms_norm;
 mod rope;
+mod strided;
 mod sums;
 mod transpose;
 mod vector;
@@ -84,10 +86,10 @@ impl Backend for CpuBackend {
                     matmul::forward(call, matmul::Sizes { rows, columns, contracted, weight }, bias, relu, micro_kernel, scratch);
                 }
                 Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
-                    matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
+                    matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
                 Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
-                    matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight });
+                    matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
                 Kernel::BiasAdd { .. } => matmul::bias_add(call),
                 Kernel::BiasGradient { columns, .. } => {
@@ -170,10 +172,10 @@ impl Backend for CpuBackend {
                     experts::forward(call, experts, [rows, columns, contracted], micro_kernel, scratch);
                 }
                 Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
-                    experts::input_gradient(call, experts, [rows, columns, contracted]);
+                    experts::input_gradient(call, experts, [rows, columns, contracted], micro_kernel, scratch);
                 }
                 Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-                    experts::weight_gradient(call, experts, [rows, columns, contracted]);
+                    experts::weight_gradient(call, experts, [rows, columns, contracted], micro_kernel, scratch);
                 }
                 Kernel::LogitStatistics { classes, parts, .. } => cross_entropy::statistics(call, classes, parts)?,
                 Kernel::CrossEntropyOfStatistics { rows, .. } => cross_entropy::of_statistics(call, rows),

@@ -1,4 +1,9 @@
-//! The one door to the matrix product of the `gemm` crate: strided views in, one thread, overwrite or add.
+//! Matrix products: strided views in, one thread, overwrite or add. With a micro-kernel they are made in its blocks; without, this is the
+//! one door to the `gemm` crate.
+
+use super::blocked::multiply_blocked;
+use super::memory::Scratch;
+use super::micro_kernel::MicroKernel;
 
 /// A matrix in memory that somebody else owns.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +55,34 @@ impl Destination {
     /// What a call's `accumulate` asks for.
     pub(super) fn accumulating(accumulate: bool) -> Self {
         if accumulate { Destination::Add } else { Destination::Overwrite }
+    }
+}
+
+/// Columns of the product from which on packing a transposed left factor for the micro-kernel is little beside the product.
+const LEAST_COLUMNS: usize = 256;
+
+/// As [`multiply`], with the micro-kernel where it is faster: where a factor lies transposed.
+///
+/// # Safety
+///
+/// As [`multiply`]; moreover each view has a stride of one, the destination that of its columns.
+pub(super) unsafe fn multiply_with(
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+    extents: [usize; 3],
+    destination: ViewMut,
+    left: View,
+    right: View,
+    mode: Destination,
+) {
+    let left_transposed = left.column_stride != 1 && extents[1] >= LEAST_COLUMNS;
+    let right_transposed = left.column_stride == 1 && right.column_stride != 1;
+    // SAFETY: as this function's own contract.
+    unsafe {
+        match kernel.filter(|_| left_transposed || right_transposed) {
+            Some(kernel) => multiply_blocked(extents, destination, left, right, mode, kernel, scratch, |_| {}),
+            None => multiply(extents, destination, left, right, mode),
+        }
     }
 }
 

@@ -91,7 +91,9 @@ fn ropes() -> [Rope; 3] {
 fn cases() -> Vec<Kernel> {
     let mut cases = Vec::new();
     for weight in [WeightLayout::OutIn, WeightLayout::InOut] {
-        for [rows, columns, contracted] in [[1, 1, 1], [37, 29, 53], [300, 1100, 7], [5, 64, 128]] {
+        for [rows, columns, contracted] in
+            [[1, 1, 1], [37, 29, 53], [300, 1100, 7], [5, 64, 128], [1030, 300, 260], [3, 40, 1030]]
+        {
             for (bias, relu) in [(false, false), (true, false), (false, true), (true, true)] {
                 cases.push(Kernel::Matmul { rows, columns, contracted, weight, bias, relu });
             }
@@ -155,6 +157,12 @@ fn cases() -> Vec<Kernel> {
         [2, 13, 15, 5, 64, 3, 1, 1],
         [1, 31, 40, 3, 32, 7, 2, 3],
         [2, 16, 16, 20, 64, 1, 1, 0],
+        [130, 9, 8, 20, 6, 3, 2, 1],
+        [2, 8, 7, 16, 40, 1, 2, 0],
+        [2, 9, 9, 24, 7, 4, 3, 2],
+        [2, 2, 4, 16, 5, 3, 3, 1],
+        [5, 1, 1, 20, 33, 3, 1, 1],
+        [30, 1, 1, 260, 300, 3, 2, 1],
     ] {
         let window = window(extents);
         cases.extend([

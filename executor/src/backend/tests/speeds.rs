@@ -110,6 +110,17 @@ fn print_kernel_speeds_of_a_transformer() {
 
 #[test]
 #[ignore = "prints speeds, checks nothing"]
+fn print_kernel_speeds_of_large_products() {
+    println!("GPT-2, 512 rows of 768 features, vocabulary 50257");
+    for (contracted, columns) in [(768, 768), (768, 3072), (3072, 768)] {
+        print_products(512, contracted, columns, WeightLayout::InOut, true, false);
+        print_products(512, contracted, columns, WeightLayout::OutIn, true, false);
+    }
+    print_products(512, 768, 50257, WeightLayout::OutIn, false, false);
+}
+
+#[test]
+#[ignore = "prints speeds, checks nothing"]
 fn print_kernel_speeds_of_optimizers_and_an_mlp() {
     println!("optimizers, 5 million parameters");
     let elements = 5_000_000;

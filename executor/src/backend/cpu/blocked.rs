@@ -1,0 +1,258 @@
+//! Matrix products of any size and orientation with the micro-kernel, in the blocks of Goto and van de Geijn (2008): a panel of the right
+//! factor is read from the nearest caches for every tile, a block of the left one stays in the second-level cache. Both are packed where their numbers do not lie as the
+//! micro-kernel reads them; a right factor never as a whole, as a language model's head would be copied through memory for little.
+
+use std::ops::Range;
+
+use super::memory::Scratch;
+use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
+use super::product::{Destination, View, ViewMut};
+use super::transpose::transpose;
+use super::vector::multiversion;
+
+/// Numbers summed over in one call of the micro-kernel. Their panel, 64 KiB, comes from the second-level cache, fast enough for the
+/// micro-kernel; a smaller one that stays in the first would have the destination read and written more often.
+const DEPTH: usize = 512;
+
+/// Rows of a block of the left factor: 504 KiB, half of a server core's second-level cache.
+const BLOCK_ROWS: usize = 252;
+
+/// Columns of a block of the right factor: 2 MiB, which the last-level cache holds.
+const BLOCK_COLUMNS: usize = 1024;
+
+/// Lines of the factors that are packed together: few enough for all to stay in the first-level cache whatever their distance, and enough
+/// for whole pages of the packed block to be written in turn.
+const PACKED_LINES: usize = 8;
+
+/// A part of a product that is complete and still in the cache.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) rows: Range<usize>,
+    pub(super) columns: Range<usize>,
+}
+
+/// `destination (+)= left[rows, contracted] · right[contracted, columns]`; `finish` is called once for every part of the destination.
+///
+/// # Safety
+///
+/// The views are valid at these extents; of each of them, one stride is one, of the destination that of columns; and the destination
+/// overlaps neither factor nor itself.
+#[allow(clippy::too_many_arguments)]
+pub(super) unsafe fn multiply_blocked(
+    [rows, columns, contracted]: [usize; 3],
+    destination: ViewMut,
+    left: View,
+    right: View,
+    mode: Destination,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+    mut finish: impl FnMut(Part),
+) {
+    debug_assert!(destination.column_stride == 1);
+    let depth = evenly(contracted, DEPTH);
+    let block_columns = evenly(columns, BLOCK_COLUMNS).next_multiple_of(kernel.panel_width);
+    let block_rows = evenly(rows, BLOCK_ROWS).next_multiple_of(kernel.most_rows());
+    // Rows that lie one after the other are read where they are.
+    let sliver = (left.column_stride != 1).then(|| kernel.most_rows().next_power_of_two());
+    let left_elements = sliver.map_or(0, |sliver| block_rows / kernel.most_rows() * sliver * depth);
+    let [packed_right, packed_left] = scratch.pieces([block_columns * depth, left_elements]);
+    for first_column in (0..columns).step_by(block_columns) {
+        let count = block_columns.min(columns - first_column);
+        // Without anything to sum over there is one empty round, so that the destination is written.
+        for start in (0..contracted.max(1)).step_by(depth) {
+            let length = depth.min(contracted - start);
+            let add = mode == Destination::Add || start > 0;
+            // SAFETY: the block lies in the right factor.
+            unsafe { pack_right(packed_right, right, [start, first_column], [length, count], kernel.panel_width) };
+            for first_row in (0..rows).step_by(block_rows) {
+                let block = Block { first_row, rows: block_rows.min(rows - first_row), start, length };
+                if let Some(sliver) = sliver {
+                    // SAFETY: the block lies in the left factor.
+                    unsafe { pack_left(packed_left, left, &block, kernel.most_rows(), sliver) };
+                }
+                for (index, panel) in packed_right.chunks_exact(length.max(1) * kernel.panel_width).enumerate() {
+                    let column = index * kernel.panel_width;
+                    if column >= count {
+                        break;
+                    }
+                    let columns = kernel.panel_width.min(count - column);
+                    // SAFETY: as this function's own contract: the rows and columns are the product's.
+                    unsafe {
+                        let target = destination.pointer.add(first_row * destination.row_stride + first_column + column);
+                        let target = ViewMut { pointer: target, ..destination };
+                        run_panel(
+                            &block,
+                            left,
+                            sliver.map(|sliver| (&*packed_left, sliver)),
+                            panel,
+                            target,
+                            columns,
+                            add,
+                            kernel,
+                        );
+                    }
+                }
+                if start + length == contracted {
+                    finish(Part { rows: first_row..first_row + block.rows, columns: first_column..first_column + count });
+                }
+            }
+        }
+    }
+}
+
+/// A block of the left factor.
+struct Block {
+    first_row: usize,
+    rows: usize,
+    start: usize,
+    length: usize,
+}
+
+/// A panel with all rows of a block.
+///
+/// # Safety
+///
+/// The block lies in the left factor, of which `packed` is the packed block with the width of its slivers, if it was packed; the target is
+/// valid for the block's rows and the columns.
+#[allow(clippy::too_many_arguments)]
+unsafe fn run_panel(
+    block: &Block,
+    left: View,
+    packed: Option<(&[f32], usize)>,
+    panel: &[f32],
+    target: ViewMut,
+    columns: usize,
+    add: bool,
+    kernel: &MicroKernel,
+) {
+    let panel_step = Step { within: kernel.panel_width, between: 0 };
+    let row_step = Step { within: packed.map_or(1, |(_, sliver)| sliver), between: 0 };
+    let taps = Taps { segments: 1, length: block.length, row: row_step, panel: panel_step };
+    let most = kernel.most_rows();
+    for (index, first) in (0..block.rows).step_by(most).enumerate() {
+        let count = most.min(block.rows - first);
+        let destinations: [*mut f32; MOST_ROWS] =
+            std::array::from_fn(|row| target.pointer.wrapping_add((first + row) * target.row_stride));
+        let destinations = &destinations[..count];
+        // SAFETY: as this function's own contract.
+        unsafe {
+            match packed {
+                Some((packed, sliver)) => {
+                    let rows = Rows::Neighbours(packed[index * sliver * block.length..].as_ptr());
+                    kernel.tile(&taps, rows, panel.as_ptr(), destinations, columns, add);
+                }
+                None => {
+                    let row = left.pointer.wrapping_add((block.first_row + first) * left.row_stride + block.start);
+                    let rows: [*const f32; MOST_ROWS] = std::array::from_fn(|index| row.wrapping_add(index * left.row_stride));
+                    kernel.tile(&taps, Rows::Anywhere(&rows[..count]), panel.as_ptr(), destinations, columns, add);
+                }
+            }
+        }
+    }
+}
+
+/// Packs a block of the right factor into panels `[length, width]`, with zeros beyond the last column.
+///
+/// # Safety
+///
+/// The block is valid, and one of the view's strides is one.
+unsafe fn pack_right(
+    packed: &mut [f32],
+    right: View,
+    [start, first_column]: [usize; 2],
+    [length, count]: [usize; 2],
+    width: usize,
+) {
+    if length == 0 {
+        return;
+    }
+    let first = right.pointer.wrapping_add(start * right.row_stride + first_column * right.column_stride);
+    if right.column_stride == 1 {
+        // SAFETY: the block is valid, and these are its extents.
+        let source = unsafe { std::slice::from_raw_parts(first, (length - 1) * right.row_stride + count) };
+        pack_lines(packed, [length, width, width], source, right.row_stride, count);
+        return;
+    }
+    // SAFETY: as above.
+    let source = unsafe { std::slice::from_raw_parts(first, (count - 1) * right.column_stride + length) };
+    for (panel, column) in packed.chunks_exact_mut(length * width).zip((0..count).step_by(width)) {
+        let columns = width.min(count - column);
+        if columns < width {
+            panel.fill(0.0);
+        }
+        transpose::<false>(panel, width, &source[column * right.column_stride..], right.column_stride, [columns, length]);
+    }
+}
+
+/// Packs a block of a left factor whose rows are next to each other into slivers `[length, sliver]`, of which `most` numbers a line count.
+///
+/// # Safety
+///
+/// The block is valid, and the view's row stride is one.
+unsafe fn pack_left(packed: &mut [f32], left: View, block: &Block, most: usize, sliver: usize) {
+    debug_assert!(left.row_stride == 1);
+    let Block { first_row, rows, start, length } = *block;
+    if length == 0 {
+        return;
+    }
+    let first = left.pointer.wrapping_add(start * left.column_stride + first_row);
+    // SAFETY: the block is valid, and these are its extents.
+    let source = unsafe { std::slice::from_raw_parts(first, (length - 1) * left.column_stride + rows) };
+    pack_lines(packed, [length, sliver, most], source, left.column_stride, rows);
+}
+
+/// Packs lines of `count` numbers into pieces `[length, width]` that begin every `step` numbers of a line; beyond the end of a line there
+/// is zero. A whole line of a piece is copied where there is one, as that is one vector: of more than `step` numbers the rest is not read.
+fn pack_lines(packed: &mut [f32], [length, width, step]: [usize; 3], source: &[f32], source_stride: usize, count: usize) {
+    for first in (0..length).step_by(PACKED_LINES) {
+        let lines = PACKED_LINES.min(length - first);
+        for (piece, start) in packed.chunks_exact_mut(length * width).zip((0..count).step_by(step)) {
+            let target = &mut piece[first * width..][..lines * width];
+            copy_lines(target, width, &source[first * source_stride + start..], source_stride, width.min(count - start));
+        }
+    }
+}
+
+/// Lines of `count` numbers, `source_stride` apart, to lines `width` apart.
+fn copy_lines(target: &mut [f32], width: usize, source: &[f32], source_stride: usize, count: usize) {
+    match (width, count) {
+        (32, 32) => copy_32(target, source, source_stride),
+        (16, 16) => copy_16(target, source, source_stride),
+        (8, 8) => copy_8(target, source, source_stride),
+        _ => {
+            for (target, source) in target.chunks_exact_mut(width).zip(source.chunks(source_stride.max(1))) {
+                target[..count].copy_from_slice(&source[..count]);
+                target[count..].fill(0.0);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn copy_arrays<const COUNT: usize>(target: &mut [f32], source: &[f32], source_stride: usize) {
+    let (targets, _) = target.as_chunks_mut::<COUNT>();
+    for (target, source) in targets.iter_mut().zip(source.chunks(source_stride.max(1))) {
+        if let Some(source) = source.first_chunk::<COUNT>() {
+            *target = *source;
+        }
+    }
+}
+
+multiversion! {
+    fn copy_32(target: &mut [f32], source: &[f32], source_stride: usize) {
+        copy_arrays::<32>(target, source, source_stride);
+    }
+
+    fn copy_16(target: &mut [f32], source: &[f32], source_stride: usize) {
+        copy_arrays::<16>(target, source, source_stride);
+    }
+
+    fn copy_8(target: &mut [f32], source: &[f32], source_stride: usize) {
+        copy_arrays::<8>(target, source, source_stride);
+    }
+}
+
+/// The size of equal parts of `total` that are no larger than `most`; at least one.
+fn evenly(total: usize, most: usize) -> usize {
+    total.div_ceil(total.div_ceil(most).max(1)).max(1)
+}

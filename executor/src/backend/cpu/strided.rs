@@ -1,0 +1,184 @@
+//! The gradient of the input of a convolution with a stride, directly. The input's rows fall into as many phases as the stride says, by where
+//! they lie between the starts of windows, and so do its columns; the pixels of a phase are met by the same taps, so that each phase is a
+//! convolution of stride one of dy with these taps, written to every so manieth pixel.
+
+use foretell_models::Window;
+
+use super::direct::{BAND_ELEMENTS, LEAST_BAND, Positions, Reach, Source, evenly, run_positions};
+use super::memory::Scratch;
+use super::micro_kernel::MicroKernel;
+
+/// The rows (or columns) of an image that lie alike between the starts of windows, and the taps that meet them.
+#[derive(Clone, Copy, Debug)]
+struct Phase {
+    /// The first tap; the others are a stride apart.
+    first_tap: usize,
+    taps: usize,
+    /// The first row of the phase, and the row of dy that its first tap meets.
+    first_row: usize,
+    first_output: usize,
+    rows: usize,
+}
+
+impl Phase {
+    /// The phase of the rows whose distance from the bordered image's start leaves `index` when divided by the stride.
+    fn new(index: usize, extent: usize, window: &Window) -> Self {
+        let Window { size, stride, padding, .. } = *window;
+        let taps = size.saturating_sub(index).div_ceil(stride);
+        let first_output = padding.saturating_sub(index).div_ceil(stride);
+        let last = (extent + padding).checked_sub(index + 1).map(|last| last / stride);
+        let rows = last.map_or(0, |last| (last + 1).saturating_sub(first_output));
+        let first_row = (first_output * stride + index).saturating_sub(padding);
+        Phase { first_tap: index, taps, first_row, first_output, rows }
+    }
+
+    /// Rows of zeros that it needs before dy.
+    fn border(&self) -> usize {
+        self.taps.saturating_sub(1 + self.first_output)
+    }
+
+    /// Whether a tap meets any of its rows.
+    fn is_met(&self) -> bool {
+        self.taps > 0 && self.rows > 0
+    }
+}
+
+/// dy with the zeros around it that the phases read.
+struct Bordered {
+    border: usize,
+    height: usize,
+    width: usize,
+}
+
+impl Bordered {
+    fn new(rows: &[Phase], columns: &[Phase], window: &Window) -> Self {
+        let border = rows.iter().chain(columns).filter(|phase| phase.is_met()).map(Phase::border).max().unwrap_or(0);
+        let extent = |phases: &[Phase], outputs: usize| {
+            let met = phases.iter().filter(|phase| phase.is_met()).map(|phase| phase.first_output + phase.rows);
+            border + met.max().unwrap_or(0).max(outputs)
+        };
+        Bordered { border, height: extent(rows, window.out_height()), width: extent(columns, window.out_width()) }
+    }
+
+    fn is_needed(&self, window: &Window) -> bool {
+        (self.height, self.width) != (window.out_height(), window.out_width())
+    }
+
+    /// Copies images of dy.
+    fn copy(&self, copied: &mut [f32], dy: &[f32], window: &Window) {
+        let length = window.out_width() * window.out_channels;
+        let (line, before) = (self.width * window.out_channels, self.border * window.out_channels);
+        let images = copied.chunks_exact_mut(self.height * line).zip(dy.chunks_exact(window.out_height() * length));
+        for (copied, dy) in images {
+            let mut lines = dy.chunks_exact(length);
+            for (row, copied) in copied.chunks_exact_mut(line).enumerate() {
+                let source = if row < self.border { None } else { lines.next() };
+                match source {
+                    None => copied.fill(0.0),
+                    Some(source) => {
+                        copied[..before].fill(0.0);
+                        copied[before..before + length].copy_from_slice(source);
+                        copied[before + length..].fill(0.0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `dx` from `dy` and w `[out, size, size, in]`.
+pub(super) fn input_gradient(
+    dy: &[f32],
+    w: &[f32],
+    dx: &mut [f32],
+    window: &Window,
+    kernel: &MicroKernel,
+    scratch: &mut Scratch,
+) {
+    let Window { batch, height, width, in_channels, out_channels, stride, .. } = *window;
+    if window.weight_elements() == 0 {
+        dx.fill(0.0);
+        return;
+    }
+    let rows: Vec<Phase> = (0..stride).map(|index| Phase::new(index, height, window)).collect();
+    let columns: Vec<Phase> = (0..stride).map(|index| Phase::new(index, width, window)).collect();
+    let bordered = Bordered::new(&rows, &columns, window);
+    let dy_image = window.out_height() * window.out_width() * out_channels;
+    let (line, image) = (bordered.width * out_channels, bordered.height * bordered.width * out_channels);
+    let dx_image = height * width * in_channels;
+    let positions = (height * width).div_ceil(stride * stride);
+    let most = (BAND_ELEMENTS / (image + dx_image).max(1)).max(LEAST_BAND / positions.max(1));
+    let band = evenly(batch, most);
+    let panel = in_channels.next_multiple_of(kernel.panel_width);
+    let packed_elements = window.size * window.size * out_channels * panel;
+    let copied_elements = if bordered.is_needed(window) { band * image } else { 0 };
+    let [packed, copied] = scratch.pieces([packed_elements, copied_elements]);
+    let met = || rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column)));
+    let mut rest = &mut *packed;
+    for (row, column) in met() {
+        let (phase, after) = rest.split_at_mut(row.taps * column.taps * out_channels * panel);
+        pack(phase, w, [row, column], window, kernel.panel_width);
+        rest = after;
+    }
+    if met().any(|(row, column)| row.rows * column.rows > 0 && row.taps * column.taps == 0) {
+        dx.fill(0.0);
+    }
+    for first in (0..batch).step_by(band) {
+        let images = band.min(batch - first);
+        let dy = &dy[first * dy_image..][..images * dy_image];
+        let dx = &mut dx[first * dx_image..][..images * dx_image];
+        let source = if bordered.is_needed(window) {
+            bordered.copy(&mut copied[..images * image], dy, window);
+            copied.as_ptr()
+        } else {
+            dy.as_ptr()
+        };
+        let mut rest = &*packed;
+        for (row, column) in met() {
+            let (phase, after) = rest.split_at(row.taps * column.taps * out_channels * panel);
+            rest = after;
+            if !row.is_met() || !column.is_met() {
+                continue;
+            }
+            let start = |phase: &Phase| bordered.border + phase.first_output + 1 - phase.taps;
+            let reach = Reach { rows: row.taps, line: column.taps * out_channels, row_step: line, column_step: out_channels };
+            // SAFETY: the border is as wide as any phase needs, and what is copied reaches to the last row that one meets; the phases'
+            // pixels lie in the image.
+            unsafe {
+                let pointer = source.add(start(row) * line + start(column) * out_channels);
+                let pixels = Positions {
+                    pointer: dx.as_mut_ptr().add((row.first_row * width + column.first_row) * in_channels),
+                    images,
+                    rows: row.rows,
+                    columns: column.rows,
+                    channels: in_channels,
+                    image_step: dx_image,
+                    row_step: stride * width * in_channels,
+                    column_step: stride * in_channels,
+                };
+                run_positions(Source { pointer, line, image }, phase, pixels, &reach, kernel);
+            }
+        }
+    }
+}
+
+/// Packs the taps of a phase, turned by half a circle, into panels `[rows, columns, out, width]` of inputs.
+fn pack(packed: &mut [f32], w: &[f32], [row, column]: [&Phase; 2], window: &Window, width: usize) {
+    let Window { in_channels, out_channels, size, stride, .. } = *window;
+    let lines = row.taps * column.taps * out_channels;
+    if lines == 0 {
+        return;
+    }
+    for (index, panel) in packed.chunks_exact_mut(lines * width).enumerate() {
+        let first = index * width;
+        let count = width.min(in_channels - first);
+        for (k, target) in panel.chunks_exact_mut(width).enumerate() {
+            let (tap, out) = (k / out_channels, k % out_channels);
+            let tap_row = row.first_tap + stride * (row.taps - 1 - tap / column.taps);
+            let tap_column = column.first_tap + stride * (column.taps - 1 - tap % column.taps);
+            let source = ((out * size + tap_row) * size + tap_column) * in_channels + first;
+            target[..count].copy_from_slice(&w[source..][..count]);
+            target[count..].fill(0.0);
+        }
+    }
+}
