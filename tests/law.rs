@@ -277,7 +277,6 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
                 hybrid: false,
                 sequence_parallel: false,
                 clip: false,
-                precision: "fp32",
                 seed: 5,
             });
         }
