@@ -28,7 +28,7 @@ pub fn calibrate(
     options: &LaunchOptions,
     progress: &mut dyn FnMut(f64),
 ) -> Result<Profile, ExecutorError> {
-    let mut ranks = Ranks::start(devices, &Job::Calibrate(job.clone()), options)?;
+    let mut ranks = Ranks::start(devices, &Job::Calibrate(Box::new(job.clone())), options)?;
     let mut kernels: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
     let mut exchanges: BTreeMap<(usize, Exchange, u64), Vec<(Sample, Seconds)>> = BTreeMap::new();
     let mut speeds: BTreeMap<String, Vec<f64>> = BTreeMap::new();

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Job {
     Train(Box<TrainingJob>),
-    Calibrate(CalibrationJob),
+    Calibrate(Box<CalibrationJob>),
 }
 
 /// A training run.

@@ -114,7 +114,8 @@ fn run(graph: &Graph, memory: &mut [Vec<u32>]) {
             *role == Role::Sum || matches!(role, Role::ParameterGradient(_))
         });
         // Sums and gradients of parameters are added to from the second time on.
-        let accumulate = summed.fold(false, |accumulate, tensor| !written.insert(tensor) || accumulate);
+        // Each is written, whatever was found for those before it.
+        let accumulate = summed.map(|tensor| !written.insert(tensor)).filter(|&again| again).count() > 0;
         let (reads, writes) = (of(&operator.inputs), of(&operator.outputs));
         let call = KernelCall {
             kernel: &kernel,

@@ -99,7 +99,7 @@ fn cases() -> Vec<Case> {
         fn reads(u: &Tensor, x: &[Tensor], y: &[Tensor]) -> Vec<Tensor> {
             // Packed inputs are one tensor, others three; a table follows either.
             let inputs = if x.len() < 3 { 1 } else { 3 };
-            [&[u.clone()], &x[..inputs], &y[..2], &x[inputs..]].concat()
+            [std::slice::from_ref(u), &x[..inputs], &y[..2], &x[inputs..]].concat()
         }
         let inputs = counts(&forward).0.len();
         for input in 0..inputs {

@@ -296,10 +296,10 @@ pub(super) fn run(
         Kernel::RmsNormInputGradient { rows, features } => {
             let (dy, x, scale, saved) = (&reads[0], &reads[1], &reads[2], &reads[3]);
             let mut dx = vec![0.0; rows * features];
-            for r in 0..rows {
+            for (r, saved) in saved.iter().enumerate().take(rows) {
                 let at = |f: usize| r * features + f;
-                let dot = (0..features).map(|f| dy[at(f)] * scale[f] * x[at(f)] * saved[r]).sum::<f64>() / features as f64;
-                (0..features).for_each(|f| dx[at(f)] = saved[r] * (dy[at(f)] * scale[f] - x[at(f)] * saved[r] * dot));
+                let dot = (0..features).map(|f| dy[at(f)] * scale[f] * x[at(f)] * saved).sum::<f64>() / features as f64;
+                (0..features).for_each(|f| dx[at(f)] = saved * (dy[at(f)] * scale[f] - x[at(f)] * saved * dot));
             }
             vec![dx]
         }
