@@ -129,7 +129,7 @@ pub enum ContextMethod {
     #[default]
     Gather,
     /// They go round the ranks part by part while these compute, so that no rank ever has more than three parts at a time (ring attention, Liu et
-    /// al. 2023). Attention over another sequence, and with relative positions, gathers all the same.
+    /// al. 2023). Attention over a sequence of another length, and with relative positions, gathers all the same.
     Ring,
 }
 

@@ -231,14 +231,14 @@ impl Chooser<'_> {
         Ok(())
     }
 
-    /// The loop over keys of attention that is to see them part by part: over its own sequence, as a part is masked by its distance on the ring,
-    /// and without relative positions, which are further than a part.
+    /// The loop over keys of attention that is to see them part by part: over as many as there are queries, as a part is masked by its distance on the
+    /// ring (so is attention over another sequence of the same length, which has no mask), and without relative positions.
     fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
         let OperatorKind::Attention { relative: None, packed: false, .. } = operator.kind else { return None };
         let positions = strategy.get(Axis::Context)?;
         let keys = operator.loops.iter().position(|one| one.role == Extent::Keys).map(LoopId)?;
-        let is_own_sequence = operator.loops[keys.0].extent == operator.loops[positions.0].extent;
-        (self.context_method == ContextMethod::Ring && is_own_sequence).then_some(keys)
+        let is_as_long = operator.loops[keys.0].extent == operator.loops[positions.0].extent;
+        (self.context_method == ContextMethod::Ring && is_as_long).then_some(keys)
     }
 
     /// An addition of partial sums is itself a partial sum: making one sum instead of two.

@@ -453,7 +453,7 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
 
 #[test]
 fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
-    // Eight heads of keys as wide as the model: what attention gathers is what a long sequence fills memory with.
+    // A long sequence, of which attention would gather all.
     let model = Model::Gpt { layers: 2, hidden: 32, heads: 4, ffn: Some(32), vocab: 16, sequence: 4096, tied_embeddings: false };
     let compiled = |context_method, precision| {
         let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
@@ -493,7 +493,7 @@ fn attention_that_is_no_ring_gathers_all_the_same() {
     let layout = |context_method| Layout { context: 2, context_method, ..Layout::default() };
     let [gather, ring] = [ContextMethod::Gather, ContextMethod::Ring].map(|method| program(&model, layout(method), 1));
     let kinds = |program: &Program| ["shift", "all_gather"].map(|kind| count(&program.stages[0], kind));
-    // Relative positions everywhere but in cross attention, and that is over another sequence.
+    // Relative positions everywhere but in attention over the encoder's sequence.
     assert_eq!(kinds(&gather)[0], 0);
     assert!(kinds(&ring)[1] > 0);
 }
