@@ -184,9 +184,9 @@ pub fn measure(
     let Patience { patience, calibration_time } = patience;
     let mut groups = if topology.is_lab() { lab_groups(topology)? } else { everyone(devices) };
     for group in &mut groups {
-        // One size beyond the longest, so that nothing lies outside of what was timed.
-        let beyond = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 2);
-        group.messages.truncate(beyond);
+        // Up to the first that is as long as the longest, so that nothing lies outside of what was timed.
+        let enough = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 1);
+        group.messages.truncate(enough);
     }
     let devices_of = ground.places().iter().enumerate().map(|(number, place)| CalibratedDevice {
         kind: topology.device_kind(DeviceId(number)).name.clone(),
