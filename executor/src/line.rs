@@ -111,6 +111,7 @@ unsafe fn collective(
         Collective::ReduceScatter => group.reduce_scatter(number, bytes(read), bytes(write)),
         Collective::AllGather => group.all_gather(bytes(read), bytes(write)),
         Collective::AllToAll => group.all_to_all(bytes(read), bytes(write)),
+        Collective::Shift => group.shift(bytes(read), bytes(write)),
     }?;
     Ok(())
 }

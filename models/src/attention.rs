@@ -61,6 +61,29 @@ pub struct Attention {
     pub query_parts: usize,
     /// The position of the first query of the first part.
     pub query_offset: usize,
+    /// Which part of the keys this is, where they go round a ring of ranks; then `keys` are those of one part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<KeyStep>,
+}
+
+/// A step of ring attention (Liu et al. 2023): the keys and values of a sequence, cut into as many parts as a group has ranks, go round the group
+/// while each rank keeps its part of the queries. In step t the rank of index i has the part that began on rank (i - t) mod parts. What a step
+/// leaves is merged with what the steps before it left; in single precision, whatever the run's is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct KeyStep {
+    /// The step, from 0 on. In step 0 queries and keys are of the same positions.
+    pub step: usize,
+    /// Parts of the whole that the rank's index in its group has to be known for; 1 where it is known already.
+    pub parts: usize,
+    /// Whether all keys come after all queries, and causal attention sees none.
+    pub unseen: bool,
+}
+
+impl KeyStep {
+    /// Whether what there is is added to instead of replaced.
+    pub fn merges(self) -> bool {
+        self.step > 0
+    }
 }
 
 impl Attention {
@@ -91,14 +114,51 @@ impl Attention {
 
     /// The work of the member `index` of a group that has cut the queries into parts.
     pub fn for_member(self, index: usize) -> Self {
+        if let Some(ring) = self.ring {
+            return self.for_member_of_ring(ring, index);
+        }
         let positioned = self.causal || self.relative.is_some();
         let query_offset = if positioned { self.query_offset + (index % self.query_parts.max(1)) * self.queries } else { 0 };
         Self { query_parts: 1, query_offset, ..self }
     }
 
+    /// Causal attention sees all of a part that lies before the rank's own, half of its own, and nothing of one that lies after it.
+    fn for_member_of_ring(self, ring: KeyStep, index: usize) -> Self {
+        if !self.causal || ring.parts <= 1 {
+            return self;
+        }
+        let (own, step) = (index % ring.parts, ring.step % ring.parts);
+        let ring = Some(KeyStep { parts: 1, unseen: step > own, ..ring });
+        Self { causal: step == 0, ring, ..self }
+    }
+
+    /// Into how many parts the whole is cut of which the rank's index in its group says which one is its own.
+    pub(crate) fn parts(&self) -> usize {
+        match self.ring {
+            Some(ring) if self.causal => ring.parts,
+            Some(_) => 1,
+            None => self.query_parts,
+        }
+    }
+
+    /// The same at any step of a ring but the first: merging takes as long in all of them.
+    pub(crate) fn without_step(self) -> Self {
+        Self {
+            ring: self.ring.map(|ring| KeyStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
+            ..self
+        }
+    }
+
     /// Query-key pairs of one head of one sequence; of the mean member where queries are cut into parts.
     pub fn scores(&self) -> f64 {
         let [queries, keys] = [self.queries as f64, self.keys as f64];
+        if let Some(ring) = self.ring
+            && (ring.unseen || (self.causal && ring.merges()))
+        {
+            // In step t the last `parts - t` members see all, and the others nothing.
+            let seeing = if ring.unseen { 0.0 } else { 1.0 - (ring.step as f64 / ring.parts.max(1) as f64).min(1.0) };
+            return queries * keys * seeing;
+        }
         if !self.causal {
             return queries * keys;
         }
@@ -149,7 +209,7 @@ impl Rope {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attention, RelativePositions};
+    use super::{Attention, KeyStep, RelativePositions};
 
     #[test]
     fn buckets_are_those_of_t5() {
@@ -181,6 +241,7 @@ mod tests {
             packed: false,
             query_parts: 1,
             query_offset: 0,
+            ring: None,
         };
         assert_eq!(whole.scores(), 300.0);
         let part = Attention { queries: 6, query_parts: 4, ..whole };
@@ -188,5 +249,32 @@ mod tests {
         assert_eq!(parts, [21.0, 57.0, 93.0, 129.0]);
         assert_eq!(part.scores() * 4.0, 300.0);
         assert_eq!(Attention { queries: 30, ..whole }.scores(), 300.0 + 6.0 * 24.0);
+    }
+
+    #[test]
+    fn the_steps_of_a_ring_add_up_to_the_whole() {
+        let step = |causal, step| Attention {
+            batch: 1,
+            queries: 6,
+            keys: 6,
+            key_heads: 1,
+            group: 1,
+            head_dimension: 4,
+            causal,
+            scaled: true,
+            relative: None,
+            packed: false,
+            query_parts: 1,
+            query_offset: 0,
+            ring: Some(KeyStep { step, parts: 4, unseen: false }),
+        };
+        let of_members =
+            |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());
+        // As many as the same members' queries see of all keys (the test above).
+        assert_eq!(of_members(true).collect::<Vec<_>>(), [21.0, 57.0, 93.0, 129.0]);
+        assert_eq!(of_members(false).collect::<Vec<_>>(), [144.0; 4]);
+        // A kernel that nobody has made concrete is that of the mean member.
+        assert_eq!((0..4).map(|t| 4.0 * step(true, t).scores()).sum::<f64>(), 300.0);
+        assert_eq!(step(false, 1).for_member(0), step(false, 1), "without a mask all members do the same");
     }
 }

@@ -499,6 +499,7 @@ impl Operator {
             packed,
             query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
             query_offset: 0,
+            ring: None,
         };
         let rope = |theta| Rope {
             batch: rows,

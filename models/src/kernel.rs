@@ -445,9 +445,11 @@ pub enum Kernel {
     },
     /// Softmax attention. Reads q `[batch, queries, heads, head_dimension]`, k and v `[batch, keys, key_heads, head_dimension]` (packed: one
     /// tensor) and, with relative positions, a table `[buckets, heads]`; writes out, shaped as q, and log-sum-exp `[batch, heads, queries]`.
+    /// A step of a ring ([`Attention::ring`]) writes out in single precision, and each but the first merges both with what is there.
     Attention(Attention),
     /// Reads dout, q, k, v (packed: one tensor), out, log-sum-exp (, table); writes dq, dk, dv (packed: one tensor) (, dtable, which may
-    /// accumulate). Recomputes the scores, as FlashAttention does (Dao et al. 2022).
+    /// accumulate). Recomputes the scores, as FlashAttention does (Dao et al. 2022). A step of a ring reads the out and the log-sum-exp of all
+    /// steps and writes in single precision; each but the first adds to dq.
     AttentionGradient(Attention),
     /// One tensor to several: reads x `[rows, parts, columns]`; writes `parts` tensors `[rows, columns]`.
     Split {
@@ -646,6 +648,11 @@ pub enum Kernel {
         /// Elements.
         elements: usize,
     },
+    /// `y = x` from single precision to the run's. Reads x; writes y.
+    Narrow {
+        /// Elements.
+        elements: usize,
+    },
     /// Writes zeros, in single precision.
     Zero {
         /// Elements.
@@ -769,6 +776,7 @@ impl Kernel {
             Kernel::UpdateControl { .. } => "update_control",
             Kernel::Sum { .. } => "sum",
             Kernel::Accumulate { .. } => "accumulate",
+            Kernel::Narrow { .. } => "narrow",
             Kernel::Zero { .. } => "zero",
             Kernel::SumOfSquares { .. } => "sum_of_squares",
             Kernel::Slice { .. } => "slice",
@@ -802,6 +810,8 @@ impl Kernel {
             Kernel::RmsNorm { rows, features, .. } => Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
             Kernel::Rope(sizes) => Kernel::Rope(sizes.without_positions()),
             Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.without_positions()),
+            Kernel::Attention(sizes) => Kernel::Attention(sizes.without_step()),
+            Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.without_step()),
             kernel => kernel,
         }
     }
@@ -815,7 +825,7 @@ impl Kernel {
             | Kernel::EmbeddingWeightGradient { parts, .. }
             | Kernel::LogitStatistics { parts, .. }
             | Kernel::CrossEntropyGradient { parts, .. } => parts,
-            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.query_parts,
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.parts(),
             Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.position_parts,
             _ => 1,
         }
@@ -974,6 +984,19 @@ impl Kernel {
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, .. } => {
                 traffic(tokens * hidden, 0, vocabulary * hidden + 2 * tokens * hidden)
             }
+            Kernel::Attention(Attention { ring: Some(ring), .. }) if ring.unseen => traffic(0, 0, 0),
+            Kernel::AttentionGradient(sizes @ Attention { ring: Some(ring), .. }) if ring.unseen => {
+                traffic(0, 0, 2 * sizes.key_elements())
+            }
+            // What is merged is read, too.
+            Kernel::Attention(sizes @ Attention { ring: Some(ring), .. }) => {
+                let [q, k, passes] = [sizes.query_elements(), sizes.key_elements(), 1 + usize::from(ring.merges())];
+                traffic(q + 2 * k, 0, passes * (q + sizes.rows()))
+            }
+            Kernel::AttentionGradient(sizes @ Attention { ring: Some(ring), .. }) => {
+                let [q, k, passes] = [sizes.query_elements(), sizes.key_elements(), 1 + usize::from(ring.merges())];
+                traffic(3 * q + 2 * k, 0, passes * q + 2 * k + sizes.rows())
+            }
             Kernel::Attention(sizes) => {
                 let [q, k] = [sizes.query_elements(), sizes.key_elements()];
                 traffic(q + 2 * k + sizes.table_elements(), q, sizes.rows())
@@ -1031,6 +1054,7 @@ impl Kernel {
             Kernel::AdamW { elements, .. } => traffic(0, 0, 7 * elements),
             Kernel::SumOfSquares { elements } | Kernel::Sum { elements } | Kernel::Zero { elements } => traffic(0, 0, elements),
             Kernel::Accumulate { elements } => traffic(0, 0, 3 * elements),
+            Kernel::Narrow { elements } => traffic(0, elements, elements),
             Kernel::UpdateControl { .. } => traffic(0, 0, 17),
             Kernel::Slice { outer, inner, .. } => traffic(outer * inner, outer * inner, 0),
             Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {

@@ -26,7 +26,7 @@ mod kernel;
 mod specification;
 mod zoo;
 
-pub use attention::{Attention, RelativePositions, Rope};
+pub use attention::{Attention, KeyStep, RelativePositions, Rope};
 pub use differentiate::differentiate;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,

@@ -5,7 +5,7 @@
 //! 3. fusion ([`crate::fusion`]);
 //! 4. cutting into chunks, and what each stage keeps from step to step ([`cuts`], [`state`]);
 //! 5. each stage's instructions, in its schedule's order ([`emit`], with communication from the table of conversions, and
-//!    [`messages`] between stages);
+//!    [`messages`] between stages, and [`ring`] attention);
 //! 6. the memory plan, and dependencies between streams ([`crate::memory`], [`dependencies`]).
 //!
 //! Layouts end here: what leaves is instructions.
@@ -16,6 +16,7 @@ mod dependencies;
 mod emit;
 mod limits;
 mod messages;
+mod ring;
 mod state;
 mod update;
 
@@ -100,7 +101,7 @@ impl Lowering {
     }
 
     fn shard(graph: &Graph, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let sharding = Sharding::choose(graph, mesh, plan.layout.sequence_parallel)?;
+        let sharding = Sharding::choose(graph, mesh, plan.layout.sequence_parallel, plan.layout.context_method)?;
         let (graph, sharding) = fuse(graph, sharding);
         Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding })
     }

@@ -97,7 +97,9 @@ impl Packing {
         });
         // Rows of the projection are read by strides: its heads must be those of keys and queries alike.
         let ungrouped = operator(split).inputs[0].axes.len() == 5 && operator(attention).inputs[0].axes.len() == 4;
-        (same_block && ungrouped && forward_direct && backward_direct).then_some(Self { split, attention, backward })
+        // Of a packed projection keys and values could not be passed on without the queries.
+        let is_ring = sharding.is_ring(attention);
+        (same_block && ungrouped && !is_ring && forward_direct && backward_direct).then_some(Self { split, attention, backward })
     }
 
     fn apply(&self, graph: &Graph, fused: &mut Graph, dropped: &mut [bool]) {

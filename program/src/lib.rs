@@ -36,7 +36,7 @@ pub use compile::{Compiled, compile};
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank};
 pub use placement::{Conversion, Placement, Placements, conversion};
-pub use plan::{Layout, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, Training};
+pub use plan::{ContextMethod, Layout, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, Training};
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{
     Buffer, BufferId, BufferRole, Collective, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric, MetricKind,

@@ -47,6 +47,8 @@ pub struct Layout {
     pub pipeline: usize,
     /// Ranks that share out positions.
     pub context: usize,
+    /// How attention sees the keys and values of other ranks of `context`.
+    pub context_method: ContextMethod,
     /// Ranks that share out experts.
     pub expert: usize,
     /// How far `tensor` splits one expert.
@@ -84,6 +86,7 @@ impl Default for Layout {
             tensor: 1,
             pipeline: 1,
             context: 1,
+            context_method: ContextMethod::Gather,
             expert: 1,
             expert_tensor: None,
             sequence_parallel: false,
@@ -116,6 +119,18 @@ impl Layout {
     pub fn samples_at_once(&self) -> usize {
         self.micro_batch.saturating_mul(self.batch_ranks())
     }
+}
+
+/// How attention whose positions are shared out over `context` sees all keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextMethod {
+    /// Every rank gathers all of them, and scatters the sums of their gradients.
+    #[default]
+    Gather,
+    /// They go round the ranks part by part while these compute, so that no rank ever has more than three parts at a time (ring attention, Liu et
+    /// al. 2023). Attention over a sequence of another length, and with relative positions, gathers all the same.
+    Ring,
 }
 
 /// What is computed again in the backward pass.

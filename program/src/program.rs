@@ -201,6 +201,8 @@ pub enum Collective {
     AllGather,
     /// Everyone sends a part to everyone.
     AllToAll,
+    /// Everyone sends what it has to the next member, the last to the first.
+    Shift,
 }
 
 impl Collective {
@@ -211,6 +213,7 @@ impl Collective {
             Collective::ReduceScatter => "reduce_scatter",
             Collective::AllGather => "all_gather",
             Collective::AllToAll => "all_to_all",
+            Collective::Shift => "shift",
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
-use crate::plan::PlanError;
+use crate::plan::{ContextMethod, PlanError};
 use foretell_models::{
     BATCH, EXPERTS, Extent, Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, SEQUENCE, TensorId,
 };
@@ -63,15 +63,23 @@ pub(crate) struct Sharding {
     placements: Vec<Placements>,
     /// How its maker leaves a tensor, before sums are made.
     produced: Vec<Placements>,
+    /// Of attention whose keys and values go round the ranks of `context` part by part: the loop over keys.
+    rings: Vec<Option<LoopId>>,
 }
 
 impl Sharding {
     /// Chooses strategies for a graph with or without gradients.
-    pub(crate) fn choose(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> Result<Self, PlanError> {
+    pub(crate) fn choose(
+        graph: &Graph,
+        mesh: &Mesh,
+        sequence_parallel: bool,
+        context_method: ContextMethod,
+    ) -> Result<Self, PlanError> {
         let mut chooser = Chooser {
             graph,
             mesh,
             sequence_parallel,
+            context_method,
             consumers: consumers(graph),
             makers: makers(graph),
             sharding: Sharding {
@@ -79,6 +87,7 @@ impl Sharding {
                 kept: vec![None; graph.operators.len()],
                 placements: vec![Placements::default(); graph.tensors.len()],
                 produced: vec![Placements::default(); graph.tensors.len()],
+                rings: vec![None; graph.operators.len()],
             },
             parameter_placed: vec![false; graph.tensors.len()],
         };
@@ -107,7 +116,20 @@ impl Sharding {
 
     /// How an operator must find an input.
     pub(crate) fn wanted(&self, id: OperatorId, operand: &Operand) -> Placements {
-        self.kept[id.0].unwrap_or_else(|| self.strategies[id.0].placements(operand, Placement::Replicate))
+        self.kept[id.0].unwrap_or_else(|| self.placements(id, operand, Placement::Replicate))
+    }
+
+    /// How an operator must find an input, or leaves an output, as its strategy has it.
+    fn placements(&self, id: OperatorId, operand: &Operand, without_loop: Placement) -> Placements {
+        let placements = self.strategies[id.0].placements(operand, without_loop);
+        // What goes round a ring comes from, and goes home to, the rank of its positions.
+        let keys = self.rings[id.0].and_then(|keys| operand.axes.iter().position(|&walked| walked == Some(keys)));
+        keys.map_or(placements, |dimension| placements.with(Axis::Context, Placement::Shard(dimension)))
+    }
+
+    /// Whether an operator is attention whose keys and values go round the ranks of `context`.
+    pub(crate) fn is_ring(&self, id: OperatorId) -> bool {
+        self.rings[id.0].is_some()
     }
 
     /// The same sharding of a graph from which operators were dropped.
@@ -116,6 +138,8 @@ impl Sharding {
         self.strategies.retain(|_| !flags.next().copied().unwrap_or(false));
         let mut flags = dropped.iter();
         self.kept.retain(|_| !flags.next().copied().unwrap_or(false));
+        let mut flags = dropped.iter();
+        self.rings.retain(|_| !flags.next().copied().unwrap_or(false));
         self
     }
 
@@ -161,6 +185,7 @@ struct Chooser<'a> {
     graph: &'a Graph,
     mesh: &'a Mesh,
     sequence_parallel: bool,
+    context_method: ContextMethod,
     consumers: Vec<Vec<OperatorId>>,
     makers: Vec<Option<OperatorId>>,
     sharding: Sharding,
@@ -178,6 +203,11 @@ impl Chooser<'_> {
             self.sharding.kept[id.0] = self.common_partial(operator);
         }
         self.sharding.strategies[id.0] = strategy;
+        self.sharding.rings[id.0] = match operator.forward {
+            Some(forward) if operator.kind.is_attention() => self.sharding.rings[forward.0],
+            Some(_) => None,
+            None => self.ring(operator, strategy),
+        };
         for input in &operator.inputs {
             let role = &self.graph.tensor(input.tensor).role;
             let kept = matches!(role, Role::Parameter(_) | Role::Running | Role::Input(_));
@@ -193,12 +223,22 @@ impl Chooser<'_> {
             }
         }
         for output in &operator.outputs {
-            let produced = self.sharding.kept[id.0].unwrap_or_else(|| strategy.placements(output, Placement::Partial));
+            let produced = self.sharding.kept[id.0].unwrap_or_else(|| self.sharding.placements(id, output, Placement::Partial));
             self.gradients_agree(operator, output.tensor, produced)?;
             self.sharding.produced[output.tensor.0] = produced;
             self.sharding.placements[output.tensor.0] = self.settle(output.tensor, produced);
         }
         Ok(())
+    }
+
+    /// The loop over keys of attention that is to see them part by part: over as many as there are queries, as a part is masked by its distance on the
+    /// ring (so is attention over another sequence of the same length, which has no mask), and without relative positions.
+    fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
+        let OperatorKind::Attention { relative: None, packed: false, .. } = operator.kind else { return None };
+        let positions = strategy.get(Axis::Context)?;
+        let keys = operator.loops.iter().position(|one| one.role == Extent::Keys).map(LoopId)?;
+        let is_as_long = operator.loops[keys.0].extent == operator.loops[positions.0].extent;
+        (self.context_method == ContextMethod::Ring && is_as_long).then_some(keys)
     }
 
     /// An addition of partial sums is itself a partial sum: making one sum instead of two.

@@ -2,8 +2,8 @@
 
 use foretell_models::{GraphOptions, Model, Stem};
 use foretell_program::{
-    BufferId, Collective, GroupId, Layout, Operation, Optimizer, Plan, PlanError, Program, Recompute, Schedule, StageProgram,
-    Stream, Training, compile,
+    BufferId, Collective, ContextMethod, GroupId, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute,
+    Schedule, StageProgram, Stream, Training, compile,
 };
 use proptest::prelude::*;
 
@@ -255,7 +255,8 @@ prop_compose! {
     fn layouts()(
         data in prop_oneof![Just(1usize), Just(2), Just(3), Just(4)],
         tensor in prop_oneof![Just(1usize), Just(2), Just(4)],
-        context in prop_oneof![3 => Just(1usize), 1 => Just(2)],
+        context in prop_oneof![4 => Just(1usize), 1 => Just(2), 1 => Just(4)],
+        context_method in prop_oneof![Just(ContextMethod::Gather), Just(ContextMethod::Ring)],
         (schedule, virtual_stages) in schedules(),
         pipeline in 1usize..5,
         micro_batch in 1usize..3,
@@ -270,6 +271,7 @@ prop_compose! {
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
+            context_method,
             ..Layout::default()
         };
         (layout, data * micro_batch * micro_batches)
@@ -447,6 +449,53 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
     assert!(activations(stage).iter().all(|shape| shape[..] == [1, 4, 32]), "norms have half of the sequence: {program}");
     // The gradients of what every rank has whole are sums over the ranks of `tensor`, too.
     assert!(count(stage, "all_reduce") >= 1);
+}
+
+#[test]
+fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
+    // A long sequence, of which attention would gather all.
+    let model = Model::Gpt { layers: 2, hidden: 32, heads: 4, ffn: Some(32), vocab: 16, sequence: 4096, tied_embeddings: false };
+    let compiled = |context_method, precision| {
+        let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
+        let plan = Plan { precision, ..Plan::new(layout, 1) };
+        compile(&model, "model", &plan).expect("a plan that fits").training
+    };
+    for precision in [foretell_units::DataType::Fp32, foretell_units::DataType::Bf16] {
+        let [gather, ring] = [ContextMethod::Gather, ContextMethod::Ring].map(|method| compiled(method, precision));
+        let [gathers, rings] = [&gather, &ring].map(|program| &program.stages[0]);
+        assert_eq!(count(gathers, "shift"), 0);
+        // Of each layer k and v go on three times in the forward pass, when it is run again and in the backward pass, in which their
+        // gradients go on four times.
+        assert_eq!(count(rings, "shift"), 2 * (3 * 2 * 3 + 2 * 4), "{ring}");
+        assert_eq!(count(rings, "attention"), 2 * 2 * 4);
+        assert_eq!(count(rings, "attention_gradient"), 2 * 4);
+        // Other operators gather nothing along a sequence.
+        assert_eq!(count(rings, "all_gather"), 0, "{ring}");
+        assert!(count(gathers, "all_gather") >= 2 * 2);
+        assert!(rings.arena < gathers.arena, "{} {}", rings.arena, gathers.arena);
+        assert_eq!(ring.hardware_flops, gather.hardware_flops, "the same products in other parts");
+        // What attention reads and writes at a time: the rank's own, and two parts that come and go.
+        let whole = 2 * 4096 * 32 * precision.size().count();
+        let room = |stage: &StageProgram, kind: &str| {
+            let mut touched = std::collections::BTreeSet::new();
+            for one in stage.instructions.iter().filter(|one| one.operation.kind() == kind && one.phase == Phase::Forward) {
+                touched.extend(one.reads[1..3].iter().copied().filter(|&read| stage.name_of(one) == stage.buffer(read).name));
+            }
+            touched.iter().map(|&id| stage.buffer(id).bytes.count()).sum::<u64>()
+        };
+        assert_eq!(room(rings, "attention"), 2 * whole / 2, "two of four parts in each of two layers");
+    }
+}
+
+#[test]
+fn attention_that_is_no_ring_gathers_all_the_same() {
+    let model = Model::named("t5-small").expect("in the zoo");
+    let layout = |context_method| Layout { context: 2, context_method, ..Layout::default() };
+    let [gather, ring] = [ContextMethod::Gather, ContextMethod::Ring].map(|method| program(&model, layout(method), 1));
+    let kinds = |program: &Program| ["shift", "all_gather"].map(|kind| count(&program.stages[0], kind));
+    // Relative positions everywhere but in attention over the encoder's sequence.
+    assert_eq!(kinds(&gather)[0], 0);
+    assert!(kinds(&ring)[1] > 0);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Attention, Kernel, Mixture, WeightLayout, Window};
+use foretell_models::{Attention, Kernel, KeyStep, Mixture, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -192,6 +192,7 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::SumOfSquares { elements }
         | Kernel::Sum { elements }
         | Kernel::Accumulate { elements }
+        | Kernel::Narrow { elements }
         | Kernel::Zero { elements } => plain(&[elements]),
         Kernel::UpdateControl { .. } => plain(&[]),
         Kernel::Sgd { elements, momentum, nesterov, .. } => at(&[elements], [momentum, nesterov, false]),
@@ -231,7 +232,11 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
             let Attention { batch, queries, keys, key_heads, group, head_dimension, causal, packed, .. } = sizes;
             // The pairs that are seen are to those that there are as the work of a causal part is to that of a whole.
             let unseen = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
-            at(&[batch, queries, keys, key_heads, group, head_dimension, unseen], [causal, packed, sizes.relative.is_some()])
+            let merges = sizes.ring.is_some_and(KeyStep::merges);
+            at(
+                &[batch, queries, keys, key_heads, group, head_dimension, unseen],
+                [causal, packed, sizes.relative.is_some() || merges],
+            )
         }
         Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),
         Kernel::Route { tokens, experts, top } | Kernel::RouteGradient { tokens, experts, top } => plain(&[tokens, experts, top]),

@@ -348,7 +348,7 @@ fn number_resources(
     channels: &mut [Channel],
 ) -> Vec<f64> {
     let shapes = || {
-        let of_groups = groups.iter().flat_map(|group| [&group.ring, &group.tree, &group.pairs]).flatten();
+        let of_groups = groups.iter().flat_map(|group| [&group.ring, &group.tree, &group.pairs, &group.shift]).flatten();
         of_groups.chain(channels.iter().map(|channel| &channel.shape))
     };
     let used: BTreeSet<usize> = shapes().flat_map(|shape| shape.loads.iter().map(|&(link, _)| link)).collect();
@@ -359,7 +359,7 @@ fn number_resources(
         }
     };
     for group in groups {
-        for shape in [&mut group.ring, &mut group.tree, &mut group.pairs].into_iter().flatten() {
+        for shape in [&mut group.ring, &mut group.tree, &mut group.pairs, &mut group.shift].into_iter().flatten() {
             renumber(&mut shape.loads);
         }
     }

@@ -90,6 +90,21 @@ impl Shape {
         Self::of_flows(topology, links, &flows)
     }
 
+    /// Each member sends all of it to the next, and the last to the first, in the one order that they have.
+    pub(crate) fn shift(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
+        let next = members.iter().cycle().skip(1);
+        let flows: Vec<Flow> = members.iter().zip(next).map(|(&from, &to)| (from, to, 1.0)).collect();
+        let mut shape = Self::of_flows(topology, links, &flows)?;
+        for &(from, to, _) in &flows {
+            if from != to
+                && let Some(limit) = topology.route(from, to)?.single_flow_limit
+            {
+                shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
+            }
+        }
+        Ok(shape)
+    }
+
     fn of_flows(topology: &Topology, links: &LinkEfficiency, flows: &[Flow]) -> Result<Self, TopologyError> {
         let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
         let mut latency = Seconds::ZERO;

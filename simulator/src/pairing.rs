@@ -29,6 +29,7 @@ pub(crate) struct GroupSet {
     pub(crate) ring: Option<Shape>,
     pub(crate) tree: Option<Shape>,
     pub(crate) pairs: Option<Shape>,
+    pub(crate) shift: Option<Shape>,
     /// How far apart its members are, if samples hold for the devices of all of them.
     measured: Option<Reach>,
     /// The kind of its first device, for the overheads.
@@ -211,11 +212,13 @@ impl GroupSet {
     ) -> Result<Self, SimulationError> {
         let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
         let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.iter().any(|&(kind, _)| wanted(kind));
-        let ring = uses(|kind| kind != Collective::AllToAll).then(|| Shape::ring(topology, &costs.links, &devices));
+        let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
+            .then(|| Shape::ring(topology, &costs.links, &devices));
         // Two members are each other's ring and tree.
         let tree = (devices.len() > 2 && uses(|kind| kind == Collective::AllReduce))
             .then(|| Shape::double_tree(topology, &costs.links, &devices));
         let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
+        let shift = uses(|kind| kind == Collective::Shift).then(|| Shape::shift(topology, &costs.links, &devices));
         Ok(Self {
             members: Vec::with_capacity(members.len()),
             size: members.len(),
@@ -223,6 +226,7 @@ impl GroupSet {
             ring: ring.transpose()?,
             tree: tree.transpose()?,
             pairs: pairs.transpose()?,
+            shift: shift.transpose()?,
             measured: measured(topology, costs, &devices)?,
             kind: devices.first().map_or(0, |&device| topology.kind_index(device)),
             collectives,
@@ -242,11 +246,15 @@ impl GroupSet {
             Collective::AllGather => (Exchange::AllGather, self.ring.as_ref(), Algorithm::ring_half(members)),
             // Each member takes in as much as in an all-gather; nobody measures it separately.
             Collective::AllToAll => (Exchange::AllGather, self.pairs.as_ref(), Algorithm::ALL_PAIRS),
+            // Every member sends one message; nobody measures them all at once separately.
+            Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), Algorithm::MESSAGE),
         };
+        let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
         if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind)) {
             let handoff = parameters.stream_handoff.at(quantile);
-            if let Some(cost) = table.cost((exchange, reach), members, bytes, bytes * algorithm.share, handoff, quantile) {
+            if let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, handoff, quantile)
+            {
                 return (cost, shape);
             }
         }

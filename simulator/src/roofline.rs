@@ -4,7 +4,7 @@
 use crate::cost::Parameters;
 use foretell_models::Kernel;
 use foretell_topologies::{Architecture, DeviceKind};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, DataType, Flops, Seconds};
 
 /// What a kind of processor makes of its data sheet.
 struct Efficiency {
@@ -77,7 +77,8 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
     // The products of a recurrence wait for each other.
     let products = match kernel {
         Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => sizes.sequence,
-        kernel => usize::from(kernel.is_matrix_product()),
+        // A step of a ring that sees no keys makes no product.
+        kernel => usize::from(kernel.is_matrix_product() && kernel.flops() > Flops::ZERO),
     };
     let ramp = efficiency.ramp * products as f64;
     let arithmetic = peak.map_or(Seconds::ZERO, |peak| (kernel.flops() / (peak * share)) + ramp);

@@ -76,6 +76,21 @@ fn the_halves_of_an_all_reduce_take_half_each() {
 }
 
 #[test]
+fn a_shift_is_one_hop_of_all_bytes_however_many_members() {
+    for members in [2usize, 4, 8] {
+        let topology = node(members);
+        let costs = ideal(&topology);
+        let bytes = 64_000_000u64;
+        let mut stage = StageBuilder::new(0);
+        stage.collective(Collective::Shift, Group::along(Axis::Data), bytes, &[]);
+        let simulation = run(&program(members, 1, vec![stage.done()]), &topology, &costs);
+        let latency = topology.route(foretell_topologies::DeviceId(0), foretell_topologies::DeviceId(1)).unwrap().latency;
+        let expected = Seconds::new(bytes as f64 / 1e9 + latency.value());
+        assert!(about(simulation.step, expected), "{members}: {} {expected}", simulation.step);
+    }
+}
+
+#[test]
 fn small_all_reduces_of_many_ranks_go_over_trees() {
     let topology = node(32);
     let costs = ideal(&topology);

@@ -141,6 +141,8 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::PrependWeightGradient { .. } => (&[P], &[S]),
         Kernel::First { .. } | Kernel::FirstGradient { .. } => (&[P], &[P]),
         // With relative positions a table follows, a parameter, and its gradient.
+        Kernel::Attention(sizes) if sizes.ring.is_some() => (&[P, P, P], &[S, S]),
+        Kernel::AttentionGradient(sizes) if sizes.ring.is_some() => (&[P, P, P, P, P, S], &[S, S, S]),
         Kernel::Attention(_) => (&[P, P, P, P], &[P, S]),
         Kernel::AttentionGradient(sizes) if sizes.packed => (&[P, P, P, S, P], &[P, S]),
         Kernel::AttentionGradient(_) => (&[P, P, P, P, P, S, P], &[P, P, P, S]),
@@ -155,6 +157,7 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::Sgd { momentum: true, .. } => (&[S, S], &[P, S, S]),
         Kernel::AdamW { .. } => (&[S, S], &[P, S, S, S]),
         Kernel::UpdateControl { .. } | Kernel::Sum { .. } | Kernel::Accumulate { .. } => (&[S], &[S]),
+        Kernel::Narrow { .. } => (&[S], &[P]),
         Kernel::Zero { .. } => (&[], &[S]),
         Kernel::SumOfSquares { .. } => (&[S], &[S]),
         Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. } => (&[P], &[P]),
@@ -232,6 +235,9 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
         Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
             if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
                 return impossible("packed attention has as many keys as queries, and of as many heads");
+            }
+            if sizes.ring.is_some() && (sizes.packed || sizes.relative.is_some()) {
+                return impossible("a step of a ring has keys and values apart from queries, and no relative positions");
             }
             if sizes.relative.is_some_and(|relative| relative.buckets < 4 || relative.max_distance <= relative.buckets) {
                 return impossible("relative positions need four buckets, and a distance beyond them");
@@ -438,7 +444,7 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::AdamW { elements, controlled: true } => operands(&[elements, CONTROL], &[elements, elements, elements]),
         Kernel::UpdateControl { .. } => operands(&[1], &[CONTROL]),
         Kernel::Sum { elements } => operands(&[elements], &[1]),
-        Kernel::Accumulate { elements } => operands(&[elements], &[elements]),
+        Kernel::Accumulate { elements } | Kernel::Narrow { elements } => operands(&[elements], &[elements]),
         Kernel::Zero { elements } => operands(&[], &[elements]),
         Kernel::SumOfSquares { elements } => operands(&[elements], &[1]),
         Kernel::Slice { outer, parts, inner } => operands(&[outer * parts * inner], &[outer * inner]),

@@ -350,6 +350,18 @@ impl Group {
         Ok(())
     }
 
+    /// Every member sends its input to the next, the last to the first, and receives that of the one before it.
+    pub fn shift(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), TransportError> {
+        self.need("shift", input.len(), output.len())?;
+        if self.size() == 1 {
+            output.copy_from_slice(input);
+            return Ok(());
+        }
+        let (position, size) = (self.position, self.size());
+        let (sender, receiver) = ring(&mut self.channels, position, size)?;
+        Neighbours::new(sender, receiver).exchange(input, Incoming::copy(output))
+    }
+
     /// Sends `bytes` to the member at `position`, which must [`receive`](Self::receive) as many.
     pub fn send(&mut self, position: usize, bytes: &[u8]) -> Result<(), TransportError> {
         self.channel(position)?.send(bytes)

@@ -8,10 +8,10 @@ use crate::program::{BufferId, BufferRole, Collective, GroupId, Operation, Phase
 use foretell_models::{Kernel, TensorId};
 
 /// Where an instruction belongs: what all of a conversion's instructions share.
-struct Place<'a> {
-    name: &'a str,
-    micro_batch: usize,
-    phase: Phase,
+pub(super) struct Place<'a> {
+    pub(super) name: &'a str,
+    pub(super) micro_batch: usize,
+    pub(super) phase: Phase,
 }
 
 /// Whether a conversion worked in the place of the variant that it began with, which then is no more.
@@ -71,6 +71,7 @@ impl StageEmitter<'_> {
             Conversion::Collective { kind: Collective::ReduceScatter, to, .. } => self.reduce_scatter(place, buffer, axis, to),
             Conversion::Collective { kind: Collective::AllToAll, from, to } => self.all_to_all(place, buffer, axis, from, to),
             Conversion::Slice(dimension) => self.slice(place, buffer, axis, dimension),
+            Conversion::Collective { kind: Collective::Shift, .. } => unreachable!("the table of conversions has no shift"),
             Conversion::Impossible => unreachable!("no operator wants partial sums of a tensor that is whole"),
         }
     }
@@ -163,7 +164,7 @@ impl StageEmitter<'_> {
         self.push(place.name, operation, Stream::Compute, vec![from], vec![to], Some(place.micro_batch), place.phase);
     }
 
-    fn collective(&mut self, place: &Place<'_>, kind: Collective, group: Group, from: BufferId, to: BufferId) {
+    pub(super) fn collective(&mut self, place: &Place<'_>, kind: Collective, group: Group, from: BufferId, to: BufferId) {
         let operation = self.collective_operation(kind, group, from, to);
         let Operation::Collective { group, .. } = operation else { unreachable!("just made") };
         self.push(place.name, operation, Stream::Group(group), vec![from], vec![to], Some(place.micro_batch), place.phase);

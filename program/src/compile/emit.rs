@@ -4,7 +4,7 @@
 //! variants at a time, one for each placement in which it was wanted.
 
 use super::Lowering;
-use super::convert::Consumed;
+use super::convert::{Consumed, Place};
 use super::cuts::Cuts;
 use super::messages::{Receive, pass_of};
 use super::state::{Member, StageState};
@@ -277,16 +277,20 @@ impl<'a> StageEmitter<'a> {
             *scaled = true;
             reads.push(control);
         }
-        let group = self.positional_axis(id).map(|axis| self.group(Group::along(axis)));
-        self.push(
-            &operator.name,
-            Operation::Compute { kernel, accumulate, group },
-            Stream::Compute,
-            reads,
-            writes,
-            Some(micro_batch),
-            phase,
-        );
+        if lowering.sharding.is_ring(id) {
+            self.ring(&Place { name: &operator.name, micro_batch, phase }, kernel, &reads, &writes);
+        } else {
+            let group = self.positional_axis(id).map(|axis| self.group(Group::along(axis)));
+            self.push(
+                &operator.name,
+                Operation::Compute { kernel, accumulate, group },
+                Stream::Compute,
+                reads,
+                writes,
+                Some(micro_batch),
+                phase,
+            );
+        }
         for output in &operator.outputs {
             if lowering.is_activation(output.tensor) {
                 self.settle(output.tensor, micro_batch, phase);

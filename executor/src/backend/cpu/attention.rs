@@ -8,7 +8,7 @@ use super::micro_kernel::MicroKernel;
 use super::product::{Destination, View, ViewMut};
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
 use crate::backend::KernelCall;
-use foretell_models::Attention;
+use foretell_models::{Attention, KeyStep};
 
 /// Numbers of a vector of AVX-512. Rows of causal scores have every length: they are treated up to a multiple of it, with [`UNSEEN`] where
 /// they end, as the last numbers one by one would take longer than all others.
@@ -113,9 +113,11 @@ impl<'a> Plan<'a> {
 pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
     let plan = Plan::new(sizes);
-    if plan.is_empty() {
+    // What is not seen adds nothing.
+    if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
     }
+    let merges = sizes.ring.is_some_and(KeyStep::merges);
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads and writes are valid and do not overlap.
     let (out, log_sums) = unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[1])) };
@@ -125,12 +127,14 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: O
         if packed { (reads(0), &reads(0)[hidden..], &reads(0)[2 * hidden..]) } else { (reads(0), reads(1), reads(2)) };
     let table = sizes.relative.map(|_| reads(if packed { 1 } else { 3 }));
     let extents = [keys, head_dimension];
-    let [block_scores, reciprocals, packed_keys, packed_values, bias] = scratch.pieces([
+    let [block_scores, reciprocals, packed_keys, packed_values, bias, block_out, block_log_sums] = scratch.pieces([
         block * keys,
         block,
         transposed_elements(kernel, keys, head_dimension),
         plain_elements(kernel, keys, head_dimension),
         plan.bias_elements(),
+        if merges { block * head_dimension } else { 0 },
+        if merges { block } else { 0 },
     ]);
     for [image, key_head] in pairs(batch, key_heads) {
         let key = plan.key(image, key_head);
@@ -155,10 +159,23 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: O
                 }
                 let log_sums = &mut log_sums[(image * sizes.heads() + head) * queries + first..][..count];
                 let (diagonal, step) = plan.diagonal(&block);
+                if merges {
+                    let parts = &mut block_log_sums[..count];
+                    softmax_rows(block_scores, reciprocals, parts, diagonal, step, scale);
+                    let rows = ViewMut::rows(block_out.as_mut_ptr(), head_dimension);
+                    // SAFETY: the rows are this block's scratch.
+                    unsafe { mixture(kernel, &block, rows, block_scores, values, keys, Destination::Overwrite) };
+                    let target = &mut out[plan.output(image, first, head)..];
+                    merge_rows(target, log_sums, block_out, parts, reciprocals, head_dimension, hidden);
+                    continue;
+                }
                 softmax_rows(block_scores, reciprocals, log_sums, diagonal, step, scale);
                 let target = &mut out[plan.output(image, first, head)..];
                 // SAFETY: the target's rows are this head's.
-                unsafe { mixture(kernel, &block, ViewMut::rows(target.as_mut_ptr(), hidden), block_scores, values, keys) };
+                unsafe {
+                    let rows = ViewMut::rows(target.as_mut_ptr(), hidden);
+                    mixture(kernel, &block, rows, block_scores, values, keys, Destination::Overwrite);
+                }
                 // The sums divide the few features of the output instead of the many probabilities.
                 scale_rows(target, reciprocals, count, head_dimension, hidden);
             }
@@ -190,6 +207,14 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Attention, kernel: 
     let mut table_gradient = sizes.relative.map(|_| unsafe { floats_mut(&call.writes[call.writes.len() - 1]) });
     if let Some(gradient) = table_gradient.as_deref_mut().filter(|_| !call.accumulate) {
         gradient.fill(0.0);
+    }
+    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    if sizes.ring.is_some_and(|ring| ring.unseen) {
+        for write in &call.writes[1..] {
+            // SAFETY: the write is valid, and nobody reads it.
+            unsafe { floats_mut(write) }.fill(0.0);
+        }
+        return;
     }
     if plan.is_empty() {
         for write in &call.writes[..call.writes.len() - usize::from(table.is_some())] {
@@ -278,7 +303,7 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Attention, kernel: 
                 unsafe {
                     spread(kernel, &block, key_targets[1], probabilities, outputs, mode);
                     spread(kernel, &block, key_targets[0], slopes, queries, mode);
-                    mixture(kernel, &block, query_target, slopes, plain_keys, keys);
+                    mixture(kernel, &block, query_target, slopes, plain_keys, keys, Destination::accumulating(merges));
                 }
             }
             if let Some(gradient) = table_gradient.as_deref_mut() {
@@ -381,6 +406,23 @@ multiversion! {
             for (slope, bias) in slopes.iter_mut().zip(&mut bias[rows - 1 - row..][..columns]) {
                 *bias += *slope;
                 *slope *= scale;
+            }
+        }
+    }
+
+    /// Makes the outputs over some keys and over others, whose exponentials are not divided by their sums yet, those over all of them. The larger
+    /// of both log-sums is what exponentials are taken relative to, so that none overflows (as of FlashAttention's blocks).
+    fn merge_rows(
+        out: &mut [f32], log_sums: &mut [f32], parts: &[f32], part_log_sums: &[f32], reciprocals: &[f32], columns: usize, stride: usize,
+    ) {
+        for (row, log_sum) in log_sums.iter_mut().enumerate() {
+            let largest = larger(*log_sum, part_log_sums[row]);
+            let (old, new) = ((*log_sum - largest).exp(), (part_log_sums[row] - largest).exp());
+            let sum = old + new;
+            *log_sum = largest + sum.ln();
+            let (old, new) = (old / sum, new / sum * reciprocals[row]);
+            for (out, &part) in out[row * stride..][..columns].iter_mut().zip(&parts[row * columns..][..columns]) {
+                *out = multiply_add::<FUSED>(*out, old, part * new);
             }
         }
     }

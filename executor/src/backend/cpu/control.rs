@@ -87,6 +87,17 @@ pub(super) unsafe fn accumulate(call: &KernelCall<'_>) {
     add_to(y, x);
 }
 
+/// What the kernel of single precision does: whoever calls it in another narrows what it writes.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn narrow(call: &KernelCall<'_>) {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    y.copy_from_slice(x);
+}
+
 /// # Safety
 ///
 /// The call's operands are checked and valid.

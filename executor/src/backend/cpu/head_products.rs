@@ -126,7 +126,7 @@ pub(super) unsafe fn scores(kernel: Option<&MicroKernel>, block: &Block, scores:
     }
 }
 
-/// `target[count, features] = weights[count, visible] · values`; the weights above the diagonal are zero.
+/// `target[count, features] (+)= weights[count, visible] · values`; the weights above the diagonal are zero.
 ///
 /// # Safety
 ///
@@ -138,6 +138,7 @@ pub(super) unsafe fn mixture(
     weights: &[f32],
     values: Factor<'_>,
     packed_rows: usize,
+    mode: Destination,
 ) {
     let Block { count, visible, features, .. } = *block;
     assert!(count * visible <= weights.len());
@@ -145,7 +146,7 @@ pub(super) unsafe fn mixture(
         // SAFETY: as this function's own contract.
         unsafe {
             let (left, right) = (View::rows(weights.as_ptr(), visible), View::rows(values.rows.as_ptr(), values.stride));
-            multiply([count, features, visible], target, left, right, Destination::Overwrite);
+            multiply([count, features, visible], target, left, right, mode);
         }
         return;
     };
@@ -159,7 +160,14 @@ pub(super) unsafe fn mixture(
             let columns = kernel.panel_width.min(features - column);
             // SAFETY: the rows are the block's weights, the destinations rows of the target.
             unsafe {
-                kernel.tile(&taps, Rows::Anywhere(&pointers[..rows]), panel.as_ptr(), &destinations[..rows], columns, false)
+                kernel.tile(
+                    &taps,
+                    Rows::Anywhere(&pointers[..rows]),
+                    panel.as_ptr(),
+                    &destinations[..rows],
+                    columns,
+                    mode == Destination::Add,
+                )
             };
         }
     }

@@ -185,6 +185,7 @@ impl Backend for CpuBackend {
                 Kernel::UpdateControl { clip, scaled } => control::update(call, clip, scaled),
                 Kernel::Sum { .. } => control::sum(call),
                 Kernel::Accumulate { .. } => control::accumulate(call),
+                Kernel::Narrow { .. } => control::narrow(call),
                 Kernel::Zero { .. } => control::zero(call),
                 Kernel::Sgd { momentum, nesterov, controlled, .. } => optimizers::sgd(call, momentum, nesterov, controlled),
                 Kernel::AdamW { controlled, .. } => optimizers::adamw(call, controlled),

@@ -8,6 +8,7 @@ mod mixture;
 mod parts;
 mod precision;
 mod reference;
+mod ring;
 mod speeds;
 
 use foretell_models::{Attention, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window};
@@ -54,6 +55,7 @@ fn attention([batch, sequence, heads, head_dimension]: [usize; 4], causal: bool,
         packed,
         query_parts: 1,
         query_offset: 0,
+        ring: None,
     }
 }
 
@@ -195,6 +197,7 @@ fn cases() -> Vec<Kernel> {
     for sizes in attentions() {
         cases.extend([Kernel::Attention(sizes), Kernel::AttentionGradient(sizes)]);
     }
+    cases.extend([1, 77, 3000].map(|elements| Kernel::Narrow { elements }));
     for sizes in ropes() {
         cases.extend([Kernel::Rope(sizes), Kernel::RopeGradient(sizes)]);
     }

@@ -213,6 +213,7 @@ pub(super) fn run(
             }
             vec![added(0, table)]
         }
+        Kernel::Narrow { .. } => vec![reads[0].clone()],
         Kernel::Attention(sizes) => {
             let [_, k, v] = unpacked(&sizes, reads);
             let (d, heads, queries) = (sizes.head_dimension, sizes.heads(), sizes.queries);

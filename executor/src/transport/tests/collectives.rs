@@ -231,6 +231,24 @@ fn all_to_all_transposes() {
 }
 
 #[test]
+fn a_shift_passes_everything_to_the_next() {
+    for kind in ALL_KINDS {
+        for size in 1..=4 {
+            on_every_rank(&world(kind, size), |transport| {
+                let rank = transport.rank();
+                let mut group = Group::new(transport, &all(size), StreamNumber(0)).unwrap();
+                for length in [0, 1, 5, 3_000_001] {
+                    let mut output = vec![0; length];
+                    group.shift(&some_bytes(rank, length), &mut output).unwrap();
+                    assert!(output == some_bytes((rank + size - 1) % size, length));
+                }
+                assert!(group.shift(&[1, 2], &mut [0]).is_err());
+            });
+        }
+    }
+}
+
+#[test]
 fn nobody_passes_a_barrier_before_the_last_has_come() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     for kind in ALL_KINDS {

@@ -106,6 +106,7 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::SiluMultiplyGradient { elements }
         | Kernel::Multiply { elements }
         | Kernel::Scale { elements, .. }
+        | Kernel::Narrow { elements }
         | Kernel::Add { elements } => Some(elements),
         Kernel::BiasAdd { rows, .. }
         | Kernel::BiasGradient { rows, .. }
