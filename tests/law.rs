@@ -99,7 +99,7 @@ impl Case {
 }
 
 /// With the number of blocks that each can be cut between.
-const MODELS: [(&str, usize); 14] = [
+const MODELS: [(&str, usize); 16] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
     ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
     ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
@@ -131,6 +131,8 @@ const MODELS: [(&str, usize); 14] = [
          gated: true, tied_embeddings: false}",
         7,
     ),
+    ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 8, tied_embeddings: true, dropout: 0.2}", 4),
+    ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12, dropout: 0.2}", 4),
 ];
 
 /// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the compiler's.

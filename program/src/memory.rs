@@ -286,6 +286,7 @@ pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
         | Kernel::SiluMultiplyGradient { .. }
         | Kernel::Rope(_)
         | Kernel::RopeGradient(_)
+        | Kernel::Dropout(_)
         | Kernel::Add { .. }
         | Kernel::Scale { .. }
         | Kernel::Multiply { .. }

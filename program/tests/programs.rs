@@ -1,6 +1,6 @@
 //! What holds for every Program, whatever the layout: no race, no deadlock, sends that meet receives, memory that is never shared.
 
-use foretell_models::{GraphOptions, Model, Stem};
+use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
 use foretell_program::{
     BufferId, Collective, GroupId, Layout, Operation, Optimizer, Plan, PlanError, Program, Recompute, Schedule, StageProgram,
     Stream, Training, compile,
@@ -207,6 +207,7 @@ fn models() -> impl Strategy<Value = Model> {
             vocab: 32,
             sequence: 8,
             tied_embeddings,
+            dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE }
         }),
         prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
             layers: 2,
@@ -219,8 +220,18 @@ fn models() -> impl Strategy<Value = Model> {
             tied_embeddings: false,
             rope_theta: 10_000,
         }),
-        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8 }),
-        Just(Model::Vit { layers: 2, hidden: 16, heads: 4, ffn: None, patch: 4, image: 8, channels: 1, classes: 10 }),
+        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, dropout: DropoutRate::TENTH }),
+        Just(Model::Vit {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            patch: 4,
+            image: 8,
+            channels: 1,
+            classes: 10,
+            dropout: DropoutRate::NONE
+        }),
     ]
 }
 
@@ -333,7 +344,16 @@ fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
 
 #[test]
 fn a_transformer_layer_has_megatrons_four_all_reduces() {
-    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
     // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
     assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4 + 2, "{program}");
@@ -342,7 +362,16 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
 
 #[test]
 fn attention_reads_its_packed_projection_without_a_copy() {
-    let gpt = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let gpt = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     for recompute in [Recompute::None, Recompute::Full] {
         let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
         let kinds = ["split", "join", "attention_gradient"].map(|kind| count(&program.stages[0], kind));
@@ -375,7 +404,16 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
 
 #[test]
 fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
-    let model = Model::Gpt { layers: 6, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 32, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 6,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
     let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
     assert_eq!(count(&none.stages[0], "attention"), 6);
@@ -399,7 +437,16 @@ fn one_forward_one_backward_holds_less_than_gpipe() {
 
 #[test]
 fn tied_embeddings_in_two_stages_are_summed_over_both() {
-    let model = Model::Gpt { layers: 2, hidden: 16, heads: 2, ffn: None, vocab: 32, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 2,
+        hidden: 16,
+        heads: 2,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.stages {
         let shared = stage.instructions.iter().filter(|one| {
@@ -419,8 +466,26 @@ fn the_same_plan_gives_the_same_program() {
 
 #[test]
 fn hardware_arithmetic_is_never_less_than_the_models() {
-    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 32, tied_embeddings: true };
-    let odd = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 63, sequence: 32, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
+    let odd = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 63,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let ratio = |model: &Model, tensor, recompute| {
         let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
         program.hardware_flops.value() / program.model_flops.value()
@@ -433,7 +498,16 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
 
 #[test]
 fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
-    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.stages[0];
     // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
@@ -477,7 +551,16 @@ fn zero_shards_what_it_says() {
 
 #[test]
 fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
-    let model = Model::Gpt { layers: 4, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: false };
+    let model = Model::Gpt {
+        layers: 4,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: false,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.stages[0];
     let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
@@ -496,7 +579,16 @@ fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
 #[test]
 fn an_all_reduced_tensor_is_whole_for_everyone() {
     // A sum that is made in place leaves no summands: whoever reads the buffer afterwards finds what is whole.
-    let model = Model::Gpt { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 2,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
     for stage in &program.stages {
         let mut summed = std::collections::BTreeSet::new();
@@ -525,7 +617,16 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
     let perceptron = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let error = refused(&perceptron, 3);
     assert!(error.starts_with("`features` of `0` (512) is not divisible by tensor (3)"), "{error}");
-    let gpt = Model::Gpt { layers: 1, hidden: 30, heads: 5, ffn: Some(25), vocab: 33, sequence: 8, tied_embeddings: true };
+    let gpt = Model::Gpt {
+        layers: 1,
+        hidden: 30,
+        heads: 5,
+        ffn: Some(25),
+        vocab: 33,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
     let error = refused(&Model::Mlp { widths: vec![8, 4] }, 2);
