@@ -284,3 +284,35 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
         }
     }
 }
+
+#[test]
+fn dropout_drops_the_same_in_every_dimension() {
+    let models: Vec<&str> = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout")).collect();
+    assert_eq!(models.len(), 2);
+    for (index, model) in models.into_iter().enumerate() {
+        // The last two cut the sequence along two axes at a time.
+        for (data, tensor, pipeline, context) in [(2, 2, 1, 1), (2, 1, 2, 1), (1, 1, 1, 2), (1, 2, 1, 2), (1, 2, 2, 2)] {
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context,
+                expert: 1,
+                precision: if data == 2 && tensor == 1 { "bf16" } else { "fp32" },
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: if pipeline > 1 || index == 1 { "full" } else { "none" },
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: if data > 1 { 1 + 2 * index } else { 0 },
+                hybrid: false,
+                sequence_parallel: tensor > 1,
+                clip: false,
+                seed: 5,
+            });
+        }
+    }
+}
