@@ -67,7 +67,7 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
     }
     let columns = [Column::words("model"), Column::numbers("parameters"), Column::numbers("G multiply-adds a sample")];
     output::line(&table(&columns, &rows))?;
-    output::line("a model file gives any size of the families mlp, resnet, gpt: see `foretell models show gpt2`")
+    output::line("a model file gives any size of every family: see `foretell models show NAME`")
 }
 
 /// Runs `foretell topologies`.

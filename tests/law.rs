@@ -316,3 +316,50 @@ fn dropout_drops_the_same_in_every_dimension() {
         }
     }
 }
+
+/// Overflows are seen by every rank of every layout, or by none: a loss scale that is too large is halved as often, and the same steps are
+/// skipped, whether parameters are whole, sharded, split or in stages.
+#[test]
+fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
+    let scratch = Scratch::new();
+    let plan = |layout: &str| {
+        format!(
+            "model: {}\ntopology: local\nglobal_batch: 8\nprecision: fp16\noptimizer: adamw\n\
+             training: {{learning_rate: 0.01, loss_scale: {{initial: 16777216, growth_interval: 4}}}}\nlayout: {{{layout}}}\n",
+            MODELS[2].0
+        )
+    };
+    let run = |layout: &str, folder: &str| {
+        let file = scratch.file("fp16.yaml", &plan(layout)).display().to_string();
+        scratch.json(&[
+            "execute",
+            "--plan",
+            &file,
+            "--steps",
+            "30",
+            "--oversubscribe",
+            "--no-evaluation",
+            "--data",
+            "synthetic",
+            "--run",
+            folder,
+        ]);
+        let metrics = std::fs::read_to_string(scratch.path(folder).join("metrics.jsonl")).expect("a run's metrics");
+        let number = |line: &serde_json::Value, name: &str| line[name].as_f64().unwrap_or(f64::NAN);
+        let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a line of JSON"));
+        lines.map(|line| ["loss", "skipped_steps", "loss_scale"].map(|name| number(&line, name))).collect::<Vec<_>>()
+    };
+    let one = run("micro_batch: 8", "one");
+    let [first, last] = [one[0], one[one.len() - 1]];
+    assert!(last[1] >= 1.0, "a scale of 2^24 must overflow: {one:?}");
+    assert!(last[2] < 16_777_216.0, "and is halved");
+    assert!(one.windows(2).any(|pair| pair[1][2] == 2.0 * pair[0][2]), "a streak doubles it: {one:?}");
+    assert!(last[0] < first[0] - 0.3, "and yet it learns: {one:?}");
+    let skipped_at_first = |lines: &[[f64; 3]]| lines.iter().take(8).map(|line| line[1]).collect::<Vec<_>>();
+    let layouts =
+        ["data: 2, micro_batch: 4, zero: 3", "tensor: 2, micro_batch: 8", "pipeline: 2, micro_batch: 2, schedule: zb-h1"];
+    for (number, layout) in layouts.into_iter().enumerate() {
+        let many = run(layout, &number.to_string());
+        assert_eq!(skipped_at_first(&many), skipped_at_first(&one), "{layout}");
+    }
+}
