@@ -63,15 +63,14 @@ pub struct Patience {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&arguments.topology, None)?;
     executable_here(&topology)?;
-    let mut kernels = BTreeSet::new();
-    let mut footprint = Bytes::ZERO;
+    let mut needs = Needs::default();
     let mut precision = arguments.precision.map_or(DataType::Fp32, DataType::from);
     let models = match (&arguments.plan, &arguments.model) {
         (Some(path), _) => {
             let loaded = PlanFile::load(path)?;
             supported(&loaded.plan)?;
             let compiled = loaded.compile()?;
-            footprint = collect(&compiled, &mut kernels);
+            needs.add(&compiled);
             precision = loaded.plan.precision;
             vec![loaded.model]
         }
@@ -85,14 +84,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         supported(&base)?;
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
             let base = Plan { optimizer, ..base.clone() };
-            let (wanted, bytes) = wanted(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
-            kernels.extend(wanted);
-            footprint = footprint.max(bytes);
+            needs.add_layouts(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
         }
+    }
+    if arguments.plan.is_none() && arguments.model.is_none() {
+        needs.longest_message = message_sizes().into_iter().fold(Bytes::ZERO, Bytes::max);
     }
     let model = models.first().map(|model| model.model.clone());
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let profile = measure(kernels, precision, footprint, model, &topology, arguments.patience, transport)?;
+    let profile = measure(needs, precision, model, &topology, arguments.patience, transport)?;
     let text = to_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {
@@ -169,9 +169,8 @@ pub fn to_yaml(profile: &Profile) -> Result<String, Failure> {
 
 /// Measures on this machine.
 pub fn measure(
-    kernels: BTreeSet<(Kernel, bool)>,
+    needs: Needs,
     precision: DataType,
-    footprint: Bytes,
     model: Option<Model>,
     topology: &Topology,
     patience: Patience,
@@ -183,17 +182,21 @@ pub fn measure(
     let devices = if topology.is_lab() { topology.device_count() } else { topology.device_count().min(cores).max(1) };
     let kind = measured_kind(topology);
     let Patience { patience, calibration_time } = patience;
-    let kernels = kernels.into_iter().collect();
-    let groups = if topology.is_lab() { lab_groups(topology)? } else { everyone(devices) };
+    let mut groups = if topology.is_lab() { lab_groups(topology)? } else { everyone(devices) };
+    for group in &mut groups {
+        // Up to the first that is as long as the longest, so that nothing lies outside of what was timed.
+        let enough = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 1);
+        group.messages.truncate(enough);
+    }
     let devices_of = ground.places().iter().enumerate().map(|(number, place)| CalibratedDevice {
         kind: topology.device_kind(DeviceId(number)).name.clone(),
         sharers: ground.places().iter().filter(|other| other.core == place.core).count(),
         speed: place.speed,
     });
     let job = CalibrationJob {
-        kernels,
+        kernels: needs.kernels.into_iter().collect(),
         precision,
-        footprint,
+        footprint: needs.footprint,
         groups,
         devices: devices_of.collect(),
         patience,
@@ -218,38 +221,45 @@ pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result
     Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new() })
 }
 
-/// The kernels of every layout in a plan's space, and about how many bytes a step of theirs touches.
-/// Layouts that do not fit the devices are left out.
-pub fn wanted(
-    model: &Model,
-    name: &str,
-    base: &Plan,
-    topology: &Topology,
-    devices: usize,
-    fixed: &Fixed,
-) -> (BTreeSet<(Kernel, bool)>, Bytes) {
-    let memory = topology.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO);
-    let mut kernels = BTreeSet::new();
-    let mut footprint = Bytes::ZERO;
-    for layout in space::layouts(&base.layout, devices, usize::MAX, base.global_batch, fixed) {
-        // What cannot be laid out has no kernels.
-        let Ok(compiled) = compile(model, name, &Plan { layout, ..base.clone() }) else { continue };
-        if compiled.arenas().into_iter().all(|arena| arena <= memory) {
-            footprint = footprint.max(collect(&compiled, &mut kernels));
-        }
-    }
-    (kernels, footprint)
+/// What a calibration is to time.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    kernels: BTreeSet<(Kernel, bool)>,
+    /// About how many bytes a step touches.
+    footprint: Bytes,
+    /// The longest message or exchange.
+    longest_message: Bytes,
 }
 
-/// Adds a training step's kernels; returns the largest arena.
-fn collect(compiled: &Compiled, kernels: &mut BTreeSet<(Kernel, bool)>) -> Bytes {
-    for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
-        if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation {
-            let members = (0..kernel.parts()).map(|index| (kernel.for_member(index).without_constants(), *accumulate));
-            kernels.extend(members);
+impl Needs {
+    /// Adds those of every layout in a plan's space. Layouts that do not fit the devices are left out.
+    pub fn add_layouts(&mut self, model: &Model, name: &str, base: &Plan, topology: &Topology, devices: usize, fixed: &Fixed) {
+        let memory = topology.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO);
+        for layout in space::layouts(&base.layout, devices, usize::MAX, base.global_batch, fixed) {
+            // What cannot be laid out has no kernels.
+            let Ok(compiled) = compile(model, name, &Plan { layout, ..base.clone() }) else { continue };
+            if compiled.arenas().into_iter().all(|arena| arena <= memory) {
+                self.add(&compiled);
+            }
         }
     }
-    compiled.arenas().into_iter().fold(Bytes::ZERO, Bytes::max)
+
+    /// Adds those of a training step.
+    pub fn add(&mut self, compiled: &Compiled) {
+        for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
+            match &instruction.operation {
+                Operation::Compute { kernel, accumulate, .. } => {
+                    let members = (0..kernel.parts()).map(|index| (kernel.for_member(index).without_constants(), *accumulate));
+                    self.kernels.extend(members);
+                }
+                Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } => {
+                    self.longest_message = self.longest_message.max(*bytes);
+                }
+                Operation::Receive { .. } | Operation::Load { .. } => {}
+            }
+        }
+        self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
+    }
 }
 
 /// A small model of each family.

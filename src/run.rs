@@ -1,10 +1,10 @@
 //! `foretell run`: all of it in one go: calibrate, plan, simulate, execute, check, report.
 
-use crate::calibrate::{Patience, measure, to_yaml, wanted};
+use crate::calibrate::{Needs, Patience, measure, to_yaml};
 use crate::check::check;
 use crate::execute::{self, TrainingArguments, enough_cores, executable_here, train};
 use crate::failure::Failure;
-use crate::inputs;
+use crate::inputs::{self, NamedModel};
 use crate::output;
 use crate::plan::{Choices, document};
 use crate::plan_file::PlanFile;
@@ -53,10 +53,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         Some(profile) => profile,
         None => {
             let transport = if arguments.training.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-            let (kernels, footprint) =
-                wanted(&setting.model.model, &setting.model.name, &setting.base, &setting.topology, devices, &choices.fix);
+            let mut needs = Needs::default();
+            let NamedModel { model, name } = &setting.model;
+            needs.add_layouts(model, name, &setting.base, &setting.topology, devices, &choices.fix);
             let model = Some(setting.model.model.clone());
-            measure(kernels, setting.base.precision, footprint, model, &setting.topology, arguments.patience, transport)?
+            measure(needs, setting.base.precision, model, &setting.topology, arguments.patience, transport)?
         }
     };
     output::write(&profile_path, to_yaml(&profile)?.as_bytes())?;
