@@ -11,7 +11,7 @@ use clap::Args;
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
-use foretell_models::{CapacityFactor, Kernel, Model, Sample};
+use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model, Sample};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
@@ -264,7 +264,16 @@ impl Needs {
 
 /// A small model of each family.
 fn small_models() -> Vec<NamedModel> {
-    let gpt = Model::Gpt { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, tied_embeddings: true };
+    let gpt = Model::Gpt {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        ffn: None,
+        vocab: 1024,
+        sequence: 128,
+        tied_embeddings: true,
+        dropout: DropoutRate::TENTH,
+    };
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let llama = Model::Llama {
@@ -278,8 +287,19 @@ fn small_models() -> Vec<NamedModel> {
         tied_embeddings: false,
         rope_theta: 10_000,
     };
-    let bert = Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128 };
-    let vit = Model::Vit { layers: 1, hidden: 256, heads: 4, ffn: None, patch: 4, image: 32, channels: 3, classes: 10 };
+    let bert =
+        Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, dropout: DropoutRate::NONE };
+    let vit = Model::Vit {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        ffn: None,
+        patch: 4,
+        image: 32,
+        channels: 3,
+        classes: 10,
+        dropout: DropoutRate::NONE,
+    };
     let vgg = Model::Vgg {
         depth: 11,
         batch_norm: false,
@@ -289,6 +309,7 @@ fn small_models() -> Vec<NamedModel> {
         classes: 10,
         width: 32,
         hidden: 512,
+        dropout: DropoutRate::NONE,
     };
     let moe = Model::Moe {
         layers: 1,
@@ -318,6 +339,7 @@ fn small_models() -> Vec<NamedModel> {
         relative_max_distance: 128,
         gated: true,
         tied_embeddings: true,
+        dropout: DropoutRate::NONE,
     };
     let lstm = Model::LstmSeq2seq {
         layers: 1,

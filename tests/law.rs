@@ -101,14 +101,14 @@ impl Case {
 }
 
 /// With the number of blocks that each can be cut between.
-const MODELS: [(&str, usize); 14] = [
+const MODELS: [(&str, usize); 16] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
     ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
     ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
     ("{family: gpt, layers: 3, hidden: 24, heads: 2, vocab: 130, sequence: 8, tied_embeddings: false}", 5),
     ("{family: llama, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8}", 4),
     ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12}", 4),
-    ("{family: vit, layers: 2, hidden: 16, heads: 2, patch: 4, image: 8, channels: 1, classes: 10}", 4),
+    ("{family: vit, layers: 2, hidden: 16, heads: 2, patch: 4, image: 8, channels: 1, classes: 10, dropout: 0.1}", 4),
     ("{family: vgg, depth: 11, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
     ("{family: vgg, depth: 11, batch_norm: true, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
     // With slots for all tokens nothing is dropped, however the batch is cut.
@@ -130,9 +130,11 @@ const MODELS: [(&str, usize); 14] = [
     ("{family: t5, layers: 1, hidden: 16, heads: 2, ffn: 32, vocab: 64, source_sequence: 10, target_sequence: 6}", 5),
     (
         "{family: t5, layers: 2, hidden: 16, heads: 4, head_dimension: 8, ffn: 24, vocab: 64, source_sequence: 6, target_sequence: 6, \
-         gated: true, tied_embeddings: false}",
+         gated: true, tied_embeddings: false, dropout: 0.1}",
         7,
     ),
+    ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 8, tied_embeddings: true, dropout: 0.2}", 4),
+    ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12, dropout: 0.2}", 4),
 ];
 
 /// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the compiler's.
@@ -328,6 +330,39 @@ fn ring_attention_obeys_the_law() {
             clip: false,
             seed: 5,
         });
+    }
+}
+
+#[test]
+fn dropout_drops_the_same_in_every_dimension() {
+    let models: Vec<&str> = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2")).collect();
+    assert_eq!(models.len(), 2);
+    for (index, model) in models.into_iter().enumerate() {
+        // The last two cut the sequence along two axes at a time.
+        for (data, tensor, pipeline, context) in [(2, 2, 1, 1), (2, 1, 2, 1), (1, 1, 1, 2), (1, 2, 1, 2), (1, 2, 2, 2)] {
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context,
+                context_method: "gather",
+                expert: 1,
+                precision: if data == 2 && tensor == 1 { "bf16" } else { "fp32" },
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: if pipeline > 1 || index == 1 { "full" } else { "none" },
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: if data > 1 { 1 + 2 * index } else { 0 },
+                hybrid: false,
+                sequence_parallel: tensor > 1,
+                clip: false,
+                seed: 5,
+            });
+        }
     }
 }
 

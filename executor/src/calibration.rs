@@ -269,7 +269,8 @@ impl KernelBench {
             let turn = round.wrapping_mul(STRIDE) % sets.sets.len().max(1);
             let Some((reads, writes)) = sets.sets.get(turn) else { break };
             let (hyperparameters, precision) = (&hyperparameters, self.precision);
-            let call = KernelCall { kernel, reads, writes, accumulate, hyperparameters, group_index: 0, precision };
+            let call =
+                KernelCall { kernel, reads, writes, accumulate, hyperparameters, group_index: 0, batch_part: 0, precision };
             // The first round over the sets warms up.
             if round == sets.sets.len().min(8) {
                 counted_from = Some(clock::now());

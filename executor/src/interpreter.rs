@@ -69,8 +69,10 @@ struct Playlist {
     after: Vec<Vec<(usize, u32)>>,
     /// By instruction: its operands.
     operands: Vec<Operands>,
-    /// By group: the rank's index among the members.
+    /// By group: which part the rank has of what the group's axes cut.
     group_index: Vec<usize>,
+    /// Which part of the batch the rank has.
+    batch_part: usize,
     precision: DataType,
     /// What the run reports: one number each.
     metrics: Vec<(Metric, Operand)>,
@@ -288,15 +290,16 @@ impl Playlist {
                 writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
             });
         }
-        let index_in = |group: &Group| group.members(mesh, rank).iter().position(|&member| member == rank).unwrap_or(0);
-        let group_index = stage.groups.iter().map(index_in).collect();
+        let coordinates = mesh.coordinates(rank);
+        let group_index = stage.groups.iter().map(|group| mesh.part_along(&group.axes, coordinates)).collect();
+        let batch_part = mesh.batch_part(coordinates);
         let metrics = stage
             .metrics
             .iter()
             .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
             .collect::<Result<_, ExecutorError>>()?;
         let precision = program.precision;
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, precision, metrics })
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, batch_part, precision, metrics })
     }
 }
 
@@ -329,6 +332,7 @@ fn compute(
                 accumulate: *accumulate,
                 hyperparameters,
                 group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
+                batch_part: playlist.batch_part,
                 precision: playlist.precision,
             };
             // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and

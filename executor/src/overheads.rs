@@ -141,6 +141,7 @@ fn time_kernel() -> Result<Seconds, ExecutorError> {
         accumulate: false,
         hyperparameters: &hyperparameters,
         group_index: 0,
+        batch_part: 0,
         precision: DataType::Fp32,
     };
     let start = clock::now();

@@ -22,8 +22,8 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 const TRAINING: usize = 0;
 const EVALUATION: usize = 1;
 
-/// What the optimizer is told at a step, counted from 0.
-pub(crate) fn hyperparameters(plan: &Plan, step: usize) -> Hyperparameters {
+/// What kernels are told at a step, counted from 0.
+pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize) -> Hyperparameters {
     Hyperparameters {
         learning_rate: plan.learning_rate(),
         momentum: plan.training.momentum,
@@ -35,6 +35,7 @@ pub(crate) fn hyperparameters(plan: &Plan, step: usize) -> Hyperparameters {
         clip_norm: plan.training.clip_norm.unwrap_or(f32::INFINITY),
         growth_interval: plan.training.loss_scale.growth_interval,
         step: step as u64 + 1,
+        seed,
     }
 }
 
@@ -94,7 +95,7 @@ impl Run<'_> {
 
     fn step(&mut self, step: usize, indices: Vec<usize>, recording: &mut Recording) -> Result<(), ExecutorError> {
         let start = clock::now();
-        let hyperparameters = hyperparameters(&self.job.plan, step);
+        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
         let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Training, indices };
         self.interpreter.run(Step { program: TRAINING, samples: Arc::new(samples), hyperparameters })?;
         let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank);
@@ -120,7 +121,7 @@ impl Run<'_> {
         for batch in 0..self.dataset.evaluation_batches(global_batch) {
             let indices = self.dataset.evaluation_indices(batch, global_batch)?;
             let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices };
-            let hyperparameters = hyperparameters(&self.job.plan, step);
+            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
             self.interpreter.run(Step { program: EVALUATION, samples: Arc::new(samples), hyperparameters })?;
             for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank) {
                 match metrics.iter_mut().find(|(known, _)| *known == kind) {

@@ -1,7 +1,7 @@
 //! The compiler's storage of tensors and the backend's of operands are the same, kernel by kernel, in every precision.
 
 use foretell_executor::backend::{operand_bytes, operand_types};
-use foretell_models::{Kernel, Model, Stem};
+use foretell_models::{DropoutRate, Kernel, Model, Stem};
 use foretell_program::{Layout, Operation, Optimizer, Plan, compile};
 use foretell_units::DataType;
 
@@ -9,7 +9,16 @@ fn models() -> Vec<Model> {
     vec![
         Model::Mlp { widths: vec![64, 32, 10] },
         Model::Resnet { depth: 18, stem: Stem::Small, image: 16, channels: 1, classes: 10, width: 4 },
-        Model::Gpt { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 128, sequence: 12, tied_embeddings: true },
+        Model::Gpt {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 128,
+            sequence: 12,
+            tied_embeddings: true,
+            dropout: DropoutRate::TENTH,
+        },
     ]
 }
 

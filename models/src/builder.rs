@@ -6,6 +6,7 @@ mod recurrence;
 pub(crate) use mixture::MixtureShape;
 
 use crate::attention::RelativePositions;
+use crate::dropout::DropoutRate;
 use crate::graph::{
     BATCH, Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, Role, Storage, Tensor, TensorId,
@@ -28,6 +29,10 @@ pub(crate) struct GraphBuilder {
     normalization_groups: usize,
     /// Into how many parts a vocabulary is cut where it divides.
     vocabulary_parts: usize,
+    /// Whether dropouts drop nothing.
+    inference: bool,
+    /// How many dropouts there are by now.
+    dropout_sites: usize,
 }
 
 /// What [`GraphBuilder::batch_norm`] needs to know besides its input.
@@ -52,7 +57,7 @@ pub(crate) struct AttentionKind {
 
 impl GraphBuilder {
     pub(crate) fn new(name: &str, options: &GraphOptions) -> Self {
-        let GraphOptions { batch, normalization_groups, vocabulary_parts, .. } = *options;
+        let GraphOptions { batch, normalization_groups, vocabulary_parts, inference } = *options;
         let graph = Graph {
             name: name.into(),
             tensors: Vec::new(),
@@ -62,7 +67,7 @@ impl GraphBuilder {
             predictions_per_sample: 1,
             tokens_per_sample: None,
         };
-        Self { graph, normalization_groups, vocabulary_parts }
+        Self { graph, normalization_groups, vocabulary_parts, inference, dropout_sites: 0 }
     }
 
     /// Starts the next block; what is added from here on belongs to it.
@@ -447,6 +452,30 @@ impl GraphBuilder {
         let all = walk(0, dimensions.len());
         let y = self.activation(name, dimensions, Storage::Precision);
         self.operator(name, OperatorKind::Rope { theta }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        y
+    }
+
+    /// Dropout of x `[batch, sequence, features]` or `[batch, features]`; x itself where nothing is dropped, as in evaluation. Ranks may share
+    /// out the sequence, or without one the features. For where the features of a sequence are whole.
+    pub(crate) fn dropout(&mut self, name: &str, x: TensorId, rate: DropoutRate) -> TensorId {
+        if rate.is_none() || self.inference {
+            return x;
+        }
+        let dimensions = self.dimensions(x);
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 => shared(one, Extent::Rows),
+                1 => shared(one, Extent::Positions),
+                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+            })
+            .collect();
+        let all = walk(0, dimensions.len());
+        let site = self.dropout_sites;
+        self.dropout_sites += 1;
+        let y = self.activation(name, dimensions, Storage::Precision);
+        self.operator(name, OperatorKind::Dropout { rate, site }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
         y
     }
 

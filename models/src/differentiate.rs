@@ -112,6 +112,9 @@ impl Backward {
                 self.weight_gradient(id, OperatorKind::RmsNormWeightGradient, vec![dy, input(0), output(1)], &[1]);
             }
             OperatorKind::Rope { theta } => self.input_gradient(id, OperatorKind::RopeGradient { theta }, vec![dy], 0),
+            OperatorKind::Dropout { rate, site } => {
+                self.input_gradient(id, OperatorKind::Dropout { rate, site }, vec![dy], 0);
+            }
             OperatorKind::Prepend => {
                 self.input_gradient(id, OperatorKind::PrependInputGradient, vec![dy.clone()], 0);
                 self.weight_gradient(id, OperatorKind::PrependWeightGradient, vec![dy], &[1]);

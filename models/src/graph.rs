@@ -5,6 +5,7 @@
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
 use crate::attention::{Attention, RelativePositions, Rope};
+use crate::dropout::{Dropout, DropoutRate};
 use crate::kernel::{Epsilon, Kernel, Mixture, Recurrence, WeightLayout, Window};
 use foretell_units::{DataType, Flops};
 
@@ -279,6 +280,11 @@ pub enum OperatorKind {
     RopeGradient {
         theta: usize,
     },
+    /// Its own gradient.
+    Dropout {
+        rate: DropoutRate,
+        site: usize,
+    },
     Prepend,
     PrependInputGradient,
     PrependWeightGradient,
@@ -441,9 +447,15 @@ impl OperatorKind {
             OperatorKind::Attention { .. }
             | OperatorKind::AttentionGradient { .. }
             | OperatorKind::Rope { .. }
-            | OperatorKind::RopeGradient { .. } => Some(Extent::Positions),
+            | OperatorKind::RopeGradient { .. }
+            | OperatorKind::Dropout { .. } => Some(Extent::Positions),
             _ => None,
         }
+    }
+
+    /// Whether the loop of [`OperatorKind::positional`] may be cut along several axes of the mesh at a time.
+    pub fn is_positional_along_several_axes(&self) -> bool {
+        matches!(self, OperatorKind::Dropout { .. })
     }
 }
 
@@ -550,6 +562,16 @@ impl Operator {
             OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
             OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
             OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
+            // Which samples it works on is known where it is emitted.
+            OperatorKind::Dropout { rate, site } => Kernel::Dropout(Dropout {
+                first_sample: 0,
+                samples: rows,
+                positions,
+                features,
+                parts: parts(Extent::Positions),
+                rate,
+                site,
+            }),
             OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
             OperatorKind::PrependInputGradient => Kernel::PrependInputGradient { batch: rows, positions, features },
             OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },

@@ -6,6 +6,7 @@
 //! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
 
 use crate::attention::{Attention, Rope};
+use crate::dropout::Dropout;
 use foretell_units::{Bytes, DataType, Flops};
 use serde::{Deserialize, Serialize};
 
@@ -375,6 +376,8 @@ pub enum Kernel {
     Rope(Rope),
     /// The same turned back. Reads dy; writes dx (may be dy itself).
     RopeGradient(Rope),
+    /// `y = x / (1 - rate)` where an element is kept, else 0. Reads x; writes y (may be x itself). Its own gradient: the same elements are kept.
+    Dropout(Dropout),
     /// Puts one row before the others: reads x `[batch, positions, features]`, row `[features]`; writes y `[batch, positions + 1, features]`.
     Prepend {
         /// Sequences.
@@ -741,6 +744,7 @@ impl Kernel {
             Kernel::RmsNormWeightGradient { .. } => "rms_norm_weight_gradient",
             Kernel::Rope(_) => "rope",
             Kernel::RopeGradient(_) => "rope_gradient",
+            Kernel::Dropout(_) => "dropout",
             Kernel::Prepend { .. } => "prepend",
             Kernel::PrependInputGradient { .. } => "prepend_input_gradient",
             Kernel::PrependWeightGradient { .. } => "prepend_weight_gradient",
@@ -812,6 +816,7 @@ impl Kernel {
             Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.without_positions()),
             Kernel::Attention(sizes) => Kernel::Attention(sizes.without_step()),
             Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.without_step()),
+            Kernel::Dropout(sizes) => Kernel::Dropout(sizes.without_place()),
             kernel => kernel,
         }
     }
@@ -827,6 +832,7 @@ impl Kernel {
             | Kernel::CrossEntropyGradient { parts, .. } => parts,
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.parts(),
             Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.position_parts,
+            Kernel::Dropout(sizes) => sizes.parts,
             _ => 1,
         }
     }
@@ -885,6 +891,8 @@ impl Kernel {
             Kernel::SiluMultiply { elements } => 10.0 * elements as f64,
             Kernel::SiluMultiplyGradient { elements } => 14.0 * elements as f64,
             Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => 3.0 * sizes.elements() as f64,
+            // The hash of an element is four products and their mixing.
+            Kernel::Dropout(sizes) => 20.0 * sizes.elements() as f64,
             _ => {
                 let traffic = self.traffic();
                 (traffic.read.max(traffic.written).max(traffic.single)) as f64
@@ -968,6 +976,7 @@ impl Kernel {
             Kernel::RmsNormInputGradient { rows, features } => traffic(2 * rows * features, rows * features, rows),
             Kernel::RmsNormWeightGradient { rows, features } => traffic(2 * rows * features, 0, rows + features),
             Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => traffic(sizes.elements(), sizes.elements(), 0),
+            Kernel::Dropout(sizes) => traffic(sizes.elements(), sizes.elements(), 0),
             Kernel::Prepend { batch, positions, features } => {
                 traffic((batch * positions + 1) * features, batch * (positions + 1) * features, 0)
             }

@@ -1,5 +1,6 @@
 //! What a user writes to name a model: a zoo name, or a family with its sizes. See the contract's "A model file".
 
+use crate::dropout::DropoutRate;
 use crate::graph::{Graph, Tensor};
 use crate::zoo;
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,9 @@ pub enum Model {
         /// Whether the head shares the embedding's weights.
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
+        /// The share of the embedding and of what goes into the residual stream that dropout drops (not of attention's probabilities); 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        dropout: DropoutRate,
     },
     /// Mixtral's architecture (Jiang et al. 2024) in any size: a Llama with mixtures of experts.
     Moe {
@@ -162,6 +166,9 @@ pub enum Model {
         /// Whether the head shares the embedding's weights.
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
+        /// The share of the embeddings and of what goes into the residual streams that dropout drops (not of attention's probabilities); 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        dropout: DropoutRate,
     },
     /// An encoder and a decoder of LSTM layers (Sutskever et al. 2014): the decoder begins in the states in which the encoder ends.
     #[serde(rename = "lstm-seq2seq")]
@@ -221,6 +228,9 @@ pub enum Model {
         vocab: usize,
         /// Positions of a training sample.
         sequence: usize,
+        /// The share of the embedding and of what goes into the residual stream that dropout drops (not of attention's probabilities); 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        dropout: DropoutRate,
     },
     /// The vision transformer (Dosovitskiy et al. 2021), as torchvision builds it.
     Vit {
@@ -244,6 +254,9 @@ pub enum Model {
         /// Classes to tell apart.
         #[serde(default = "default_classes")]
         classes: usize,
+        /// The share of the embedding and of what goes into the residual stream that dropout drops (not within the perceptron); 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        dropout: DropoutRate,
     },
     /// VGG (Simonyan and Zisserman 2015), as torchvision builds it.
     Vgg {
@@ -270,6 +283,9 @@ pub enum Model {
         /// Width of the classifier's inner layers.
         #[serde(default = "default_classifier")]
         hidden: usize,
+        /// The share of the classifier's inner layers that dropout drops (torchvision's: 0.5); with `stem: imagenet` only; 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        dropout: DropoutRate,
     },
 }
 
@@ -531,7 +547,7 @@ impl Model {
                 };
                 zoo::resnet(name, &shape, options)
             }
-            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, tied_embeddings } => {
+            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, tied_embeddings, dropout } => {
                 let shape = zoo::GptShape {
                     layers: *layers,
                     hidden: *hidden,
@@ -540,6 +556,7 @@ impl Model {
                     vocabulary: *vocab,
                     sequence: *sequence,
                     tied_embeddings: *tied_embeddings,
+                    dropout: *dropout,
                 };
                 zoo::gpt(name, &shape, options)
             }
@@ -590,6 +607,7 @@ impl Model {
                 relative_max_distance,
                 gated,
                 tied_embeddings,
+                dropout,
             } => {
                 let shape = zoo::T5Shape {
                     layers,
@@ -603,6 +621,7 @@ impl Model {
                     max_distance: relative_max_distance,
                     gated,
                     tied_embeddings,
+                    dropout,
                 };
                 zoo::t5(name, &shape, options)
             }
@@ -630,7 +649,7 @@ impl Model {
                 };
                 zoo::llama(name, &shape, options)
             }
-            Model::Bert { layers, hidden, heads, ffn, vocab, sequence } => {
+            Model::Bert { layers, hidden, heads, ffn, vocab, sequence, dropout } => {
                 let shape = zoo::BertShape {
                     layers: *layers,
                     hidden: *hidden,
@@ -638,10 +657,11 @@ impl Model {
                     ffn: ffn.unwrap_or(4 * hidden),
                     vocabulary: *vocab,
                     sequence: *sequence,
+                    dropout: *dropout,
                 };
                 zoo::bert(name, &shape, options)
             }
-            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes } => {
+            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes, dropout } => {
                 let shape = zoo::VitShape {
                     layers: *layers,
                     hidden: *hidden,
@@ -651,10 +671,11 @@ impl Model {
                     image: *image,
                     channels: *channels,
                     classes: *classes,
+                    dropout: *dropout,
                 };
                 zoo::vit(name, &shape, options)
             }
-            Model::Vgg { depth, batch_norm, stem, image, channels, classes, width, hidden } => {
+            Model::Vgg { depth, batch_norm, stem, image, channels, classes, width, hidden, dropout } => {
                 let shape = zoo::VggShape {
                     depth: *depth,
                     batch_norm: *batch_norm,
@@ -664,6 +685,7 @@ impl Model {
                     classes: *classes,
                     width: *width,
                     hidden: *hidden,
+                    dropout: *dropout,
                 };
                 zoo::vgg(name, &shape, options)
             }
@@ -716,7 +738,7 @@ impl Model {
                 Ok(())
             }
             Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, .. }
-            | Model::Bert { layers, hidden, heads, ffn, vocab, sequence } => {
+            | Model::Bert { layers, hidden, heads, ffn, vocab, sequence, .. } => {
                 positive("vocab", vocab)?;
                 positive("sequence", sequence)?;
                 transformer(layers, hidden, heads, ffn.unwrap_or(1))
@@ -846,7 +868,7 @@ impl Model {
                 }
                 Ok(())
             }
-            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes } => {
+            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes, .. } => {
                 for (what, value) in [("patch", patch), ("image", image), ("channels", channels), ("classes", classes)] {
                     positive(what, value)?;
                 }
@@ -859,12 +881,18 @@ impl Model {
                 }
                 Ok(())
             }
-            Model::Vgg { depth, stem, image, channels, classes, width, hidden, .. } => {
+            Model::Vgg { depth, stem, image, channels, classes, width, hidden, dropout, .. } => {
                 if ![11, 13, 16, 19].contains(&depth) {
                     return wrong(format!("there is no VGG of depth {depth}"), "use depth 11, 13, 16 or 19");
                 }
                 for (what, value) in [("channels", channels), ("classes", classes), ("width", width), ("hidden", hidden)] {
                     positive(what, value)?;
+                }
+                if stem == Stem::Small && !dropout.is_none() {
+                    return wrong(
+                        format!("`dropout` is {}", dropout.value()),
+                        "it is of the classifier's inner layers, which `stem: small` does not have: leave it out",
+                    );
                 }
                 match stem {
                     // What is left after five poolings is what the classifier was made for.

@@ -11,6 +11,7 @@ mod t5;
 mod vgg;
 mod vit;
 
+use crate::dropout::DropoutRate;
 use crate::specification::{CapacityFactor, Model, Stem};
 
 pub(crate) use bert::{BertShape, bert};
@@ -74,6 +75,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         vocab: 50257,
         sequence: 1024,
         tied_embeddings: true,
+        dropout: DropoutRate::NONE,
     };
     let vgg = |depth, batch_norm| Model::Vgg {
         depth,
@@ -84,6 +86,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         classes: 1000,
         width: 64,
         hidden: 4096,
+        dropout: DropoutRate::NONE,
     };
     let vit = |patch, layers, hidden, heads| Model::Vit {
         layers,
@@ -94,6 +97,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         image: 224,
         channels: 3,
         classes: 1000,
+        dropout: DropoutRate::NONE,
     };
     let llama2 = |layers, hidden, heads, kv_heads, ffn| Model::Llama {
         layers,
@@ -117,7 +121,15 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         tied_embeddings: false,
         rope_theta: 500_000,
     };
-    let bert = |layers, hidden, heads| Model::Bert { layers, hidden, heads, ffn: None, vocab: 30522, sequence: 512 };
+    let bert = |layers, hidden, heads| Model::Bert {
+        layers,
+        hidden,
+        heads,
+        ffn: None,
+        vocab: 30522,
+        sequence: 512,
+        dropout: DropoutRate::NONE,
+    };
     let mixtral = |layers, hidden, heads, ffn| Model::Moe {
         layers,
         hidden,
@@ -146,6 +158,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         relative_max_distance: 128,
         gated: false,
         tied_embeddings: true,
+        dropout: DropoutRate::NONE,
     };
     Some(match name {
         "mlp" => Model::Mlp { widths: vec![784, 512, 512, 10] },
@@ -194,6 +207,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
             relative_max_distance: 128,
             gated: true,
             tied_embeddings: false,
+            dropout: DropoutRate::NONE,
         },
         "lstm-seq2seq" => Model::LstmSeq2seq {
             layers: 2,

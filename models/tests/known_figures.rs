@@ -1,6 +1,6 @@
 //! The zoo against what is published of its models: parameters, arithmetic, names and shapes.
 
-use foretell_models::{Graph, GraphOptions, Model, OperatorKind, Role, differentiate};
+use foretell_models::{DropoutRate, Graph, GraphOptions, Model, OperatorKind, Role, differentiate};
 
 const ONE: GraphOptions = GraphOptions::ONE;
 
@@ -155,6 +155,7 @@ fn sizes_beyond_any_machine_are_refused_with_the_mend() {
         vocab,
         sequence,
         tied_embeddings: true,
+        dropout: DropoutRate::NONE,
     };
     let resnet =
         Model::Resnet { depth: 50, stem: Default::default(), image: 8192, channels: 1 << 24, classes: 10, width: 1 << 24 };

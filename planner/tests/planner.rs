@@ -1,7 +1,7 @@
 //! What holds for every search: its bounds are never above the simulator's answer, it finds what trying everything finds, on any number
 //! of threads.
 
-use foretell_models::{Model, Stem};
+use foretell_models::{DropoutRate, Model, Stem};
 use foretell_planner::bound::compute_bound;
 use foretell_planner::space::layouts;
 use foretell_planner::{Planned, PlannerError, Request, plan};
@@ -22,7 +22,16 @@ fn models() -> impl Strategy<Value = Model> {
             .prop_map(|widths| Model::Mlp { widths }),
         Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
         (1usize..4, prop_oneof![Just(16usize), Just(256)], any::<bool>()).prop_map(|(layers, hidden, tied_embeddings)| {
-            Model::Gpt { layers, hidden, heads: 4, ffn: None, vocab: 64, sequence: 16, tied_embeddings }
+            Model::Gpt {
+                layers,
+                hidden,
+                heads: 4,
+                ffn: None,
+                vocab: 64,
+                sequence: 16,
+                tied_embeddings,
+                dropout: DropoutRate::NONE,
+            }
         }),
     ]
 }

@@ -153,7 +153,12 @@ impl<'a> Planner<'a> {
         let (dying, new) = (self.program.buffer(input), self.program.buffer(output));
         let dies =
             self.last[input.0 as usize] == index && !dying.persistent && dying.parent.is_none() && dying.bytes == new.bytes;
-        (once && dies).then_some(input)
+        // What is on its way to another stage may be taken there only when that stage has come so far: to write over it would be to wait
+        // for that within a task, and perhaps for a stage that waits for this task.
+        let is_sent =
+            |&(stream, _): &(StreamId, InstructionId)| matches!(self.program.streams[stream.0 as usize], Stream::SendTo(_));
+        let is_free = !self.users[input.0 as usize].iter().any(is_sent);
+        (once && dies && is_free).then_some(input)
     }
 
     fn take_over(&mut self, index: usize, dying: BufferId, output: BufferId) {
@@ -286,6 +291,7 @@ pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
         | Kernel::SiluMultiplyGradient { .. }
         | Kernel::Rope(_)
         | Kernel::RopeGradient(_)
+        | Kernel::Dropout(_)
         | Kernel::Add { .. }
         | Kernel::Scale { .. }
         | Kernel::Multiply { .. }

@@ -150,6 +150,12 @@ impl Mesh {
         Axis::BATCH.iter().rev().fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
     }
 
+    /// Which part a position has of what the axes `axes` of a stage cut together, each once: the later of [`Axis::WITHIN_STAGE`] cuts first.
+    pub fn part_along(&self, axes: &[Axis], coordinates: Coordinates) -> usize {
+        let cutting = Axis::WITHIN_STAGE.iter().rev().filter(|axis| axes.contains(axis));
+        cutting.fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
+    }
+
     /// The position of a rank.
     pub fn coordinates(&self, rank: Rank) -> Coordinates {
         let mut rest = rank.0;
@@ -250,6 +256,30 @@ mod tests {
                 assert!(members.contains(&rank));
                 for &member in &members {
                     assert_eq!(group.members(&mesh, member), members, "every member sees the same group");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_counted_as_nested_cuts_whatever_the_order_of_ranks() {
+        let size = |axis| match axis {
+            Axis::Tensor => 2,
+            Axis::Context => 3,
+            Axis::Data => 2,
+            _ => 1,
+        };
+        for order in [&[Axis::Tensor, Axis::Context][..], &[Axis::Context, Axis::Data, Axis::Tensor]] {
+            let mesh = Mesh::new(size, order).expect("a valid mesh");
+            for rank in (0..mesh.world_size()).map(Rank) {
+                let coordinates = mesh.coordinates(rank);
+                let [tensor, context] = [Axis::Tensor, Axis::Context].map(|axis| coordinates.along(axis));
+                assert_eq!(mesh.part_along(&[Axis::Tensor, Axis::Context], coordinates), context * 2 + tensor);
+                assert_eq!(mesh.part_along(&Axis::BATCH, coordinates), mesh.batch_part(coordinates));
+                for axis in [Axis::Tensor, Axis::Context, Axis::Data] {
+                    let members = Group::along(axis).members(&mesh, rank);
+                    let place = members.iter().position(|&member| member == rank);
+                    assert_eq!(Some(mesh.part_along(&[axis], coordinates)), place, "of one axis: the place among the members");
                 }
             }
         }

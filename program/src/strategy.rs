@@ -355,11 +355,12 @@ impl Chooser<'_> {
         }
         if self.mesh.size(Axis::Tensor) > 1 {
             let mut chosen = self.tensor_loop(operator);
-            // A kernel that must know which part of a sequence a rank has is told of one axis only.
-            if chosen.is_some() && chosen == strategy.get(Axis::Context) && operator.kind.positional().is_some() {
+            // Most kernels that must know which part of a sequence a rank has are told of one axis only.
+            let one_axis = operator.kind.positional().is_some() && !operator.kind.is_positional_along_several_axes();
+            if chosen.is_some() && chosen == strategy.get(Axis::Context) && one_axis {
                 chosen = None;
             }
-            let positional = operator.kind.positional() == Some(Extent::Positions);
+            let positional = one_axis && operator.kind.positional() == Some(Extent::Positions);
             if chosen.is_none() && self.sequence_parallel && !positional {
                 let parts = self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context);
                 chosen = self.sequence_loop(operator, parts);

@@ -1,6 +1,6 @@
 //! What holds for every Program, whatever the layout: no race, no deadlock, sends that meet receives, memory that is never shared.
 
-use foretell_models::{GraphOptions, Model, Stem};
+use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
 use foretell_program::{
     BufferId, Collective, ContextMethod, GroupId, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute,
     Schedule, StageProgram, Stream, Training, compile,
@@ -207,6 +207,7 @@ fn models() -> impl Strategy<Value = Model> {
             vocab: 32,
             sequence: 8,
             tied_embeddings,
+            dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE }
         }),
         prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
             layers: 2,
@@ -219,8 +220,18 @@ fn models() -> impl Strategy<Value = Model> {
             tied_embeddings: false,
             rope_theta: 10_000,
         }),
-        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8 }),
-        Just(Model::Vit { layers: 2, hidden: 16, heads: 4, ffn: None, patch: 4, image: 8, channels: 1, classes: 10 }),
+        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, dropout: DropoutRate::TENTH }),
+        Just(Model::Vit {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            patch: 4,
+            image: 8,
+            channels: 1,
+            classes: 10,
+            dropout: DropoutRate::NONE
+        }),
     ]
 }
 
@@ -335,7 +346,16 @@ fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
 
 #[test]
 fn a_transformer_layer_has_megatrons_four_all_reduces() {
-    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
     // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
     assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4 + 2, "{program}");
@@ -344,7 +364,16 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
 
 #[test]
 fn attention_reads_its_packed_projection_without_a_copy() {
-    let gpt = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let gpt = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     for recompute in [Recompute::None, Recompute::Full] {
         let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
         let kinds = ["split", "join", "attention_gradient"].map(|kind| count(&program.stages[0], kind));
@@ -377,7 +406,16 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
 
 #[test]
 fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
-    let model = Model::Gpt { layers: 6, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 32, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 6,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
     let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
     assert_eq!(count(&none.stages[0], "attention"), 6);
@@ -401,7 +439,16 @@ fn one_forward_one_backward_holds_less_than_gpipe() {
 
 #[test]
 fn tied_embeddings_in_two_stages_are_summed_over_both() {
-    let model = Model::Gpt { layers: 2, hidden: 16, heads: 2, ffn: None, vocab: 32, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 2,
+        hidden: 16,
+        heads: 2,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.stages {
         let shared = stage.instructions.iter().filter(|one| {
@@ -421,8 +468,26 @@ fn the_same_plan_gives_the_same_program() {
 
 #[test]
 fn hardware_arithmetic_is_never_less_than_the_models() {
-    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 32, tied_embeddings: true };
-    let odd = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 63, sequence: 32, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
+    let odd = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 63,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let ratio = |model: &Model, tensor, recompute| {
         let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
         program.hardware_flops.value() / program.model_flops.value()
@@ -435,7 +500,16 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
 
 #[test]
 fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
-    let model = Model::Gpt { layers: 3, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.stages[0];
     // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
@@ -454,7 +528,16 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
 #[test]
 fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
     // A long sequence, of which attention would gather all.
-    let model = Model::Gpt { layers: 2, hidden: 32, heads: 4, ffn: Some(32), vocab: 16, sequence: 4096, tied_embeddings: false };
+    let model = Model::Gpt {
+        layers: 2,
+        hidden: 32,
+        heads: 4,
+        ffn: Some(32),
+        vocab: 16,
+        sequence: 4096,
+        tied_embeddings: false,
+        dropout: Default::default(),
+    };
     let compiled = |context_method, precision| {
         let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
         let plan = Plan { precision, ..Plan::new(layout, 1) };
@@ -526,7 +609,16 @@ fn zero_shards_what_it_says() {
 
 #[test]
 fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
-    let model = Model::Gpt { layers: 4, hidden: 32, heads: 4, ffn: None, vocab: 64, sequence: 8, tied_embeddings: false };
+    let model = Model::Gpt {
+        layers: 4,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: false,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.stages[0];
     let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
@@ -545,7 +637,16 @@ fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
 #[test]
 fn an_all_reduced_tensor_is_whole_for_everyone() {
     // A sum that is made in place leaves no summands: whoever reads the buffer afterwards finds what is whole.
-    let model = Model::Gpt { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, tied_embeddings: true };
+    let model = Model::Gpt {
+        layers: 2,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
     for stage in &program.stages {
         let mut summed = std::collections::BTreeSet::new();
@@ -574,7 +675,16 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
     let perceptron = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let error = refused(&perceptron, 3);
     assert!(error.starts_with("`features` of `0` (512) is not divisible by tensor (3)"), "{error}");
-    let gpt = Model::Gpt { layers: 1, hidden: 30, heads: 5, ffn: Some(25), vocab: 33, sequence: 8, tied_embeddings: true };
+    let gpt = Model::Gpt {
+        layers: 1,
+        hidden: 30,
+        heads: 5,
+        ffn: Some(25),
+        vocab: 33,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+    };
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
     let error = refused(&Model::Mlp { widths: vec![8, 4] }, 2);
@@ -644,4 +754,70 @@ fn what_the_optimizer_is_told_has_to_mean_something() {
     }
     let zero = Training { learning_rate: Some(0.0), momentum: 0.0, beta1: 0.0, ..usual };
     assert!(compile(&model, "m", &Plan { training: zero, ..Plan::new(Layout::default(), 4) }).is_ok());
+}
+
+/// The dropouts of all stages.
+fn dropouts(program: &Program) -> Vec<foretell_models::Dropout> {
+    let instructions = program.stages.iter().flat_map(|stage| &stage.instructions);
+    let of = |operation: &Operation| match operation {
+        Operation::Compute { kernel: foretell_models::Kernel::Dropout(sizes), .. } => Some(*sizes),
+        _ => None,
+    };
+    instructions.filter_map(|instruction| of(&instruction.operation)).collect()
+}
+
+#[test]
+fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
+    let gpt = |dropout| Model::Gpt {
+        layers: 1,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout,
+    };
+    let layout = Layout { data: 2, tensor: 2, context: 2, sequence_parallel: true, micro_batch: 3, ..Layout::default() };
+    let plan = Plan::new(layout, 12);
+    let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("it can be laid out");
+    let found = dropouts(&compiled.training);
+    // Embedding, attention, perceptron; forward and back; of two micro-batches.
+    assert_eq!(found.len(), 3 * 2 * 2);
+    assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
+    assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
+    assert_eq!(found.iter().map(|one| one.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
+    assert!(dropouts(&compiled.evaluation).is_empty());
+    assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out").training).is_empty());
+}
+
+#[test]
+fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_apart() {
+    let vgg = Model::Vgg {
+        depth: 11,
+        batch_norm: false,
+        stem: Stem::Imagenet,
+        image: 224,
+        channels: 3,
+        classes: 10,
+        width: 4,
+        hidden: 64,
+        dropout: DropoutRate::TENTH,
+    };
+    let plan = Plan::new(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, 2);
+    let found = dropouts(&compile(&vgg, "vgg", &plan).expect("it can be laid out").training);
+    assert!(found.iter().any(|one| (one.samples, one.positions, one.parts, one.features) == (2, 32, 2, 1)), "{found:?}");
+    let small = Model::Vgg {
+        depth: 11,
+        batch_norm: false,
+        stem: Stem::Small,
+        image: 32,
+        channels: 1,
+        classes: 10,
+        width: 4,
+        hidden: 64,
+        dropout: DropoutRate::TENTH,
+    };
+    let error = compile(&small, "vgg", &plan).expect_err("it has no inner layers").to_string();
+    assert!(error.contains("`stem: small` does not have"), "{error}");
 }

@@ -221,6 +221,7 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => {
             plain(&[sizes.batch, sizes.positions, sizes.heads, sizes.head_dimension])
         }
+        Kernel::Dropout(sizes) => plain(&[sizes.samples, sizes.positions, sizes.features]),
         Kernel::Prepend { batch, positions, features }
         | Kernel::PrependInputGradient { batch, positions, features }
         | Kernel::PrependWeightGradient { batch, positions, features }

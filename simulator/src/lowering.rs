@@ -148,8 +148,8 @@ impl<'a> Lowered<'a> {
         for rank in &mut ranks {
             let stage = &program.stages[rank.stage];
             let place = |group: &GroupId| {
-                let members = stage.groups.get(group.0 as usize).map(|group| group.members(&program.mesh, rank.rank));
-                members.and_then(|members| members.iter().position(|&member| member == rank.rank)).unwrap_or(0)
+                let coordinates = program.mesh.coordinates(rank.rank);
+                stage.groups.get(group.0 as usize).map_or(0, |group| program.mesh.part_along(&group.axes, coordinates))
             };
             let places: Vec<usize> = uneven[rank.stage].iter().map(place).collect();
             let work = &mut stages[rank.stage].work;

@@ -46,8 +46,10 @@ pub struct Hyperparameters {
     pub clip_norm: f32,
     /// Steps without an overflow after which [`Kernel::UpdateControl`] doubles the loss scale.
     pub growth_interval: u32,
-    /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction.
+    /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction and for what [`Kernel::Dropout`] drops.
     pub step: u64,
+    /// The run's seed, for what [`Kernel::Dropout`] drops.
+    pub seed: u64,
 }
 
 impl Default for Hyperparameters {
@@ -64,6 +66,7 @@ impl Default for Hyperparameters {
             clip_norm: 1.0,
             growth_interval: 2000,
             step: 1,
+            seed: 0,
         }
     }
 }
@@ -79,10 +82,12 @@ pub struct KernelCall<'a> {
     pub writes: &'a [Operand],
     /// Whether to add to the writes that may accumulate, rather than to overwrite them. Of no effect on other kernels.
     pub accumulate: bool,
-    /// For [`Kernel::Sgd`] and [`Kernel::AdamW`].
+    /// For [`Kernel::Sgd`], [`Kernel::AdamW`] and [`Kernel::Dropout`].
     pub hyperparameters: &'a Hyperparameters,
-    /// The rank's index in its group, for kernels of which [`Kernel::parts`] says that they work on a part of a whole.
+    /// The rank's part of what its group has cut, for kernels of which [`Kernel::parts`] says that they work on a part of a whole.
     pub group_index: usize,
+    /// Which part of the global batch's samples is the rank's, for [`Kernel::Dropout`].
+    pub batch_part: usize,
     /// The format of the operands that are stored in the run's precision; the others are single precision or integers whatever it is.
     /// Sums are made in single precision in every precision.
     pub precision: DataType,

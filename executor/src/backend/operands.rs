@@ -136,6 +136,7 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::RmsNormInputGradient { .. } => (&[P, P, P, S], &[P]),
         Kernel::RmsNormWeightGradient { .. } => (&[P, P, S], &[S]),
         Kernel::Rope(_) | Kernel::RopeGradient(_) => (&[P], &[P]),
+        Kernel::Dropout(_) => (&[P], &[P]),
         Kernel::Prepend { .. } => (&[P, P], &[P]),
         Kernel::PrependInputGradient { .. } => (&[P], &[P]),
         Kernel::PrependWeightGradient { .. } => (&[P], &[S]),
@@ -340,6 +341,7 @@ fn elements(kernel: &Kernel) -> Elements {
         }
         Kernel::RmsNormWeightGradient { rows, features } => operands(&[rows * features, rows * features, rows], &[features]),
         Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => operands(&[sizes.elements()], &[sizes.elements()]),
+        Kernel::Dropout(sizes) => operands(&[sizes.elements()], &[sizes.elements()]),
         Kernel::Prepend { batch, positions, features } => {
             operands(&[batch * positions * features, features], &[batch * (positions + 1) * features])
         }

@@ -1,6 +1,7 @@
-//! BERT for masked language modelling (Devlin et al. 2019), named as Hugging Face's `BertForMaskedLM`. Without dropout, and without the
-//! prediction of the next sentence.
+//! BERT for masked language modelling (Devlin et al. 2019), named as Hugging Face's `BertForMaskedLM`. Without the prediction of the next
+//! sentence. Dropout is of the embedding and of what goes into the residual stream; not of attention's probabilities.
 
+use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::{Epsilon, WeightLayout};
@@ -14,6 +15,7 @@ pub(crate) struct BertShape {
     pub(crate) ffn: usize,
     pub(crate) vocabulary: usize,
     pub(crate) sequence: usize,
+    pub(crate) dropout: DropoutRate,
 }
 
 const EPSILON: Epsilon = Epsilon::new(12);
@@ -45,7 +47,8 @@ pub(crate) fn bert(name: &str, shape: &BertShape, options: &GraphOptions) -> Gra
     let types_table = table("token_type_embeddings", dimension("token_types", TOKEN_TYPES), &mut builder);
     let types = builder.embedding("bert.embeddings.token_type_embeddings", token_types, types_table);
     let x = builder.add("bert.embeddings.sum", x, types);
-    let mut x = builder.layer_norm("bert.embeddings.LayerNorm", x, EPSILON);
+    let x = builder.layer_norm("bert.embeddings.LayerNorm", x, EPSILON);
+    let mut x = builder.dropout("bert.embeddings.dropout", x, shape.dropout);
     for index in 0..shape.layers {
         builder.block(format!("layer {index}"), true);
         x = layer(&mut builder, &format!("bert.encoder.layer.{index}"), shape, x);
@@ -72,12 +75,14 @@ fn layer(builder: &mut GraphBuilder, module: &str, shape: &BertShape, x: TensorI
     let kind = AttentionKind { causal: false, scaled: true, relative: None };
     let y = builder.attention(&name("attention.self"), projections, kind);
     let y = builder.linear(&name("attention.output.dense"), y, 2, &hidden, WEIGHTS, BIASES);
+    let y = builder.dropout(&name("attention.output.dropout"), y, shape.dropout);
     let x = builder.add(&name("attention.residual"), x, y);
     let x = builder.layer_norm(&name("attention.output.LayerNorm"), x, EPSILON);
 
     let y = builder.linear(&name("intermediate.dense"), x, 1, &[dimension("ffn", shape.ffn)], WEIGHTS, BIASES);
     let y = builder.gelu_exact(&name("intermediate.act"), y);
     let y = builder.linear(&name("output.dense"), y, 1, &hidden, WEIGHTS, BIASES);
+    let y = builder.dropout(&name("output.dropout"), y, shape.dropout);
     let x = builder.add(&name("residual"), x, y);
     builder.layer_norm(&name("output.LayerNorm"), x, EPSILON)
 }

@@ -1,5 +1,7 @@
-//! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names.
+//! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names. Dropout is of the embedding and of what goes into the residual
+//! stream; not of attention's probabilities.
 
+use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::{Epsilon, WeightLayout};
@@ -14,6 +16,7 @@ pub(crate) struct GptShape {
     pub(crate) vocabulary: usize,
     pub(crate) sequence: usize,
     pub(crate) tied_embeddings: bool,
+    pub(crate) dropout: DropoutRate,
 }
 
 /// GPT-2's epsilon of its norms.
@@ -35,7 +38,8 @@ pub(crate) fn gpt(name: &str, shape: &GptShape, options: &GraphOptions) -> Graph
         vec![shape.sequence, shape.hidden],
         WEIGHTS,
     );
-    let mut x = gpt.builder.bias_add("transformer.wpe", words, position_table);
+    let x = gpt.builder.bias_add("transformer.wpe", words, position_table);
+    let mut x = gpt.builder.dropout("transformer.drop", x, shape.dropout);
     for layer in 0..shape.layers {
         gpt.builder.block(format!("layer {layer}"), true);
         x = gpt.layer(&format!("transformer.h.{layer}"), x);
@@ -79,6 +83,7 @@ impl Gpt<'_> {
         let y = self.builder.attention(&name("attn"), qkv, kind);
         let weight_dimensions = vec![head_dimensions[0], head_dimensions[1], hidden_dimension];
         let y = self.linear(&name("attn.c_proj"), y, weight_dimensions, 2, [hidden, hidden], residual);
+        let y = self.builder.dropout(&name("attn.resid_dropout"), y, self.shape.dropout);
         let x = self.builder.add(&name("attn.residual"), x, y);
 
         let y = self.builder.layer_norm(&name("ln_2"), x, EPSILON);
@@ -86,6 +91,7 @@ impl Gpt<'_> {
         let y = self.linear(&name("mlp.c_fc"), y, vec![hidden_dimension, inner], 1, [hidden, ffn], WEIGHTS);
         let y = self.builder.gelu(&name("mlp.act"), y);
         let y = self.linear(&name("mlp.c_proj"), y, vec![inner, hidden_dimension], 1, [ffn, hidden], residual);
+        let y = self.builder.dropout(&name("mlp.dropout"), y, self.shape.dropout);
         self.builder.add(&name("mlp.residual"), x, y)
     }
 

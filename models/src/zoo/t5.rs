@@ -1,5 +1,8 @@
 //! T5 (Raffel et al. 2020) with Hugging Face's names, in its first form (ReLU) and in that of T5 v1.1 and FLAN-T5 (gated GELU).
+//! Dropout is of the embeddings and of what goes into the residual streams; not of attention's probabilities, within the feed-forward
+//! network, nor after the last norms.
 
+use crate::DropoutRate;
 use crate::attention::RelativePositions;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
@@ -22,6 +25,7 @@ pub(crate) struct T5Shape {
     /// Whether the feed-forward network is a gated GELU instead of a ReLU.
     pub(crate) gated: bool,
     pub(crate) tied_embeddings: bool,
+    pub(crate) dropout: DropoutRate,
 }
 
 /// T5's epsilon of its norms.
@@ -33,7 +37,8 @@ pub(crate) fn t5(name: &str, shape: &T5Shape, options: &GraphOptions) -> Graph {
     t5.builder.block("encoder embedding", false);
     let source = t5.builder.input(InputKind::SourceTokens, positions[0].clone());
     let table = t5.table("shared.weight");
-    let mut x = t5.builder.embedding("encoder.embed_tokens", source, table);
+    let x = t5.builder.embedding("encoder.embed_tokens", source, table);
+    let mut x = t5.builder.dropout("encoder.dropout", x, shape.dropout);
     let relative = t5.relative("encoder", true);
     for layer in 0..shape.layers {
         t5.builder.block(format!("encoder layer {layer}"), true);
@@ -45,7 +50,8 @@ pub(crate) fn t5(name: &str, shape: &T5Shape, options: &GraphOptions) -> Graph {
     t5.builder.block("decoder embedding", false);
     let memory = t5.builder.rms_norm("encoder.final_layer_norm", x, EPSILON);
     let tokens = t5.builder.input(InputKind::Tokens, positions[1].clone());
-    let mut x = t5.builder.embedding("decoder.embed_tokens", tokens, table);
+    let x = t5.builder.embedding("decoder.embed_tokens", tokens, table);
+    let mut x = t5.builder.dropout("decoder.dropout", x, shape.dropout);
     let relative = t5.relative("decoder", false);
     for layer in 0..shape.layers {
         t5.builder.block(format!("decoder layer {layer}"), true);
@@ -108,6 +114,7 @@ impl T5<'_> {
         let y = self.builder.attention(&format!("{module}.{part}"), [q, k, v], kind);
         let features = [dimension("hidden", hidden)];
         let y = self.builder.linear(&name("o"), y, 2, &features, normal(heads * head_dimension), None);
+        let y = self.builder.dropout(&format!("{module}.dropout"), y, self.shape.dropout);
         self.builder.add(&format!("{module}.residual"), x, y)
     }
 
@@ -126,6 +133,7 @@ impl T5<'_> {
             self.builder.relu(&name("act"), y)
         };
         let y = self.builder.linear(&name("wo"), y, 1, &[dimension("hidden", hidden)], normal(ffn), None);
+        let y = self.builder.dropout(&format!("{module}.dropout"), y, self.shape.dropout);
         self.builder.add(&format!("{module}.residual"), x, y)
     }
 }

@@ -1,5 +1,6 @@
-//! VGG networks (Simonyan and Zisserman 2015) with torchvision's names. Without dropout.
+//! VGG networks (Simonyan and Zisserman 2015) with torchvision's names.
 
+use crate::DropoutRate;
 use crate::builder::{GraphBuilder, Mode, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind};
 use crate::specification::{GraphOptions, Stem};
@@ -14,6 +15,7 @@ pub(crate) struct VggShape {
     pub(crate) classes: usize,
     pub(crate) width: usize,
     pub(crate) hidden: usize,
+    pub(crate) dropout: DropoutRate,
 }
 
 pub(crate) fn vgg(name: &str, shape: &VggShape, options: &GraphOptions) -> Graph {
@@ -89,8 +91,10 @@ pub(crate) fn vgg(name: &str, shape: &VggShape, options: &GraphOptions) -> Graph
             let bias = builder.parameter("classifier.0.bias".into(), hidden.to_vec(), vec![shape.hidden], Initialisation::Zeros);
             let y = builder.bias_add("classifier.0.bias", y, bias);
             let y = builder.relu("classifier.1", y);
+            let y = builder.dropout("classifier.2", y, shape.dropout);
             let y = builder.linear("classifier.3", y, 1, &hidden, weights, zeros);
             let y = builder.relu("classifier.4", y);
+            let y = builder.dropout("classifier.5", y, shape.dropout);
             builder.linear("classifier.6", y, 1, &classes, weights, zeros)
         }
     };

@@ -1,5 +1,7 @@
-//! Vision transformers (Dosovitskiy et al. 2021) with torchvision's names. Without dropout.
+//! Vision transformers (Dosovitskiy et al. 2021) with torchvision's names. Dropout is of the embedding and of what goes
+//! into the residual stream; not within the perceptron.
 
+use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::Epsilon;
@@ -15,6 +17,7 @@ pub(crate) struct VitShape {
     pub(crate) image: usize,
     pub(crate) channels: usize,
     pub(crate) classes: usize,
+    pub(crate) dropout: DropoutRate,
 }
 
 const EPSILON: Epsilon = Epsilon::new(6);
@@ -48,7 +51,8 @@ pub(crate) fn vit(name: &str, shape: &VitShape, options: &GraphOptions) -> Graph
         vec![1, sequence, shape.hidden],
         Initialisation::Normal(0.02),
     );
-    let mut x = builder.bias_add("encoder.pos_embedding", x, positions);
+    let x = builder.bias_add("encoder.pos_embedding", x, positions);
+    let mut x = builder.dropout("encoder.dropout", x, shape.dropout);
     for index in 0..shape.layers {
         builder.block(format!("layer {index}"), true);
         x = layer(&mut builder, &format!("encoder.layers.encoder_layer_{index}"), shape, x);
@@ -82,11 +86,13 @@ fn layer(builder: &mut GraphBuilder, module: &str, shape: &VitShape, x: TensorId
     let y = builder.attention(&attention, qkv, AttentionKind { causal: false, scaled: true, relative: None });
     let out = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
     let y = builder.linear(&name("self_attention.out_proj"), y, 2, &hidden_dimension, out, zeros);
+    let y = builder.dropout(&name("dropout"), y, shape.dropout);
     let x = builder.add(&name("self_attention.residual"), x, y);
 
     let y = builder.layer_norm(&name("ln_2"), x, EPSILON);
     let y = builder.linear(&name("mlp.0"), y, 1, &[dimension("ffn", ffn)], xavier(hidden, ffn), slight);
     let y = builder.gelu_exact(&name("mlp.1"), y);
     let y = builder.linear(&name("mlp.3"), y, 1, &hidden_dimension, xavier(ffn, hidden), slight);
+    let y = builder.dropout(&name("mlp.4"), y, shape.dropout);
     builder.add(&name("mlp.residual"), x, y)
 }

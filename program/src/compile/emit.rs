@@ -277,10 +277,14 @@ impl<'a> StageEmitter<'a> {
             *scaled = true;
             reads.push(control);
         }
+        if let Kernel::Dropout(sizes) = &mut kernel {
+            sizes.first_sample = self.first_sample(micro_batch);
+        }
         if lowering.sharding.is_ring(id) {
             self.ring(&Place { name: &operator.name, micro_batch, phase }, kernel, &reads, &writes);
         } else {
-            let group = self.positional_axis(id).map(|axis| self.group(Group::along(axis)));
+            let axes = self.positional_axes(id);
+            let group = (!axes.is_empty()).then(|| self.group(Group::over(axes)));
             self.push(
                 &operator.name,
                 Operation::Compute { kernel, accumulate, group },
@@ -301,12 +305,18 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// The axis along the loop of which an operator's kernel must know which part a rank has.
-    fn positional_axis(&self, id: OperatorId) -> Option<Axis> {
+    /// The axes along the loop of which an operator's kernel must know which part a rank has.
+    fn positional_axes(&self, id: OperatorId) -> Vec<Axis> {
         let operator = &self.lowering.graph.operators[id.0];
-        let role = operator.kind.positional()?;
+        let Some(role) = operator.kind.positional() else { return Vec::new() };
         let strategy = self.lowering.sharding.strategy(id);
-        Axis::WITHIN_STAGE.into_iter().find(|&axis| strategy.get(axis).is_some_and(|one| operator.loops[one.0].role == role))
+        let along = |axis: &Axis| strategy.get(*axis).is_some_and(|one| operator.loops[one.0].role == role);
+        Axis::WITHIN_STAGE.into_iter().filter(along).collect()
+    }
+
+    /// The first sample of the global batch that is in a micro-batch.
+    fn first_sample(&self, micro_batch: usize) -> usize {
+        micro_batch * self.plan.layout.samples_at_once()
     }
 
     /// Where a sum over micro-batches is made: kept, or opened for this micro-batch where gradients are sharded.
@@ -395,7 +405,7 @@ impl<'a> StageEmitter<'a> {
         let buffer = self.new_variant(tensor, micro_batch, placements);
         self.program.buffers[buffer.0 as usize].role = BufferRole::Input;
         let samples = self.plan.layout.micro_batch;
-        let first_sample = micro_batch * self.plan.layout.samples_at_once();
+        let first_sample = self.first_sample(micro_batch);
         let operation = Operation::Load { input: kind, first_sample, samples };
         let lowering = self.lowering;
         self.push(

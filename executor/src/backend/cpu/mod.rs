@@ -9,6 +9,7 @@ mod control;
 mod convolution;
 mod cross_entropy;
 mod direct;
+mod dropout;
 mod elementwise;
 mod experts;
 mod half;
@@ -136,6 +137,7 @@ impl Backend for CpuBackend {
                 Kernel::RmsNormWeightGradient { .. } => rms_norm::weight_gradient(call, scratch),
                 Kernel::Rope(sizes) => rope::turn(call, &sizes.for_member(call.group_index), 1.0, scratch),
                 Kernel::RopeGradient(sizes) => rope::turn(call, &sizes.for_member(call.group_index), -1.0, scratch),
+                Kernel::Dropout(ref sizes) => dropout::drop_some(call, sizes),
                 Kernel::Prepend { positions, features, .. } => movement::prepend(call, positions, features),
                 Kernel::PrependInputGradient { positions, features, .. } => {
                     movement::prepend_input_gradient(call, positions, features);

@@ -81,6 +81,9 @@ fn cases() -> Vec<Case> {
     for sizes in ropes() {
         case(Kernel::Rope(sizes), 0, Kernel::RopeGradient(sizes), 0, |u, _, _| vec![u.clone()]);
     }
+    for kernel in super::dropout::cases() {
+        case(kernel, 0, kernel, 0, |u, _, _| vec![u.clone()]);
+    }
     let forward = Kernel::Prepend { batch, positions, features };
     case(forward, 0, Kernel::PrependInputGradient { batch, positions, features }, 0, |u, _, _| vec![u.clone()]);
     case(forward, 1, Kernel::PrependWeightGradient { batch, positions, features }, 0, |u, _, _| vec![u.clone()]);

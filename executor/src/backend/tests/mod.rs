@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+mod dropout;
 mod gradients;
 mod lstm;
 mod mixture;
@@ -33,6 +34,7 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
     clip_norm: 1.0,
     growth_interval: 3,
     step: 3,
+    seed: 11,
 };
 
 fn window(extents: [usize; 8]) -> Window {
@@ -213,6 +215,7 @@ fn cases() -> Vec<Kernel> {
     for [rows, parts, columns] in [[1, 1, 1], [7, 3, 10], [2, 8, 3]] {
         cases.extend([Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns }]);
     }
+    cases.extend(dropout::cases());
     cases.extend(mixture::cases());
     cases.extend(lstm::cases());
     for [outer, parts, inner] in [[1, 1, 1], [3, 4, 5], [1, 2, 33]] {
@@ -237,6 +240,7 @@ fn in_place(kernel: &Kernel) -> bool {
             | Kernel::SiluMultiplyGradient { .. }
             | Kernel::Rope(_)
             | Kernel::RopeGradient(_)
+            | Kernel::Dropout(_)
             | Kernel::Add { .. }
             | Kernel::Scale { .. }
             | Kernel::Multiply { .. }
@@ -404,8 +408,16 @@ fn run_in(
         all[reads.len()] = all[0];
     }
     let (read, written) = all.split_at(reads.len());
-    let call =
-        KernelCall { kernel, reads: read, writes: written, accumulate, hyperparameters: &PARAMETERS, group_index, precision };
+    let call = KernelCall {
+        kernel,
+        reads: read,
+        writes: written,
+        accumulate,
+        hyperparameters: &PARAMETERS,
+        group_index,
+        batch_part: 0,
+        precision,
+    };
     // SAFETY: the operands are vectors that live until the end; at most the first write is the first read.
     unsafe { backend.run(&call) }.unwrap();
     if share_first {
@@ -502,8 +514,16 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
     let writes: Vec<Operand> = writes.iter().map(|bytes| operand(bytes, &mut memory)).collect();
     let parameters = Hyperparameters::default();
     let (hyperparameters, precision) = (&parameters, DataType::Fp32);
-    let call =
-        KernelCall { kernel, reads: &reads, writes: &writes, accumulate: false, hyperparameters, group_index: 2, precision };
+    let call = KernelCall {
+        kernel,
+        reads: &reads,
+        writes: &writes,
+        accumulate: false,
+        hyperparameters,
+        group_index: 2,
+        batch_part: 0,
+        precision,
+    };
     // SAFETY: the call is refused before its overlapping operands are written.
     unsafe { CpuBackend::new().run(&call) }.unwrap_err()
 }

@@ -193,7 +193,16 @@ fn an_index_out_of_range_is_named_by_its_place_in_the_whole_call() {
     ];
     let (reads, writes) = operands.split_at(2);
     let (hyperparameters, precision) = (&Hyperparameters::default(), DataType::Bf16);
-    let call = KernelCall { kernel: &kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, precision };
+    let call = KernelCall {
+        kernel: &kernel,
+        reads,
+        writes,
+        accumulate: false,
+        hyperparameters,
+        group_index: 0,
+        batch_part: 0,
+        precision,
+    };
     // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the allocator aligns so many to four bytes.
     let error = unsafe { CpuBackend::new().run(&call) };
     assert!(matches!(error, Err(BackendError::IndexOutOfRange { position: 700, value: 5, limit: 5, .. })), "{error:?}");
@@ -210,6 +219,7 @@ fn a_precision_that_is_not_there_is_refused() {
         accumulate: false,
         hyperparameters,
         group_index: 0,
+        batch_part: 0,
         precision,
     };
     for precision in [DataType::Fp8, DataType::Fp64, DataType::Tf32] {

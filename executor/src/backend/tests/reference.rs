@@ -309,6 +309,15 @@ pub(super) fn run(
         }
         Kernel::Rope(sizes) => vec![turned(&sizes, group_index, &reads[0], 1.0)],
         Kernel::RopeGradient(sizes) => vec![turned(&sizes, group_index, &reads[0], -1.0)],
+        Kernel::Dropout(sizes) => {
+            let value = |[s, p, f]: [usize; 3]| {
+                let x = reads[0][(s * sizes.positions + p) * sizes.features + f];
+                let index = (group_index * sizes.positions + p) * sizes.features + f;
+                let uniform = dropout_number(parameters, sizes.site, sizes.first_sample + s, index);
+                if uniform < sizes.rate.value() { 0.0 } else { x / (1.0 - sizes.rate.value()) }
+            };
+            vec![index3([sizes.samples, sizes.positions, sizes.features]).map(value).collect()]
+        }
         Kernel::Prepend { batch, positions, features } => {
             let value = |[b, p, f]: [usize; 3]| match p {
                 0 => reads[1][f],
@@ -486,6 +495,25 @@ fn normal(x: f64) -> f64 {
 }
 
 /// Every pair of features of every head turned by its position's angle.
+/// The number from 0 to 1 by which an element is kept or dropped.
+fn dropout_number(parameters: &Hyperparameters, site: usize, sample: usize, index: usize) -> f64 {
+    let mut key = 0u64;
+    for word in [parameters.seed, parameters.step, site as u64, sample as u64, (index as u64) >> 32] {
+        key = (key ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
+        key = (key ^ (key >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        key = (key ^ (key >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        key ^= key >> 31;
+    }
+    let mut bits = (index as u32).wrapping_add(key as u32);
+    for whitening in [0, (key >> 32) as u32] {
+        bits ^= whitening;
+        bits = (bits ^ (bits >> 16)).wrapping_mul(0x7FEB_352D);
+        bits = (bits ^ (bits >> 15)).wrapping_mul(0x846C_A68B);
+        bits ^= bits >> 16;
+    }
+    f64::from(bits) / 2f64.powi(32)
+}
+
 fn turned(sizes: &Rope, group_index: usize, x: &[f64], direction: f64) -> Tensor {
     let (d, half) = (sizes.head_dimension, sizes.head_dimension / 2);
     let mut y = vec![0.0; x.len()];

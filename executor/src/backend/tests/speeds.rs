@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use foretell_models::{Epsilon, Kernel, Rope, WeightLayout, Window};
+use foretell_models::{Dropout, DropoutRate, Epsilon, Kernel, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 
 use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, operand_types, window};
@@ -33,7 +33,7 @@ fn least_seconds(kernel: &Kernel, precision: DataType) -> f64 {
     let (reads, writes) = operands.split_at(sizes.reads.len());
     let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
     let hyperparameters = &hyperparameters;
-    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, precision };
+    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, batch_part: 0, precision };
     let (started, mut least, mut calls) = (Instant::now(), f64::INFINITY, 0);
     while calls < 5 || started.elapsed().as_secs_f64() < 0.2 {
         let start = Instant::now();
@@ -91,6 +91,16 @@ fn print_kernel_speeds_of_a_transformer() {
     let rope =
         Rope { batch: 8, positions: 128, heads: 4, head_dimension: 64, theta: 10_000, position_parts: 1, position_offset: 0 };
     print_speed(Kernel::Rope(rope));
+    let rate = DropoutRate::TENTH;
+    print_speed(Kernel::Dropout(Dropout {
+        first_sample: 0,
+        samples: 8,
+        positions: 128,
+        features: 1024,
+        parts: 1,
+        rate,
+        site: 0,
+    }));
     print_speed(Kernel::GeluExact { elements: 1 << 20 });
     print_speed(Kernel::GeluExactGradient { elements: 1 << 20 });
     print_speed(Kernel::SiluMultiply { elements: 1 << 20 });

@@ -18,6 +18,7 @@ use foretell_models::{Kernel, Storage};
 use foretell_units::DataType;
 
 use super::CpuBackend;
+use super::dropout;
 use super::memory::{Scratch, halves, halves_mut};
 use super::micro_kernel::MicroKernel;
 use crate::backend::operands::{self, MOST_OPERANDS, Side};
@@ -77,6 +78,10 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
             }
             Kernel::BatchNormInputGradient { groups, positions, channels } if groups * positions * channels > 0 => {
                 batch_norm::input_gradient(call, positions, channels, half, &mut backend.half.scratch);
+                Ok(())
+            }
+            Kernel::Dropout(ref sizes) => {
+                dropout::drop_some_of_halves(call, sizes, half, &mut backend.half.scratch);
                 Ok(())
             }
             Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }

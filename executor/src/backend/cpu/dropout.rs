@@ -1,0 +1,123 @@
+//! Dropout by counting: whether an element is kept is a hash of where it is in the whole batch, as Philox and its kin are
+//! (Salmon et al. 2011), so that any part of a tensor can be made anywhere, and again. No mask is stored.
+//!
+//! The hash: a key of 64 bits is made of the seed, the step, the site, the sample and the upper half of the element's index in its sample,
+//! by rounds of SplitMix64 (Steele et al. 2014), once a sample; the lower half is mixed with the key's two halves by two rounds of a 32-bit
+//! finaliser, which the compiler vectorises.
+
+use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
+use super::vector::multiversion;
+use crate::backend::KernelCall;
+use crate::half::Half;
+use foretell_models::Dropout;
+
+/// Numbers of sixteen bits that are widened at a time.
+const BLOCK: usize = 4096;
+
+/// A run of elements of one sample, whose indices in it have one upper half.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Where it begins in the rank's part, and its length.
+    start: usize,
+    length: usize,
+    /// The lower half of its first element's index in its sample.
+    index: u32,
+    key: u64,
+}
+
+/// In single precision.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    let y = unsafe { floats_mut(&call.writes[0]) };
+    // SAFETY: as above.
+    let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
+    let (threshold, scale) = (sizes.rate.threshold(), sizes.rate.scale());
+    for_each_run(call, sizes, usize::MAX, |run| {
+        let range = run.start..run.start + run.length;
+        match x {
+            Some(x) => keep_to(&mut y[range.clone()], &x[range], run.index, run.key, threshold, scale),
+            None => keep_in_place(&mut y[range], run.index, run.key, threshold, scale),
+        }
+    });
+}
+
+/// In sixteen bits, by blocks that are widened.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout, half: Half, scratch: &mut Scratch) {
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    let y = unsafe { halves_mut(&call.writes[0]) };
+    // SAFETY: as above.
+    let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { halves(&call.reads[0]) });
+    let (threshold, scale) = (sizes.rate.threshold(), sizes.rate.scale());
+    let [memory] = scratch.pieces([BLOCK]);
+    for_each_run(call, sizes, BLOCK, |run| {
+        let range = run.start..run.start + run.length;
+        let block = &mut memory[..run.length];
+        half.widen(block, x.map_or(&y[range.clone()], |x| &x[range.clone()]));
+        keep_in_place(block, run.index, run.key, threshold, scale);
+        half.narrow(&mut y[range], block);
+    });
+}
+
+/// Calls `each` for runs of at most `longest` elements that together are all of the rank's part, in order.
+fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each: impl FnMut(Run)) {
+    let Dropout { first_sample, samples, site, .. } = *sizes;
+    let row = sizes.positions * sizes.features;
+    let first = call.group_index * row;
+    for sample in 0..samples {
+        let number = first_sample + call.batch_part * samples + sample;
+        let mut done = 0;
+        while done < row {
+            let index = (first + done) as u64;
+            let until_next = (1u64 << 32) - (index & u64::from(u32::MAX));
+            let length = (row - done).min(longest).min(usize::try_from(until_next).unwrap_or(usize::MAX));
+            let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64, number as u64, index >> 32];
+            let key = words.into_iter().fold(0, |state, word| split_mix(state ^ word));
+            each(Run { start: sample * row + done, length, index: index as u32, key });
+            done += length;
+        }
+    }
+}
+
+/// One round of SplitMix64.
+fn split_mix(state: u64) -> u64 {
+    let state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    state ^ (state >> 31)
+}
+
+/// A 32-bit finaliser of little bias, found by search (Wellons 2018).
+#[inline(always)]
+fn finalise(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
+    x ^ (x >> 16)
+}
+
+/// Whether the element of an index is kept.
+#[inline(always)]
+fn is_kept(index: u32, key: u64, threshold: u32) -> bool {
+    finalise(finalise(index.wrapping_add(key as u32)) ^ (key >> 32) as u32) >= threshold
+}
+
+multiversion! {
+    fn keep_to(y: &mut [f32], x: &[f32], index: u32, key: u64, threshold: u32, scale: f32) {
+        for (offset, (y, &x)) in y.iter_mut().zip(x).enumerate() {
+            *y = if is_kept(index.wrapping_add(offset as u32), key, threshold) { x * scale } else { 0.0 };
+        }
+    }
+
+    fn keep_in_place(y: &mut [f32], index: u32, key: u64, threshold: u32, scale: f32) {
+        for (offset, y) in y.iter_mut().enumerate() {
+            *y = if is_kept(index.wrapping_add(offset as u32), key, threshold) { *y * scale } else { 0.0 };
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Dropout (Srivastava et al. 2014): the share that is dropped, and the sizes of one rank's part.
+
+use serde::{Deserialize, Serialize};
+
+/// The share of elements that dropout drops: from 0 to below 1, in ten-thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct DropoutRate {
+    ten_thousandths: u16,
+}
+
+impl DropoutRate {
+    /// Nothing is dropped.
+    pub const NONE: Self = Self { ten_thousandths: 0 };
+
+    /// One tenth, the usual rate of transformers.
+    pub const TENTH: Self = Self { ten_thousandths: 1000 };
+
+    /// Whether nothing is dropped.
+    pub const fn is_none(&self) -> bool {
+        self.ten_thousandths == 0
+    }
+
+    /// The share that is dropped.
+    pub fn value(self) -> f64 {
+        f64::from(self.ten_thousandths) / 1e4
+    }
+
+    /// What elements that are kept are multiplied by, so that a sum stays the same on average.
+    pub fn scale(self) -> f32 {
+        (1.0 / (1.0 - self.value())) as f32
+    }
+
+    /// Of uniformly distributed 32-bit numbers those below this are drops.
+    pub fn threshold(self) -> u32 {
+        ((u64::from(self.ten_thousandths) << 32) / 10_000) as u32
+    }
+}
+
+impl TryFrom<f64> for DropoutRate {
+    type Error = String;
+
+    fn try_from(rate: f64) -> Result<Self, String> {
+        let ten_thousandths = (rate * 1e4).round();
+        if (0.0..1e4).contains(&ten_thousandths) && (rate * 1e4 - ten_thousandths).abs() < 1e-6 {
+            return Ok(Self { ten_thousandths: ten_thousandths as u16 });
+        }
+        Err(format!("`dropout` is {rate}; hint: it is a number from 0 to below 1 with at most four decimals, such as 0.1"))
+    }
+}
+
+impl From<DropoutRate> for f64 {
+    fn from(rate: DropoutRate) -> f64 {
+        rate.value()
+    }
+}
+
+/// The sizes of a dropout on one rank, and which part of the whole it is.
+///
+/// The whole is `[samples of the batch, parts * positions, features]`. Of sample `s` of this rank's the number in the batch is
+/// `first_sample + batch_part * samples + s`, and its first position is `part * positions`, with the rank's parts of the batch and of the
+/// positions, which a call says. Whether an element is kept is a hash of the seed, the step, the site, the sample's number and the
+/// element's index in its sample, so it is the same in every layout, when it is computed again and in the gradient; no mask is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Dropout {
+    /// The first sample of the global batch that is at work on any rank.
+    pub first_sample: usize,
+    /// Samples on this rank.
+    pub samples: usize,
+    /// Positions of a sample on this rank; of a tensor without a sequence its features.
+    pub positions: usize,
+    /// Features of a position; 1 for a tensor without a sequence.
+    pub features: usize,
+    /// Into how many parts ranks have cut the positions.
+    pub parts: usize,
+    /// The share that is dropped.
+    pub rate: DropoutRate,
+    /// Which of the model's dropouts it is.
+    pub site: usize,
+}
+
+impl Dropout {
+    /// Elements of the input and of the output.
+    pub fn elements(&self) -> usize {
+        self.samples * self.positions * self.features
+    }
+
+    /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
+    pub fn without_place(self) -> Self {
+        Self { first_sample: 0, parts: 1, site: 0, rate: DropoutRate::TENTH, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+    use super::DropoutRate;
+
+    #[test]
+    fn a_rate_is_a_share_below_one_with_four_decimals() {
+        for good in [0.0, 0.1, 0.2, 0.5, 0.3333, 0.9999] {
+            assert_eq!(f64::from(DropoutRate::try_from(good).unwrap()), good);
+        }
+        for bad in [-0.1, 1.0, 1.5, 0.12345, f64::NAN, f64::INFINITY, 0.99999] {
+            assert!(DropoutRate::try_from(bad).unwrap_err().contains("from 0 to below 1"), "{bad}");
+        }
+        assert_eq!(DropoutRate::try_from(0.5).unwrap().threshold(), 1 << 31);
+        assert_eq!(DropoutRate::try_from(0.5).unwrap().scale(), 2.0);
+        assert_eq!(DropoutRate::NONE.threshold(), 0);
+    }
+}
