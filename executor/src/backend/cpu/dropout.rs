@@ -36,12 +36,13 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
     // SAFETY: as above.
     let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
     let (threshold, scale) = (sizes.rate.threshold(), sizes.rate.scale());
-    for_each_run(call, sizes, usize::MAX, |run| {
+    for_each_run(call, sizes, BLOCK, |run| {
         let range = run.start..run.start + run.length;
-        match x {
-            Some(x) => keep_to(&mut y[range.clone()], &x[range], run.index, run.key, threshold, scale),
-            None => keep_in_place(&mut y[range], run.index, run.key, threshold, scale),
+        // A block is copied and stays in the cache for the second pass, which then has one array to walk.
+        if let Some(x) = x {
+            y[range.clone()].copy_from_slice(&x[range.clone()]);
         }
+        keep_in_place(&mut y[range], run.index, run.key, threshold, scale);
     });
 }
 
@@ -109,12 +110,6 @@ fn is_kept(index: u32, key: u64, threshold: u32) -> bool {
 }
 
 multiversion! {
-    fn keep_to(y: &mut [f32], x: &[f32], index: u32, key: u64, threshold: u32, scale: f32) {
-        for (offset, (y, &x)) in y.iter_mut().zip(x).enumerate() {
-            *y = if is_kept(index.wrapping_add(offset as u32), key, threshold) { x * scale } else { 0.0 };
-        }
-    }
-
     fn keep_in_place(y: &mut [f32], index: u32, key: u64, threshold: u32, scale: f32) {
         for (offset, y) in y.iter_mut().enumerate() {
             *y = if is_kept(index.wrapping_add(offset as u32), key, threshold) { *y * scale } else { 0.0 };
