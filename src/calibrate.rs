@@ -13,10 +13,10 @@ use foretell_executor::{
 };
 use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model, Sample};
 use foretell_planner::{Fixed, space};
-use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile};
+use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile, reuse_distances};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Time this machine's kernels and transport
@@ -194,7 +194,8 @@ pub fn measure(
         speed: place.speed,
     });
     let job = CalibrationJob {
-        kernels: needs.kernels.into_iter().collect(),
+        reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
+        kernels: needs.kernels.into_keys().collect(),
         precision,
         footprint: needs.footprint,
         groups,
@@ -221,10 +222,22 @@ pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result
     Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new() })
 }
 
+/// Operand by operand, the median of the distances in all places where a kernel stands.
+fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
+    let operands = places.iter().map(Vec::len).min().unwrap_or(0);
+    let median = |operand: usize| {
+        let mut all: Vec<Bytes> = places.iter().map(|distances| distances[operand]).collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    };
+    (0..operands).map(median).collect()
+}
+
 /// What a calibration is to time.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
-    kernels: BTreeSet<(Kernel, bool)>,
+    /// Each with the distances at which its operands are used again, wherever it stands in a step.
+    kernels: BTreeMap<(Kernel, bool), Vec<Vec<Bytes>>>,
     /// About how many bytes a step touches.
     footprint: Bytes,
     /// The longest message or exchange.
@@ -246,11 +259,14 @@ impl Needs {
 
     /// Adds those of a training step.
     pub fn add(&mut self, compiled: &Compiled) {
-        for instruction in compiled.training.stages.iter().flat_map(|stage| &stage.instructions) {
+        let stages = compiled.training.stages.iter();
+        for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
             match &instruction.operation {
                 Operation::Compute { kernel, accumulate, .. } => {
-                    let members = (0..kernel.parts()).map(|index| (kernel.for_member(index).without_constants(), *accumulate));
-                    self.kernels.extend(members);
+                    for index in 0..kernel.parts() {
+                        let timed = (kernel.for_member(index).without_constants(), *accumulate);
+                        self.kernels.entry(timed).or_default().push(distances.clone());
+                    }
                 }
                 Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } => {
                     self.longest_message = self.longest_message.max(*bytes);

@@ -48,7 +48,8 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     while go_on {
         for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
             group.barrier()?;
-            watch.add(index, bench.time(kernel, *accumulate, job.patience / PASSES as f64)?);
+            let reuse = job.reuse.get(index).map_or(&[][..], Vec::as_slice);
+            watch.add(index, bench.time(kernel, *accumulate, reuse, job.patience / PASSES as f64)?);
         }
         let share = watch.passes() as f64 / PASSES as f64;
         let elapsed = (clock::now() - started) as f64 * 1e-9 / job.duration.value().max(1e-3);
@@ -257,16 +258,15 @@ impl KernelBench {
         Ok(Self { clock, backend: CpuBackend::new(), arena, footprint, precision: job.precision })
     }
 
-    fn time(&mut self, kernel: &Kernel, accumulate: bool, patience: Seconds) -> Result<Timed, ExecutorError> {
-        let sets = self.operand_sets(kernel);
+    fn time(&mut self, kernel: &Kernel, accumulate: bool, reuse: &[Bytes], patience: Seconds) -> Result<Timed, ExecutorError> {
+        let sets = self.operand_sets(kernel, reuse);
         let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
         let mut seconds = Vec::new();
         let mut spent = 0.0;
         let mut round = 0usize;
         let mut counted_from = None;
         while seconds.len() < FEWEST || (spent < patience.value() && seconds.len() < MOST) {
-            // Not in the order in which they lie: that would be fetched ahead.
-            let turn = round.wrapping_mul(STRIDE) % sets.sets.len().max(1);
+            let turn = round % sets.sets.len().max(1);
             let Some((reads, writes)) = sets.sets.get(turn) else { break };
             let (hyperparameters, precision) = (&hyperparameters, self.precision);
             let call =
@@ -293,35 +293,43 @@ impl KernelBench {
         Ok(Timed { seconds, elapsed })
     }
 
-    /// Lays out as many sets as fill the footprint, and fills them with numbers that are usual.
-    fn operand_sets(&mut self, kernel: &Kernel) -> OperandSets {
+    /// Gives each operand as many places as it takes to come back to one after `reuse` bytes, and fills them with numbers that are usual. Where
+    /// nothing is said of the reuse, as many as fill the footprint.
+    fn operand_sets(&mut self, kernel: &Kernel, reuse: &[Bytes]) -> OperandSets {
         let bytes = operand_bytes(kernel, self.precision);
         let types = operand_types(kernel, self.precision);
         let one = set_bytes(kernel, self.precision).max(1);
-        let count = (self.footprint / one).clamp(1, MOST_SETS);
+        let most = (self.footprint / one).clamp(1, MOST_SETS);
         let mut offset = 0;
-        let mut sets = Vec::new();
-        for _ in 0..count {
-            let mut place = |size: &Bytes| {
+        let mut places = |index: usize, size: &Bytes, data_type: DataType, below: Option<usize>| -> Vec<Operand> {
+            let count = reuse.get(index).map_or(most, |distance| (distance.count() / one).clamp(1, most));
+            let mut place = || {
                 let start = offset;
                 offset += size.count().next_multiple_of(64);
                 let pointer = self.arena.at(Bytes::new(start), *size).unwrap_or(std::ptr::null_mut());
-                Operand { pointer, bytes: size.count() as usize }
+                let operand = Operand { pointer, bytes: size.count() as usize };
+                fill(&operand, data_type, below);
+                operand
             };
-            let reads: Vec<Operand> = bytes.reads.iter().map(&mut place).collect();
-            let mut writes: Vec<Operand> = bytes.writes.iter().map(&mut place).collect();
-            if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
-                *write = reads[index];
-            }
-            for (index, (operand, &data_type)) in reads.iter().zip(&types.reads).enumerate() {
-                fill(operand, data_type, integers_of(kernel, index));
-            }
-            for (operand, &data_type) in writes.iter().zip(&types.writes) {
-                fill(operand, data_type, None);
-            }
-            sets.push((reads, writes));
+            (0..count).map(|_| place()).collect()
+        };
+        let side = bytes.reads.iter().zip(&types.reads).enumerate();
+        let reads: Vec<Vec<Operand>> =
+            side.map(|(index, (size, &data_type))| places(index, size, data_type, integers_of(kernel, index))).collect();
+        let side = bytes.writes.iter().zip(&types.writes).enumerate();
+        let mut writes: Vec<Vec<Operand>> =
+            side.map(|(index, (size, &data_type))| places(reads.len() + index, size, data_type, None)).collect();
+        if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
+            write.clone_from(&reads[index]);
         }
-        OperandSets { sets }
+        let rounds = reads.iter().chain(&writes).map(Vec::len).max().unwrap_or(1);
+        // Not in the order in which they lie: that would be fetched ahead.
+        let turn = |round: usize, places: &Vec<Operand>| places[round.wrapping_mul(STRIDE) % places.len()];
+        let set = |round: usize| {
+            let side = |operands: &[Vec<Operand>]| operands.iter().map(|places| turn(round, places)).collect();
+            (side(&reads), side(&writes))
+        };
+        OperandSets { sets: (0..rounds).map(set).collect() }
     }
 }
 

@@ -68,10 +68,12 @@ impl Length {
 pub struct CalibrationJob {
     /// Kernels, and whether they add to what is there.
     pub kernels: Vec<(Kernel, bool)>,
+    /// Of each kernel's reads and then writes, how many bytes a step touches between two uses: so that they are as far from the processor as
+    /// they are in a step.
+    pub reuse: Vec<Vec<Bytes>>,
     /// The precision in which they are run.
     pub precision: DataType,
-    /// Bytes over which a kernel's operands are spread: about what a step touches, so that they are as far from the processor
-    /// as they are in a step.
+    /// About what a step touches: over no more is an operand spread.
     pub footprint: Bytes,
     /// Whose exchanges are timed, group after group. Besides all ranks there may be as many groups as the transport has further streams.
     pub groups: Vec<CalibratedGroup>,

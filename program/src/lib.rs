@@ -28,6 +28,7 @@ mod plan;
 mod print;
 mod profile;
 mod program;
+mod reuse;
 mod schedule;
 mod strategy;
 mod timeline;
@@ -42,5 +43,6 @@ pub use program::{
     Buffer, BufferId, BufferRole, Collective, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric, MetricKind,
     Operation, Phase, Program, StageProgram, Stream, StreamId,
 };
+pub use reuse::reuse_distances;
 pub use schedule::{Schedule, StagePass, Task};
 pub use timeline::{Origin, RankTimeline, Span, Timeline};
