@@ -346,8 +346,7 @@ impl<'a> StageEmitter<'a> {
         let root = self.buffer(&name, BufferRole::Gradient, vec![bucket.elements], DataType::Fp32);
         for (start, elements) in bucket.gaps() {
             let gap = self.piece(&name, root, start, vec![elements]);
-            let operation = Operation::Compute { kernel: Kernel::Zero { elements }, accumulate: false, group: None };
-            self.push(&name, operation, Stream::Compute, vec![], vec![gap], None, Phase::Backward);
+            self.compute(&name, Kernel::Zero { elements }, vec![], vec![gap], Phase::Backward);
         }
         let mut pieces = HashMap::new();
         for member in &bucket.members {
@@ -635,16 +634,16 @@ impl<'a> StageEmitter<'a> {
                 })
                 .collect();
             let share = |member: &Member| InitialShare { tensor: member.parameter, placements: member.placements };
-            let start = |is_sharded: bool| Initial::Bucket {
+            let start = || Initial::Bucket {
                 members: bucket.members.iter().map(|member| (member.offset, share(member))).collect(),
-                axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+                axis: (bucket.shards > 1).then_some(Axis::Shard),
             };
             if shards_parameters {
-                self.program.buffers[parameters.0 as usize].initial = Some(start(true));
+                self.program.buffers[parameters.0 as usize].initial = Some(start());
             }
             // The single-precision copy is the last of the states.
             if let Some(master) = states.last().filter(|_| self.state.master) {
-                self.program.buffers[master.0 as usize].initial = Some(start(true));
+                self.program.buffers[master.0 as usize].initial = Some(start());
             }
             for member in &bucket.members {
                 if !shards_parameters {

@@ -3,7 +3,7 @@
 //! Where ZeRO shards a bucket, what is summed is scattered, each rank updates its shard, and the parameters are gathered again: at the end
 //! of the step where every rank keeps them whole, else when they are needed.
 
-use super::emit::{Norms, StageEmitter};
+use super::emit::{BucketBuffers, Norms, StageEmitter};
 use super::state::Bucket;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Placement, Placements};
@@ -75,7 +75,8 @@ impl StageEmitter<'_> {
         self.push(name, operation, Stream::Group(group), vec![from], vec![to], None, phase);
     }
 
-    fn compute(&mut self, name: &str, kernel: Kernel, reads: Vec<BufferId>, writes: Vec<BufferId>, phase: Phase) {
+    /// A kernel that belongs to no micro-batch.
+    pub(super) fn compute(&mut self, name: &str, kernel: Kernel, reads: Vec<BufferId>, writes: Vec<BufferId>, phase: Phase) {
         let operation = Operation::Compute { kernel, accumulate: false, group: None };
         self.push(name, operation, Stream::Compute, reads, writes, None, phase);
     }
@@ -180,7 +181,8 @@ impl StageEmitter<'_> {
     fn update_bucket(&mut self, index: usize) {
         let bucket = &self.state.buckets[index];
         let (shards, elements) = (bucket.shards, bucket.shard_elements());
-        let BucketBufferIds { parameters, gradients, states } = self.bucket_buffers(index);
+        let BucketBuffers { parameters, gradients, states, reduced } = &self.buckets[index];
+        let (parameters, gradients, states) = (*parameters, reduced.unwrap_or(*gradients), states.clone());
         let name = format!("parameters {index}");
         // Where every rank has all parameters but updates a shard, it updates a copy of it that is then gathered.
         let gathers = shards > 1 && !self.state.shards_parameters;
@@ -213,12 +215,6 @@ impl StageEmitter<'_> {
         }
     }
 
-    fn bucket_buffers(&self, index: usize) -> BucketBufferIds {
-        let buffers = &self.buckets[index];
-        let gradients = buffers.reduced.unwrap_or(buffers.gradients);
-        BucketBufferIds { parameters: buffers.parameters, gradients, states: buffers.states.clone() }
-    }
-
     fn update_running_statistics(&mut self) {
         let Some(root) = self.statistics else { return };
         let state = self.state;
@@ -235,13 +231,6 @@ impl StageEmitter<'_> {
             self.compute(&running.name, kernel, vec![statistics], vec![buffer], Phase::Update);
         }
     }
-}
-
-/// What the update of a bucket works on.
-struct BucketBufferIds {
-    parameters: BufferId,
-    gradients: BufferId,
-    states: Vec<BufferId>,
 }
 
 /// How a bucket's gradients lie when they are reduced.
