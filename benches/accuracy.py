@@ -76,11 +76,20 @@ def one(program, scratch, topology, model, fix):
     return check
 
 
+def is_wanted(only, topology, name, fix):
+    """Whether a row is among those asked for: each is a topology, a model, and a part of the layout, as far as they are said."""
+    def fits(asked):
+        wanted = dict(zip(("topology", "model", "layout"), asked.split(":", 2)))
+        return (wanted["topology"] == topology and wanted.get("model", name) == name and wanted.get("layout", fix) in fix)
+    return not only or any(map(fits, only))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"))
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--topologies", nargs="*", default=list(LAYOUTS))
+    parser.add_argument("--only", nargs="*", metavar="TOPOLOGY:MODEL[:LAYOUT]", help="only these rows, e.g. local:small-bert:pipeline=2")
     parser.add_argument("--keep", help="keep plans, profiles and runs in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -90,6 +99,9 @@ def main():
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         checks = []
         for topology in options.topologies:
+            rows = [(name, fix) for name in map(lambda model: pathlib.Path(model).stem, MODELS) for fix, _ in LAYOUTS[topology]]
+            if not any(is_wanted(options.only, topology, name, fix) for name, fix in rows):
+                continue
             if topology != "local":
                 subprocess.run([options.foretell, "lab", "up", "--topology", topology], check=True, stdout=subprocess.DEVNULL)
             try:
@@ -98,7 +110,7 @@ def main():
                     if options.models and name not in options.models:
                         continue
                     for fix, names in LAYOUTS[topology]:
-                        if names is None or name in names:
+                        if (names is None or name in names) and is_wanted(options.only, topology, name, fix):
                             checks.append(one(options.foretell, scratch, topology, model, fix))
             finally:
                 if topology != "local":

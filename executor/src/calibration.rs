@@ -105,8 +105,8 @@ fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -
                 if exchange == Exchange::AllReduce && is_everyone {
                     share = (processor / sample.median).clamp(0.0, 1.0);
                 }
-                // Of send and receive only the first two ranks' times mean anything.
-                if exchange != Exchange::SendReceive || group.position() < 2 {
+                // Of there and back only who sees both ways knows how long it took: the second rank's last send is done when it is on its way.
+                if exchange != Exchange::SendReceive || group.position() == 0 {
                     member.control.send(&Report::Exchange { group: number, exchange, bytes, sample, processor })?;
                 }
             }
@@ -424,12 +424,9 @@ fn time_exchange(
         let enough = seconds.len() >= fewest && (spent > patience.value() || seconds.len() >= MOST);
         go_on = agree(group, !enough)?;
     }
-    // As for kernels: the usual best. The processor's share is the same at any pace.
     let share = processor / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
-    let best = Seconds::new(Data::new(seconds.clone()).lower_quartile());
     let sample = summarise(seconds);
-    let sample = Sample { median: best, p10: sample.p10.min(best), p90: sample.p90.max(best), ..sample };
-    Ok((sample, best * share))
+    Ok((sample, sample.median * share))
 }
 
 fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {

@@ -8,11 +8,11 @@ use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
 use crate::board::{Board, MOST_STREAMS};
 use crate::clock;
 use crate::error::ExecutorError;
-use crate::line::Line;
+use crate::line::{Line, stream_number};
 use crate::machine;
 use crate::samples::Samples;
-use crate::transport::Transport;
-use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use crate::transport::{StreamNumber, Transport, spin_only_while};
+use foretell_program::{Axis, Group, GroupId, Mesh, Metric, MetricKind, Operation, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,6 +102,8 @@ pub(crate) struct Step {
 struct Shared {
     /// By slot: what its stream is for.
     keys: Vec<StreamKey>,
+    /// By slot: on which of the transport's streams it waits for other ranks.
+    numbers: Vec<Option<StreamNumber>>,
     playlists: Vec<Playlist>,
     board: Board,
     step: RwLock<Step>,
@@ -124,6 +126,8 @@ pub(crate) struct Interpreter {
 }
 
 const END: u64 = u64::MAX;
+/// The slot of the compute stream.
+const COMPUTE: usize = 0;
 
 impl Interpreter {
     /// Prepares `programs` for `rank` over one arena and starts the threads of their streams.
@@ -155,8 +159,10 @@ impl Interpreter {
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =
             programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
+        let my_stage = mesh.coordinates(rank).along(Axis::Pipeline);
         let shared = Arc::new(Shared {
             playlists,
+            numbers: keys.iter().map(|key| stream_number(key, &groups, my_stage)).collect(),
             board: Board::new(keys.len()),
             step: RwLock::new(Step { program: 0, samples: Arc::clone(&samples), hyperparameters: Hyperparameters::default() }),
             begun: AtomicU64::new(0),
@@ -317,7 +323,9 @@ fn compute(
     for &id in &playlist.lists[0] {
         let mut waited = false;
         for &(slot, instruction) in &playlist.after[id as usize] {
-            waited |= shared.board.wait(0, slot, instruction)?;
+            // The core has nothing else to do now: who waits for the peer may spin.
+            let nudge = || shared.numbers[slot].map_or((), |number| shared.transport.nudge(number));
+            waited |= shared.board.wait(COMPUTE, slot, instruction, nudge)?;
         }
         if waited {
             start = clock::now();
@@ -352,7 +360,7 @@ fn compute(
 }
 
 /// The life of a stream's thread. One that panics must not leave the others waiting for it.
-fn live(shared: &Shared, slot: usize, line: Line) {
+fn live(shared: &Arc<Shared>, slot: usize, line: Line) {
     let lived = panic::catch_unwind(panic::AssertUnwindSafe(|| work(shared, slot, line)));
     if let Err(panic) = lived {
         shared.fail(ExecutorError::panicked(shared.keys[slot].to_string(), panic.as_ref()));
@@ -361,8 +369,10 @@ fn live(shared: &Shared, slot: usize, line: Line) {
 }
 
 /// A list for each step that is begun.
-fn work(shared: &Shared, slot: usize, mut line: Line) {
+fn work(shared: &Arc<Shared>, slot: usize, mut line: Line) {
     shared.board.enter(slot);
+    let board = Arc::clone(shared);
+    spin_only_while(move || board.board.sleeps_for(COMPUTE, slot));
     machine::flush_denormals();
     let mut step_number = 0;
     loop {
@@ -394,7 +404,7 @@ fn stream(shared: &Shared, playlist: &Playlist, slot: usize, line: &mut Line, st
     spans.reserve(playlist.lists[slot].len());
     for &id in &playlist.lists[slot] {
         for &(other, instruction) in &playlist.after[id as usize] {
-            shared.board.wait(slot, other, instruction)?;
+            shared.board.wait(slot, other, instruction, || ())?;
         }
         if shared.board.has_failed() {
             return Err(ExecutorError::OtherStream);

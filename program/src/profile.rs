@@ -76,7 +76,7 @@ pub struct ExchangeSample {
     pub ranks: usize,
     /// How much: the whole tensor in bytes.
     pub bytes: u64,
-    /// How long it took, from the handing over to the stream until the waiting instruction could go on.
+    /// How long it took, by those who took part at once; handing it over to a stream is not in it. Of a message: one way.
     pub time: Sample,
     /// How long the communication kept the rank's own processor busy.
     pub processor: Seconds,

@@ -73,6 +73,8 @@ struct Fluid {
 enum Owner {
     Task(Task),
     Exchange(u32),
+    /// A link that is still busy with what has arrived.
+    Queue,
 }
 
 /// The kernel that has a processor to itself.
@@ -230,6 +232,7 @@ impl<'a> Interpreter<'a> {
                     match owner {
                         Owner::Task(task) => self.finish(task),
                         Owner::Exchange(exchange) => self.finish_exchange(exchange),
+                        Owner::Queue => {}
                     }
                 }
             }

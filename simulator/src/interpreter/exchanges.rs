@@ -4,7 +4,7 @@
 use super::{Event, Interpreter, Owner, Parties, Task};
 use crate::exchange::Cost;
 use crate::network::Shape;
-use foretell_units::Picoseconds;
+use foretell_units::{Picoseconds, Seconds};
 
 impl<'a> Interpreter<'a> {
     pub(super) fn receive(&mut self, exchange: u32, channel: u32, nth: u32, task: Task) {
@@ -100,8 +100,24 @@ impl<'a> Interpreter<'a> {
         self.add_fluid(Owner::Exchange(exchange), work, links.chain(processors), growth);
     }
 
+    /// Keeps the network's links busy for what an exchange that has ended took of them beyond their rates. A shaper or a port lets the first of
+    /// a message pass at once, so a short message that is alone arrives sooner than the rate has it; the next one pays for that.
+    fn pay_queues(&mut self, exchange: u32) {
+        let (cost, Some(shape)) = self.cost(exchange) else { return };
+        let taken = (cost.latency + cost.flow).value();
+        let lowered = self.lowered;
+        for &(link, load) in &shape.loads {
+            let capacity = lowered.capacities[link];
+            let owed = Seconds::new(load * cost.bytes / capacity - taken);
+            if lowered.has_queue[link] && owed > Seconds::ZERO {
+                self.add_fluid(Owner::Queue, owed.into(), [(link as u32, capacity)], 1.0);
+            }
+        }
+    }
+
     pub(super) fn finish_exchange(&mut self, exchange: u32) {
         let lowered = self.lowered;
+        self.pay_queues(exchange);
         self.exchanges[exchange as usize].is_done = true;
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
