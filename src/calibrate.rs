@@ -196,6 +196,7 @@ pub fn measure(
     let job = CalibrationJob {
         reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
         kernels: needs.kernels.into_keys().collect(),
+        message_reuse: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
         precision,
         footprint: needs.footprint,
         groups,
@@ -225,12 +226,12 @@ pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result
 /// Operand by operand, the median of the distances in all places where a kernel stands.
 fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
     let operands = places.iter().map(Vec::len).min().unwrap_or(0);
-    let median = |operand: usize| {
-        let mut all: Vec<Bytes> = places.iter().map(|distances| distances[operand]).collect();
-        all.sort_unstable();
-        all[all.len() / 2]
-    };
-    (0..operands).map(median).collect()
+    (0..operands).map(|operand| median(places.iter().map(|distances| distances[operand]).collect())).collect()
+}
+
+fn median(mut all: Vec<Bytes>) -> Bytes {
+    all.sort_unstable();
+    all.get(all.len() / 2).copied().unwrap_or(Bytes::ZERO)
 }
 
 /// What a calibration is to time.
@@ -238,6 +239,8 @@ fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
 pub struct Needs {
     /// Each with the distances at which its operands are used again, wherever it stands in a step.
     kernels: BTreeMap<(Kernel, bool), Vec<Vec<Bytes>>>,
+    /// The sizes of messages and exchanges, each with the distances at which what is sent was written.
+    messages: BTreeMap<Bytes, Vec<Bytes>>,
     /// About how many bytes a step touches.
     footprint: Bytes,
     /// The longest message or exchange.
@@ -270,6 +273,7 @@ impl Needs {
                 }
                 Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } => {
                     self.longest_message = self.longest_message.max(*bytes);
+                    self.messages.entry(*bytes).or_default().extend(distances.first());
                 }
                 Operation::Receive { .. } | Operation::Load { .. } => {}
             }

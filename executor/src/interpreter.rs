@@ -321,13 +321,14 @@ fn compute(
     spans.reserve(playlist.lists[0].len());
     let mut start = clock::now();
     for &id in &playlist.lists[0] {
-        let mut waited = false;
-        for &(slot, instruction) in &playlist.after[id as usize] {
+        let after = &playlist.after[id as usize];
+        for &(slot, instruction) in after {
             // The core has nothing else to do now: who waits for the peer may spin.
             let nudge = || shared.numbers[slot].map_or((), |number| shared.transport.nudge(number));
-            waited |= shared.board.wait(COMPUTE, slot, instruction, nudge)?;
+            shared.board.wait(COMPUTE, slot, instruction, nudge)?;
         }
-        if waited {
+        // A stream that was woken by the last instruction may have had the core since, and be done by now.
+        if after.iter().any(|&(slot, _)| slot != COMPUTE) {
             start = clock::now();
         }
         let instruction = &playlist.stage.instructions[id as usize];

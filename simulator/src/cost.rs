@@ -7,6 +7,7 @@ use crate::exchange::ExchangeTable;
 use crate::kernels::KernelTable;
 use crate::roofline;
 use crate::simulation::Quantile;
+use crate::uncertainty::Uncertainty;
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
@@ -155,6 +156,8 @@ pub struct CostModel {
     pub paces: Vec<f64>,
     /// Cores that a lab's devices share in turn, where the profile was measured in one: device n is on core n modulo this.
     pub cores: Option<usize>,
+    /// How far off step times that are made of these costs may be for what no cost says.
+    pub uncertainty: Uncertainty,
 }
 
 #[derive(Clone, Debug)]
@@ -187,6 +190,7 @@ impl CostModel {
             buffered,
             paces: paces.unwrap_or_default(),
             cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
+            uncertainty: Uncertainty::MEASURED,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The nouns: a [`CostModel`] says how long one kernel or message takes alone, from a profile or else from the data sheet, and
 //! which of the two; a [`Simulation`] is the foretold [`Timeline`](foretell_program::Timeline) of one step with what it was spent
-//! on; a [`Prediction`] sums up three of them (10th percentile, median, 90th) in the contract's form; a [`CriticalPath`] says
+//! on; a [`Prediction`] sums up some of them in the contract's form, with the interval that their spread and the model's own
+//! [`Uncertainty`] leave; a [`CriticalPath`] says
 //! what the step time is made of.
 //!
 //! The flow: a Program is *lowered* on a topology (dependencies turned around, groups and messages paired, routes taken) and then
@@ -78,9 +79,11 @@ mod prediction;
 mod roofline;
 mod si;
 mod simulation;
+mod uncertainty;
 
 pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use error::SimulationError;
 pub use prediction::{Prediction, predict};
 pub use simulation::{Breakdown, Options, Oversubscription, Quantile, Simulation, simulate};
+pub use uncertainty::{Residual, Uncertainty};

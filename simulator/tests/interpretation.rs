@@ -357,6 +357,8 @@ fn a_prediction_has_the_contracts_fields() {
         "step_seconds",
         "step_seconds_p10",
         "step_seconds_p90",
+        "step_seconds_p05",
+        "step_seconds_p95",
         "samples_per_second",
         "model_flops_per_device_per_second",
         "mfu",
