@@ -133,6 +133,13 @@ pub struct Profile {
     /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
     /// is another's work.
     pub communication_share: f64,
+    /// What an instruction of another stream takes of the processor while a kernel runs on it, beside what it does: going over to the
+    /// stream's thread and back.
+    #[serde(default)]
+    pub interruption: Seconds,
+    /// What it takes of each side's processor to wake a receiver that sleeps, as it does while its kernels run.
+    #[serde(default)]
+    pub wake: Seconds,
     /// Bytes that a sender may be ahead of its receiver: what the transport keeps.
     pub buffered_bytes: u64,
     /// How much slower than its kernels' samples say a device is over time, because others use the machine too: quantiles at equal steps of

@@ -87,6 +87,11 @@ pub struct Parameters {
     /// The share of the processor that communication and reading take while they run unhindered. Of communication that was
     /// measured, the sample's own share counts.
     pub communication_share: f64,
+    /// What an instruction of another stream takes of the processor beside what it does, where a kernel runs there. Nothing where streams
+    /// take no processor from kernels.
+    pub interruption: Seconds,
+    /// What it takes of both sides' processors to wake a receiver that has a kernel running.
+    pub wake: Seconds,
 }
 
 /// What exchanges get of a link's stated rate, where no sample says.
@@ -262,6 +267,8 @@ impl KindCosts {
             step_overhead: Estimate::measured(&profile.step_overhead),
             load_seconds_per_byte: profile.load_seconds_per_byte,
             communication_share: profile.communication_share.clamp(0.0, 1.0),
+            interruption: profile.interruption,
+            wake: profile.wake,
             ..assumed
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
@@ -278,6 +285,8 @@ impl Parameters {
             stream_handoff: self.stream_handoff.over(speed),
             step_overhead: self.step_overhead.over(speed),
             load_seconds_per_byte: self.load_seconds_per_byte / speed,
+            interruption: self.interruption / speed,
+            wake: self.wake / speed,
             ..self
         }
     }

@@ -46,6 +46,8 @@ fn profile() -> Profile {
         step_overhead: sample(10e-6),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
+        interruption: Seconds::ZERO,
+        wake: Seconds::ZERO,
         buffered_bytes: 0,
         paces: vec![1.0],
         speeds: Vec::new(),
@@ -231,4 +233,34 @@ fn exchanges_across_racks_are_not_answered_by_those_within() {
     let across = step(4, 1);
     assert_eq!(across.uncalibrated, ["all_reduce of 4 ranks"]);
     assert!(across.step.0 > 9 * within.step.0, "{} and {}", across.step, within.step);
+}
+
+#[test]
+fn a_networks_link_owes_what_it_let_pass_faster_than_its_rate() {
+    // Alone a message takes half of what the link's rate has it.
+    let topology = cluster(2, 1, "nvswitch-1GB/s");
+    let bytes = 1_000_000u64;
+    let message = ExchangeSample {
+        exchange: Exchange::SendReceive,
+        reach: Reach::Switch,
+        ranks: 2,
+        bytes,
+        time: sample(0.5e-3),
+        processor: Seconds::ZERO,
+    };
+    let profile = Profile { exchanges: vec![message], buffered_bytes: 0, ..profile() };
+    let mut costs = CostModel::new(Some(&profile), &topology);
+    costs.links = foretell_simulator::LinkEfficiency::IDEAL;
+    let step = |messages: usize| {
+        let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
+        for _ in 0..messages {
+            first.send(1, bytes, &[]);
+            second.receive(0, bytes, &[]);
+        }
+        let simulation = run(&program(1, 1, vec![first.done(), second.done()]), &topology, &costs);
+        Seconds::from(simulation.step).value() - 10e-6
+    };
+    assert!((step(1) - 0.5e-3).abs() < 1e-6, "{}", step(1));
+    // All but what is owed for the last have passed at the rate.
+    assert!((step(10) - 9.5e-3).abs() < 0.3e-3, "{}", step(10));
 }

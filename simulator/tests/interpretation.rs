@@ -46,6 +46,29 @@ fn a_handoff_delays_only_who_has_to_wait() {
 }
 
 #[test]
+fn a_stream_takes_the_processor_only_from_a_kernel_that_runs() {
+    let topology = node(2);
+    let mut costs = ideal(&topology);
+    let step = |costs: &CostModel, beside: bool| {
+        let mut stage = StageBuilder::new(0);
+        let first = stage.compute(10_000, &[]);
+        let reduce = stage.collective(Collective::AllReduce, Group::along(Axis::Data), 1000, &[first]);
+        if beside {
+            stage.compute(1_000_000, &[]);
+        } else {
+            stage.compute(10_000, &[reduce]);
+        }
+        run(&program(2, 1, vec![stage.done()]), &topology, costs).step
+    };
+    let before = [step(&costs, true), step(&costs, false)];
+    costs.parameters_mut(0).interruption = Seconds::new(3e-6);
+    costs.parameters_mut(0).wake = Seconds::new(5e-6);
+    // Going over when it begins and when it ends, and being woken by the other's part.
+    assert!(about(step(&costs, true), before[0] + Picoseconds(11_000_000)));
+    assert_eq!(step(&costs, false), before[1], "who waits is not interrupted");
+}
+
+#[test]
 fn a_ring_all_reduce_takes_its_closed_form() {
     for members in [2usize, 4, 8] {
         let topology = node(members);

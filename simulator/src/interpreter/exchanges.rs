@@ -110,7 +110,7 @@ impl<'a> Interpreter<'a> {
             let capacity = lowered.capacities[link];
             let owed = Seconds::new(load * cost.bytes / capacity - taken);
             if lowered.has_queue[link] && owed > Seconds::ZERO {
-                self.add_fluid(Owner::Queue, owed.into(), [(link as u32, capacity)], 1.0);
+                self.add_fluid(Owner::Nobody, owed.into(), [(link as u32, capacity)], 1.0);
             }
         }
     }
@@ -122,6 +122,7 @@ impl<'a> Interpreter<'a> {
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
                 for &(member, number) in &lowered.groups[group as usize].members {
+                    self.interrupt(member, self.interruption[member as usize] + self.wake[member as usize]);
                     let stage = &lowered.stages[lowered.ranks[member as usize].stage];
                     let instruction = stage.collectives[number as usize][nth as usize];
                     self.finish(Task { rank: member, instruction });
@@ -129,6 +130,12 @@ impl<'a> Interpreter<'a> {
             }
             Parties::Channel { channel, nth } => {
                 let channel = &lowered.channels[channel as usize];
+                // A receiver that computes sleeps, and has to be woken; one that waits looks out for it.
+                if self.is_busy(channel.receiver) {
+                    let (sender, receiver) = (channel.sender as usize, channel.receiver as usize);
+                    self.interrupt(channel.sender, self.wake[sender]);
+                    self.interrupt(channel.receiver, self.interruption[receiver] + self.wake[receiver]);
+                }
                 let sends = &lowered.stages[lowered.ranks[channel.sender as usize].stage].sends[channel.send_peer as usize];
                 self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
                 if self.exchanges[exchange as usize].receiver_is_there {
