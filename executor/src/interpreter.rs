@@ -418,6 +418,11 @@ fn stream(shared: &Shared, playlist: &Playlist, slot: usize, line: &mut Line, st
         }?;
         spans.push(RawSpan { start, end: clock::now() });
         shared.board.post(slot, id);
+        if shared.keys[slot] == StreamKey::Load {
+            // Kernels first: what is read now is for later micro-batches. Without this the first kernel of a pipeline's step was seen to begin
+            // when the samples of the last micro-batch were there: who is woken does not get the core from one whose turn is not over.
+            std::thread::yield_now();
+        }
     }
     Ok(())
 }

@@ -19,6 +19,9 @@ use std::collections::BTreeSet;
 
 mod exchanges;
 
+/// How much of a processor reading gets beside a kernel, as a share of the kernel's: next to nothing, and not nothing, so that it ends.
+const READING: f64 = 0.01;
+
 /// What a run leaves.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -353,14 +356,15 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Reading takes the processor's share that communication takes, and no link.
+    /// Reading takes the processor's share that communication takes, and no link. It leaves the processor to kernels, as the executor's
+    /// streams do, and goes on when they wait.
     fn load(&mut self, task: Task, work: Picoseconds) {
         let rank = &self.lowered.ranks[task.rank as usize];
         let share = self.lowered.costs.parameters(rank.kind).communication_share;
         if share > 0.0 {
             let resource = rank.processor;
             self.join(resource);
-            self.add_fluid(Owner::Task(task), work, [(resource, share)], 1.0 / share);
+            self.add_fluid(Owner::Task(task), work, [(resource, share)], READING / share);
         } else {
             self.queue.schedule(self.queue.now() + work, Event::Timer(task));
         }

@@ -251,10 +251,10 @@ impl GroupSet {
         };
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
-        if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind)) {
-            if let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile) {
-                return (cost, shape);
-            }
+        if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
+            && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile)
+        {
+            return (cost, shape);
         }
         let overhead = parameters.exchange_overhead;
         let alone =

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId};
-use foretell_simulator::{Options, Oversubscription, SimulationError, critical_path, predict, simulate};
+use foretell_simulator::{CostModel, Options, Oversubscription, SimulationError, critical_path, predict, simulate};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 
 #[test]
