@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Axis, Compiled, Plan, Profile, Rank, Recompute};
+use foretell_program::{Compiled, Plan, Profile, Rank, Recompute};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{CostModel, Oversubscription, Prediction, Simulation};
 use foretell_topologies::Topology;
@@ -83,7 +83,8 @@ fn misfit(compiled: &Compiled, topology: &Topology) -> Option<Misfit> {
         let need = sharers.iter().map(|&rank| compiled.arena_of(rank)).fold(Bytes::ZERO, |sum, arena| sum + arena);
         let kind = topology.device_kind(device);
         let largest = sharers.iter().copied().max_by_key(|&rank| (compiled.arena_of(rank), std::cmp::Reverse(rank)))?;
-        let misfit = Misfit { stage: mesh.stage_of(largest), ranks: sharers.len(), need, kind: kind.name.clone(), limit: kind.memory };
+        let misfit =
+            Misfit { stage: mesh.stage_of(largest), ranks: sharers.len(), need, kind: kind.name.clone(), limit: kind.memory };
         (need > kind.memory).then_some(misfit)
     })
 }

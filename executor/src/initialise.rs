@@ -11,7 +11,14 @@ use rand_distr::{Distribution, Normal, Uniform};
 use sha2::{Digest, Sha256};
 
 /// Fills all parameters, their master copies and running statistics of a rank.
-pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &StageMesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
+pub(crate) fn initialise(
+    stage: &StageProgram,
+    graph: &Graph,
+    mesh: &StageMesh,
+    coordinates: Coordinates,
+    arena: &Arena,
+    seed: u64,
+) {
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
@@ -88,7 +95,14 @@ fn stream(seed: u64, name: &str) -> ChaCha8Rng {
 }
 
 /// Copies the part of a tensor that a rank holds.
-fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &StageMesh, coordinates: Coordinates, share: &mut [f32]) {
+fn take_share(
+    whole: &[f32],
+    tensor: &Tensor,
+    placements: &Placements,
+    mesh: &StageMesh,
+    coordinates: Coordinates,
+    share: &mut [f32],
+) {
     let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
     let local = placements.local_shape(&full, mesh);
     let start = placements.local_start(&full, mesh, coordinates);

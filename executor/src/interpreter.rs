@@ -12,7 +12,7 @@ use crate::line::Line;
 use crate::machine;
 use crate::samples::Samples;
 use crate::transport::Transport;
-use foretell_program::{PeerId, Group, GroupId, Mesh, Metric, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, PeerId, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 //! micro-batches, one forward one backward. The measured run has slower kernels on stage 1, slower communication and host gaps.
 
 use foretell_models::{InputKind, Kernel, WeightLayout};
-use foretell_program::{Peer, PeerId, 
-    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Origin, Peer, PeerId, Phase,
-    Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
+use foretell_program::{
+    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Origin, Peer,
+    PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 

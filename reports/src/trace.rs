@@ -4,7 +4,7 @@
 //! thread. Events come in the order of ranks, timelines and instructions, so that the same timelines give the same bytes.
 
 use crate::error::ReportError;
-use foretell_program::{Peer, PeerId, Instruction, Operation, Origin, Program, Rank, Span, StageProgram, Stream, Timeline};
+use foretell_program::{Instruction, Operation, Origin, Peer, PeerId, Program, Rank, Span, StageProgram, Stream, Timeline};
 use foretell_units::{Bytes, DataType, Picoseconds};
 use serde_json::{Value, json};
 use std::io::Write;

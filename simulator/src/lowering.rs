@@ -117,7 +117,11 @@ impl<'a> Lowered<'a> {
         let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
         let known = program.list_of_rank.iter().all(|&list| (list as usize) < program.lists.len());
         if !in_order || !known || program.list_of_rank.len() != world {
-            return Err(SimulationError::ListsOfRanks { lists: program.lists.len(), given: program.list_of_rank.len(), ranks: world });
+            return Err(SimulationError::ListsOfRanks {
+                lists: program.lists.len(),
+                given: program.list_of_rank.len(),
+                ranks: world,
+            });
         }
         if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });

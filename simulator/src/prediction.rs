@@ -94,9 +94,7 @@ pub fn predict(
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
-    let fits = lowered.ranks.iter().all(|rank| {
-        program.list_of(rank.rank).arena <= topology.device_kind(rank.device).memory
-    });
+    let fits = lowered.ranks.iter().all(|rank| program.list_of(rank.rank).arena <= topology.device_kind(rank.device).memory);
     let prediction = Prediction {
         step_seconds: step,
         // A faster kernel can make a step slower (Graham 1969), so the order has to be seen to.

@@ -181,7 +181,10 @@ impl Crossings {
         if wants_parts {
             return Err(PlanError::Invalid {
                 field: "stages",
-                reason: format!("`{}` crosses from stage {from} to stage {to} before it is summed", reader.graph.tensor(tensor).name),
+                reason: format!(
+                    "`{}` crosses from stage {from} to stage {to} before it is summed",
+                    reader.graph.tensor(tensor).name
+                ),
                 hint: "give both stages the same mesh, or cut elsewhere".into(),
             });
         }

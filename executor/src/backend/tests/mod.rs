@@ -226,10 +226,7 @@ fn cases() -> Vec<Kernel> {
         ]);
     }
     for [rows, columns, start, part] in [[1, 3, 1, 2], [4, 10, 0, 3], [3, 70, 30, 40]] {
-        cases.extend([
-            Kernel::TakeColumns { rows, columns, start, part },
-            Kernel::PutColumns { rows, columns, start, part },
-        ]);
+        cases.extend([Kernel::TakeColumns { rows, columns, start, part }, Kernel::PutColumns { rows, columns, start, part }]);
     }
     cases
 }
