@@ -334,6 +334,17 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
 }
 
 #[test]
+fn one_tensor_a_micro_batch_crosses_between_stages_each_way() {
+    for model in
+        ["gpt2", "resnet18", "llama3-8b", "bert-base-uncased", "vgg11"].map(|name| Model::named(name).expect("in the zoo"))
+    {
+        let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
+        // An input's gradient is summed where its readers are, not where it was made.
+        assert_eq!([0, 1].map(|stage| count(&program.lists[stage], "send")), [2, 2], "{model:?}");
+    }
+}
+
+#[test]
 fn the_same_plan_gives_the_same_program() {
     let model = Model::named("resnet18").expect("in the zoo");
     let layout = Layout { data: 2, tensor: 2, pipeline: 2, micro_batch: 2, ..Layout::default() };
