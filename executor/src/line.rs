@@ -6,13 +6,13 @@ use crate::half::Half;
 use crate::interpreter::StreamKey;
 use crate::samples::Samples;
 use crate::transport::{Channel, Group, Number, Reduction, StreamNumber, Transport};
-use foretell_program::{Axis, Collective, Mesh, Operation, Rank};
+use foretell_program::{Collective, Mesh, Operation, Rank};
 use foretell_units::DataType;
 use std::sync::Arc;
 
 /// A stream's own end of the transport.
 pub(crate) enum Line {
-    Load { batch_part: usize, half: Option<Half> },
+    Load { samples_before: usize, half: Option<Half> },
     Group(Box<Group>),
     Peer(Channel),
 }
@@ -25,10 +25,15 @@ const TO_EARLIER_STAGES: StreamNumber = StreamNumber(1);
 pub(crate) const OWN_STREAM: StreamNumber = StreamNumber(2);
 const FIRST_GROUP: usize = 3;
 
-/// The transport's number of the stream of a key, on a rank of stage `my_stage`. `groups` are all groups of the run, in the order that every
-/// rank has them. None of what has no peers.
-pub(crate) fn stream_number(key: &StreamKey, groups: &[foretell_program::Group], my_stage: usize) -> Option<StreamNumber> {
-    let number = |from: usize, to: usize| if from < to { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
+/// The transport's number of the stream of a key. `groups` are all groups of the run, in the order that every rank has them. None of what has
+/// no peers.
+pub(crate) fn stream_number(
+    key: &StreamKey,
+    groups: &[foretell_program::Group],
+    mesh: &Mesh,
+    rank: Rank,
+) -> Option<StreamNumber> {
+    let number = |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
     match key {
         StreamKey::Compute | StreamKey::Load => None,
         // No two groups share a stream, whichever ranks are in both.
@@ -36,8 +41,8 @@ pub(crate) fn stream_number(key: &StreamKey, groups: &[foretell_program::Group],
             let position = groups.iter().position(|one| one == group).unwrap_or(groups.len());
             Some(StreamNumber((FIRST_GROUP + position) as u16))
         }
-        StreamKey::SendTo(stage) => Some(number(my_stage, *stage)),
-        StreamKey::ReceiveFrom(stage) => Some(number(*stage, my_stage)),
+        StreamKey::SendTo(peer) => Some(number(rank, *peer)),
+        StreamKey::ReceiveFrom(peer) => Some(number(*peer, rank)),
     }
 }
 
@@ -52,12 +57,10 @@ impl Line {
         transport: &Arc<dyn Transport>,
     ) -> Result<Self, ExecutorError> {
         let coordinates = mesh.coordinates(rank);
-        let my_stage = coordinates.along(Axis::Pipeline);
-        let peer = |stage: usize| mesh.rank(coordinates.with(Axis::Pipeline, stage)).0;
-        let number = stream_number(key, groups, my_stage).unwrap_or(OWN_STREAM);
+        let number = stream_number(key, groups, mesh, rank).unwrap_or(OWN_STREAM);
         Ok(match key {
             StreamKey::Compute | StreamKey::Load => {
-                Line::Load { batch_part: mesh.batch_part(coordinates), half: Half::of(precision) }
+                Line::Load { samples_before: mesh.stage_at(coordinates).samples_before(coordinates), half: Half::of(precision) }
             }
             StreamKey::Group(group) => {
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
@@ -67,7 +70,7 @@ impl Line {
                 }
                 Line::Group(Box::new(Group::new(Arc::clone(transport), &members, number)?))
             }
-            StreamKey::SendTo(stage) | StreamKey::ReceiveFrom(stage) => Line::Peer(transport.open(peer(*stage), number)?),
+            StreamKey::SendTo(peer) | StreamKey::ReceiveFrom(peer) => Line::Peer(transport.open(peer.0, number)?),
         })
     }
 
@@ -83,9 +86,9 @@ impl Line {
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
         match (self, operation, reads, writes) {
-            (Line::Load { batch_part, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
+            (Line::Load { samples_before, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
                 // SAFETY: the caller gives this place to us alone.
-                unsafe { samples.load(*input, *half, first_sample + *batch_part * count, *count, write) }
+                unsafe { samples.load(*input, *half, first_sample + *samples_before, *count, write) }
             }
             (Line::Peer(channel), Operation::Send { .. }, [read], _) => {
                 // SAFETY: as above.

@@ -6,7 +6,7 @@ use crate::lowering::Lowered;
 use crate::si;
 use crate::simulation::{Breakdown, Oversubscription, Quantile, Scenario, Simulation, run};
 use crate::uncertainty::Interval;
-use foretell_program::{Axis, Program};
+use foretell_program::Program;
 use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -104,10 +104,7 @@ pub fn predict(
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
-    let fits = lowered.ranks.iter().all(|rank| {
-        let stage = program.mesh.coordinates(rank.rank).along(Axis::Pipeline);
-        program.stages[stage].arena <= topology.device_kind(rank.device).memory
-    });
+    let fits = lowered.ranks.iter().all(|rank| program.list_of(rank.rank).arena <= topology.device_kind(rank.device).memory);
     let prediction = Prediction {
         step_seconds: step,
         step_seconds_p05: interval.p05,
