@@ -85,7 +85,6 @@ pub fn calibrate(
         communication_share: mean(|overheads| overheads.communication_share),
         // There and back again.
         interruption: each(|overheads| overheads.handoff).median * 2.0,
-        wake: overheads.iter().map(|overheads| overheads.wake).fold(Seconds::ZERO, Seconds::max),
         buffered_bytes: match (options.transport, options.places.is_empty()) {
             (_, false) => LAB_SOCKET_BYTES,
             (TransportKind::Tcp, true) => 0,

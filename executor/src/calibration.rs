@@ -14,7 +14,7 @@ use crate::line::{OWN_STREAM, STREAM_COUNT};
 use crate::overheads;
 use crate::rank::Member;
 use crate::samples::Samples;
-use crate::transport::{Group, StreamNumber, spin_only_while};
+use crate::transport::{Group, StreamNumber};
 use foretell_models::{InputKind, Kernel, Model};
 use foretell_program::{Exchange, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -68,7 +68,6 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     group.barrier()?;
     let mut measured = overheads::measure(member)?;
     measured.communication_share = share;
-    measured.wake = time_wake(&mut group)?;
     if let Some(device) = partial {
         measured.at_speed(watch.share().min(device.speed));
     }
@@ -456,32 +455,6 @@ fn nearest_reuse(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
     let ratio = |other: &Bytes| (other.value().max(1.0) / bytes.value().max(1.0)).ln().abs();
     let nearest = known.iter().min_by(|(one, _), (two, _)| ratio(one).total_cmp(&ratio(two)));
     nearest.map_or(Bytes::ZERO, |&(_, distance)| distance)
-}
-
-/// What a message takes more of either side's processor when its receiver sleeps than when it looks out for it. The first two ranks measure.
-fn time_wake(everyone: &mut Group) -> Result<Seconds, ExecutorError> {
-    /// Messages there and back; the first ones warm up.
-    const MESSAGES: usize = 300;
-    const WARM: usize = 20;
-    let mut values = [0.0f32; 16];
-    let mut processor = [Seconds::ZERO; 2];
-    for (spins, processor) in [true, false].into_iter().zip(&mut processor) {
-        spin_only_while(move || spins);
-        everyone.barrier()?;
-        let mut seconds = Vec::new();
-        for _ in 0..MESSAGES {
-            let busy = clock::thread_processor_time();
-            there_and_back(everyone, &mut values)?;
-            // Either side sends once and receives once.
-            seconds.push((clock::thread_processor_time() - busy) as f64 * 1e-9 / 2.0);
-        }
-        seconds.drain(..WARM);
-        *processor = summarise(seconds).median;
-    }
-    spin_only_while(|| true);
-    everyone.barrier()?;
-    let [awake, asleep] = processor;
-    Ok(if everyone.position() < 2 && everyone.size() > 1 { (asleep - awake).max(Seconds::ZERO) } else { Seconds::ZERO })
 }
 
 fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {

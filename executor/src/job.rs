@@ -198,7 +198,6 @@ pub(crate) struct Overheads {
     pub(crate) step: Sample,
     pub(crate) load_seconds_per_byte: Seconds,
     pub(crate) communication_share: f64,
-    pub(crate) wake: Seconds,
 }
 
 /// What the launcher tells a rank while it works.

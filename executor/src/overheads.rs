@@ -55,14 +55,7 @@ pub(crate) fn measure(member: &Member) -> Result<Overheads, ExecutorError> {
     let instruction = each(&straight, kernel);
     // Every second instruction is the other stream's: each hands over to the next.
     let handoff = each(&handing, (usual.median - empty.median) / count / 2.0);
-    Ok(Overheads {
-        instruction,
-        handoff,
-        step: empty,
-        load_seconds_per_byte: Seconds::ZERO,
-        communication_share: 0.0,
-        wake: Seconds::ZERO,
-    })
+    Ok(Overheads { instruction, handoff, step: empty, load_seconds_per_byte: Seconds::ZERO, communication_share: 0.0 })
 }
 
 /// `count` kernels of so many elements one after the other; with `handing` every second one is a collective of this rank alone on a stream of its own.

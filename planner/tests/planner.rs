@@ -76,7 +76,6 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.2,
         interruption: Seconds::ZERO,
-        wake: Seconds::ZERO,
         buffered_bytes: 4096,
         paces,
         speeds: Vec::new(),

@@ -137,9 +137,6 @@ pub struct Profile {
     /// stream's thread and back.
     #[serde(default)]
     pub interruption: Seconds,
-    /// What it takes of each side's processor to wake a receiver that sleeps, as it does while its kernels run.
-    #[serde(default)]
-    pub wake: Seconds,
     /// Bytes that a sender may be ahead of its receiver: what the transport keeps.
     pub buffered_bytes: u64,
     /// How much slower than its kernels' samples say a device is over time, because others use the machine too: quantiles at equal steps of

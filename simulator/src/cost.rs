@@ -90,8 +90,6 @@ pub struct Parameters {
     /// What an instruction of another stream takes of the processor beside what it does, where a kernel runs there. Nothing where streams
     /// take no processor from kernels.
     pub interruption: Seconds,
-    /// What it takes of both sides' processors to wake a receiver that has a kernel running.
-    pub wake: Seconds,
 }
 
 /// What exchanges get of a link's stated rate, where no sample says.
@@ -268,7 +266,6 @@ impl KindCosts {
             load_seconds_per_byte: profile.load_seconds_per_byte,
             communication_share: profile.communication_share.clamp(0.0, 1.0),
             interruption: profile.interruption,
-            wake: profile.wake,
             ..assumed
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
@@ -286,7 +283,6 @@ impl Parameters {
             step_overhead: self.step_overhead.over(speed),
             load_seconds_per_byte: self.load_seconds_per_byte / speed,
             interruption: self.interruption / speed,
-            wake: self.wake / speed,
             ..self
         }
     }

@@ -129,7 +129,6 @@ struct Interpreter<'a> {
     work: Vec<&'a [[Picoseconds; 3]]>,
     handoff: Vec<Picoseconds>,
     interruption: Vec<Picoseconds>,
-    wake: Vec<Picoseconds>,
     queue: EventQueue<Event>,
     /// An instruction's `start` is the earliest that is known so far, until it starts.
     ranks: Vec<RankTimeline>,
@@ -179,7 +178,6 @@ impl<'a> Interpreter<'a> {
             work: (0..lowered.ranks.len()).map(|rank| lowered.work(rank)).collect(),
             handoff: parameters().map(|parameters| parameters.stream_handoff.at(quantile).into()).collect(),
             interruption: parameters().map(|parameters| parameters.interruption.into()).collect(),
-            wake: parameters().map(|parameters| parameters.wake.into()).collect(),
             queue: EventQueue::new(),
             unfinished: ranks.iter().map(|rank| rank.spans.len()).sum(),
             waits_for: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].waits_for.clone()).collect(),

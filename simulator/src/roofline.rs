@@ -104,7 +104,6 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 1.0,
             interruption: Seconds::new(10e-6),
-            wake: Seconds::new(10e-6),
         },
         Architecture::Gpu | Architecture::Tpu => Parameters {
             instruction_overhead: assumed(0.0),
@@ -114,7 +113,6 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             load_seconds_per_byte: Seconds::new(0.1e-9),
             communication_share: 0.12,
             interruption: Seconds::ZERO,
-            wake: Seconds::ZERO,
         },
     }
 }

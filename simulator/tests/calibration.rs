@@ -47,7 +47,6 @@ fn profile() -> Profile {
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
         interruption: Seconds::ZERO,
-        wake: Seconds::ZERO,
         buffered_bytes: 0,
         paces: vec![1.0],
         speeds: Vec::new(),

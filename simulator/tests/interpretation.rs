@@ -62,9 +62,8 @@ fn a_stream_takes_the_processor_only_from_a_kernel_that_runs() {
     };
     let before = [step(&costs, true), step(&costs, false)];
     costs.parameters_mut(0).interruption = Seconds::new(3e-6);
-    costs.parameters_mut(0).wake = Seconds::new(5e-6);
-    // Going over when it begins and when it ends, and being woken by the other's part.
-    assert!(about(step(&costs, true), before[0] + Picoseconds(11_000_000)));
+    // When it begins and when it ends.
+    assert!(about(step(&costs, true), before[0] + Picoseconds(6_000_000)));
     assert_eq!(step(&costs, false), before[1], "who waits is not interrupted");
 }
 

@@ -122,7 +122,7 @@ impl<'a> Interpreter<'a> {
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
                 for &(member, number) in &lowered.groups[group as usize].members {
-                    self.interrupt(member, self.interruption[member as usize] + self.wake[member as usize]);
+                    self.interrupt(member, self.interruption[member as usize]);
                     let stage = &lowered.lists[lowered.ranks[member as usize].list];
                     let instruction = stage.collectives[number as usize][nth as usize];
                     self.finish(Task { rank: member, instruction });
@@ -130,12 +130,7 @@ impl<'a> Interpreter<'a> {
             }
             Parties::Channel { channel, nth } => {
                 let channel = &lowered.channels[channel as usize];
-                // A receiver that computes sleeps, and has to be woken; one that waits looks out for it.
-                if self.is_busy(channel.receiver) {
-                    let (sender, receiver) = (channel.sender as usize, channel.receiver as usize);
-                    self.interrupt(channel.sender, self.wake[sender]);
-                    self.interrupt(channel.receiver, self.interruption[receiver] + self.wake[receiver]);
-                }
+                self.interrupt(channel.receiver, self.interruption[channel.receiver as usize]);
                 let sends = &lowered.lists[lowered.ranks[channel.sender as usize].list].sends[channel.send_peer as usize];
                 self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
                 if self.exchanges[exchange as usize].receiver_is_there {

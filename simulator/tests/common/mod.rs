@@ -167,7 +167,6 @@ pub fn ideal(topology: &Topology) -> CostModel {
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 0.0,
             interruption: Seconds::ZERO,
-            wake: Seconds::ZERO,
         };
     }
     costs
