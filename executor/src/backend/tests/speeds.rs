@@ -6,8 +6,8 @@ use std::time::Instant;
 use foretell_models::{Dropout, DropoutRate, Epsilon, Kernel, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 
-use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, operand_types, window};
-use crate::backend::Backend as _;
+use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, window};
+use crate::backend::{Backend as _, operand_bytes, operand_types};
 use crate::half::Half;
 
 /// The least seconds of a call, over at least a fifth of a second.

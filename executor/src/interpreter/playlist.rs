@@ -1,0 +1,116 @@
+//! A Program made ready to run on one rank: who runs which instruction on what, and after whom.
+
+use crate::arena::Arena;
+use crate::backend::Operand;
+use crate::error::ExecutorError;
+use foretell_program::{Group, GroupId, Mesh, Metric, Program, Rank, StageProgram, Stream};
+use foretell_units::DataType;
+use std::fmt;
+
+/// A stream of either Program, by what it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKey {
+    Compute,
+    Load,
+    Group(Group),
+    SendTo(usize),
+    ReceiveFrom(usize),
+}
+
+impl StreamKey {
+    pub(super) fn of(stage: &StageProgram, stream: &Stream) -> Self {
+        match stream {
+            Stream::Compute => StreamKey::Compute,
+            Stream::Load => StreamKey::Load,
+            Stream::Group(GroupId(index)) => StreamKey::Group(stage.groups[*index as usize].clone()),
+            Stream::SendTo(stage) => StreamKey::SendTo(*stage),
+            Stream::ReceiveFrom(stage) => StreamKey::ReceiveFrom(*stage),
+        }
+    }
+}
+
+impl fmt::Display for StreamKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StreamKey::Compute => formatter.write_str("compute"),
+            StreamKey::Load => formatter.write_str("load"),
+            StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
+            StreamKey::SendTo(stage) => write!(formatter, "to-stage-{stage}"),
+            StreamKey::ReceiveFrom(stage) => write!(formatter, "from-stage-{stage}"),
+        }
+    }
+}
+
+/// A Program made ready to run: for each stream its instructions, for each instruction whom it waits for.
+pub(super) struct Playlist {
+    pub(super) stage: StageProgram,
+    /// By slot: the instructions of its stream.
+    pub(super) lists: Vec<Vec<u32>>,
+    /// By instruction: slot and instruction that must be done.
+    pub(super) after: Vec<Vec<(usize, u32)>>,
+    /// By instruction: its operands.
+    pub(super) operands: Vec<Operands>,
+    /// By group: which part the rank has of what the group's axes cut.
+    pub(super) group_index: Vec<usize>,
+    /// Which part of the batch the rank has.
+    pub(super) batch_part: usize,
+    pub(super) precision: DataType,
+    /// What the run reports: one number each.
+    pub(super) metrics: Vec<(Metric, Operand)>,
+}
+
+pub(super) struct Operands {
+    pub(super) reads: Vec<Operand>,
+    pub(super) writes: Vec<Operand>,
+}
+
+// SAFETY: operands are places in the arena, which outlives the playlist; who touches them when is the Program's order.
+unsafe impl Send for Playlist {}
+// SAFETY: as above.
+unsafe impl Sync for Playlist {}
+
+impl Playlist {
+    pub(super) fn new(
+        program: &Program,
+        mesh: &Mesh,
+        rank: Rank,
+        keys: &[StreamKey],
+        arena: &Arena,
+    ) -> Result<Self, ExecutorError> {
+        let stage = program.stage_of(rank);
+        let slot_of: Vec<usize> = stage
+            .streams
+            .iter()
+            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(stage, stream)).unwrap_or(0))
+            .collect();
+        let mut lists = vec![Vec::new(); keys.len()];
+        let mut after = Vec::with_capacity(stage.instructions.len());
+        let mut operands = Vec::with_capacity(stage.instructions.len());
+        let place = |id: &foretell_program::BufferId| {
+            let buffer = stage.buffer(*id);
+            let outside =
+                || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
+            let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
+            Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
+        };
+        for (index, instruction) in stage.instructions.iter().enumerate() {
+            lists[slot_of[instruction.stream.0 as usize]].push(index as u32);
+            let slot = |id: u32| slot_of[stage.instructions[id as usize].stream.0 as usize];
+            after.push(instruction.after.iter().map(|id| (slot(id.0), id.0)).collect());
+            operands.push(Operands {
+                reads: instruction.reads.iter().map(place).collect::<Result<_, _>>()?,
+                writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
+            });
+        }
+        let coordinates = mesh.coordinates(rank);
+        let group_index = stage.groups.iter().map(|group| mesh.part_along(&group.axes, coordinates)).collect();
+        let batch_part = mesh.batch_part(coordinates);
+        let metrics = stage
+            .metrics
+            .iter()
+            .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
+            .collect::<Result<_, ExecutorError>>()?;
+        let precision = program.precision;
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, batch_part, precision, metrics })
+    }
+}
