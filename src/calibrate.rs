@@ -11,7 +11,7 @@ use clap::Args;
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
-use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model, Sample};
+use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile, reuse_distances};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
+        let sequences = model.model.sample().is_sequence();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         supported(&base)?;

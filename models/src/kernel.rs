@@ -5,11 +5,13 @@
 //! Every tensor is dense and row-major in the order that the variant states; images have their channels last.
 //! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
 
+mod control;
 mod cost;
 mod identity;
 mod sizes;
 mod traffic;
 
+pub use control::Control;
 pub use sizes::{Epsilon, Mixture, Recurrence, WeightLayout, Window};
 pub use traffic::Traffic;
 
@@ -495,9 +497,7 @@ pub enum Kernel {
         /// As in [`Kernel::Sgd`].
         controlled: bool,
     },
-    /// Decides how this step's gradient is used. Reads the sum of its squares over the whole model `[1]`; writes the control `[8]` in place:
-    /// loss scale, factor on the gradient (clipping's and the reciprocal of the loss scale), 1 where the update is skipped, updates
-    /// made so far, steps since the scale last changed, the gradient's squared norm without the loss scale, steps skipped so far, unused.
+    /// Decides how this step's gradient is used. Reads the sum of its squares over the whole model `[1]`; writes the [`Control`] in place.
     UpdateControl {
         /// Whether the gradient is clipped.
         clip: bool,

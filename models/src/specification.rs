@@ -9,7 +9,7 @@ mod validate;
 
 pub use defaults::CapacityFactor;
 pub use error::ModelError;
-pub use sample::Sample;
+pub use sample::SampleShape;
 
 pub(crate) use sample::masked_predictions;
 

@@ -18,7 +18,7 @@ pub(crate) use bert::{BertShape, bert};
 pub(crate) use gpt::{GptShape, gpt};
 pub(crate) use llama::{LlamaShape, llama};
 pub(crate) use lstm::{LstmShape, lstm_seq2seq};
-pub(crate) use mixtral::{MixtralShape, mixtral};
+pub(crate) use mixtral::Mixtures;
 pub(crate) use mlp::mlp;
 pub(crate) use resnet::{ResnetShape, resnet};
 pub(crate) use t5::{T5Shape, t5};

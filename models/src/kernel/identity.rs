@@ -132,4 +132,24 @@ impl Kernel {
             _ => 1,
         }
     }
+
+    /// Whether the first write may be the first read's memory.
+    pub fn may_work_in_place(&self) -> bool {
+        matches!(
+            self,
+            Kernel::BiasAdd { .. }
+                | Kernel::Relu { .. }
+                | Kernel::ReluGradient { .. }
+                | Kernel::GeluGradient { .. }
+                | Kernel::GeluExactGradient { .. }
+                | Kernel::SiluMultiplyGradient { .. }
+                | Kernel::Rope(_)
+                | Kernel::RopeGradient(_)
+                | Kernel::Dropout(_)
+                | Kernel::Add { .. }
+                | Kernel::Scale { .. }
+                | Kernel::Multiply { .. }
+                | Kernel::CrossEntropyGradient { .. }
+        )
+    }
 }

@@ -1,6 +1,7 @@
 //! From the sizes that a user wrote to the graph that the zoo builds of them.
 
 use super::{GraphOptions, Model, ModelError};
+use crate::builder::MixtureShape;
 use crate::graph::{Graph, Tensor};
 use crate::zoo;
 
@@ -84,7 +85,9 @@ impl Model {
                 tied_embeddings,
             } => {
                 let balanced = sequence as f64 * top_k as f64 / experts as f64;
-                let shape = zoo::MixtralShape {
+                // No expert gets a token twice.
+                let slots_per_sample = ((f64::from(capacity_factor) * balanced).ceil() as usize).clamp(1, sequence);
+                let shape = zoo::LlamaShape {
                     layers,
                     hidden,
                     heads,
@@ -92,15 +95,14 @@ impl Model {
                     ffn,
                     vocabulary: vocab,
                     sequence,
-                    experts,
-                    top: top_k,
-                    moe_every,
-                    // No expert gets a token twice.
-                    slots_per_sample: ((f64::from(capacity_factor) * balanced).ceil() as usize).clamp(1, sequence),
-                    rope_theta,
                     tied_embeddings,
+                    rope_theta,
+                    mixtures: Some(zoo::Mixtures {
+                        shape: MixtureShape { experts, top: top_k, slots_per_sample },
+                        every: moe_every,
+                    }),
                 };
-                zoo::mixtral(name, &shape, options)
+                zoo::llama(name, &shape, options)
             }
             &Model::T5 {
                 layers,
@@ -154,6 +156,7 @@ impl Model {
                     sequence: *sequence,
                     tied_embeddings: *tied_embeddings,
                     rope_theta: *rope_theta,
+                    mixtures: None,
                 };
                 zoo::llama(name, &shape, options)
             }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// What one training sample of a model looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sample {
+pub enum SampleShape {
     /// An image, channels last, and its class.
     Image {
         /// Channels of a pixel.
@@ -54,14 +54,22 @@ pub enum Sample {
     },
 }
 
-impl Sample {
+impl SampleShape {
+    /// Whether it has positions one after the other.
+    pub fn is_sequence(&self) -> bool {
+        match self {
+            SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } | SampleShape::Pair { .. } => true,
+            SampleShape::Image { .. } | SampleShape::Features { .. } => false,
+        }
+    }
+
     /// The positions and the vocabulary of a sample of tokens.
     pub fn tokens(&self) -> Option<(usize, usize)> {
         match *self {
-            Sample::Tokens { sequence, vocabulary } | Sample::MaskedTokens { sequence, vocabulary, .. } => {
+            SampleShape::Tokens { sequence, vocabulary } | SampleShape::MaskedTokens { sequence, vocabulary, .. } => {
                 Some((sequence, vocabulary))
             }
-            Sample::Image { .. } | Sample::Features { .. } | Sample::Pair { .. } => None,
+            SampleShape::Image { .. } | SampleShape::Features { .. } | SampleShape::Pair { .. } => None,
         }
     }
 }
@@ -73,32 +81,35 @@ pub(crate) fn masked_predictions(sequence: usize) -> usize {
 
 impl Model {
     /// What its training samples look like.
-    pub fn sample(&self) -> Sample {
+    pub fn sample(&self) -> SampleShape {
         match *self {
-            Model::Mlp { ref widths } => {
-                Sample::Features { width: widths.first().copied().unwrap_or(0), classes: widths.last().copied().unwrap_or(0) }
-            }
+            Model::Mlp { ref widths } => SampleShape::Features {
+                width: widths.first().copied().unwrap_or(0),
+                classes: widths.last().copied().unwrap_or(0),
+            },
             Model::Resnet { image, channels, classes, .. }
             | Model::Vit { image, channels, classes, .. }
-            | Model::Vgg { image, channels, classes, .. } => Sample::Image { channels, height: image, width: image, classes },
-            Model::Gpt { sequence, vocab, .. } | Model::Llama { sequence, vocab, .. } => {
-                Sample::Tokens { sequence, vocabulary: vocab }
+            | Model::Vgg { image, channels, classes, .. } => {
+                SampleShape::Image { channels, height: image, width: image, classes }
             }
-            Model::Moe { sequence, vocab, .. } => Sample::Tokens { sequence, vocabulary: vocab },
-            Model::T5 { source_sequence, target_sequence, vocab, .. } => Sample::Pair {
+            Model::Gpt { sequence, vocab, .. } | Model::Llama { sequence, vocab, .. } => {
+                SampleShape::Tokens { sequence, vocabulary: vocab }
+            }
+            Model::Moe { sequence, vocab, .. } => SampleShape::Tokens { sequence, vocabulary: vocab },
+            Model::T5 { source_sequence, target_sequence, vocab, .. } => SampleShape::Pair {
                 source: source_sequence,
                 target: target_sequence,
                 source_vocabulary: vocab,
                 target_vocabulary: vocab,
             },
-            Model::LstmSeq2seq { source_vocab, target_vocab, source_sequence, target_sequence, .. } => Sample::Pair {
+            Model::LstmSeq2seq { source_vocab, target_vocab, source_sequence, target_sequence, .. } => SampleShape::Pair {
                 source: source_sequence,
                 target: target_sequence,
                 source_vocabulary: source_vocab,
                 target_vocabulary: target_vocab,
             },
             Model::Bert { sequence, vocab, .. } => {
-                Sample::MaskedTokens { sequence, vocabulary: vocab, predictions: masked_predictions(sequence) }
+                SampleShape::MaskedTokens { sequence, vocabulary: vocab, predictions: masked_predictions(sequence) }
             }
         }
     }

@@ -22,7 +22,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{Backend as _, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
 use cases::{attention, attentions, cases, ropes, window};
-use operands::{counts, in_place, integers, last_member, operands, operands_in, round_to, rounded};
+use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
 use running::{run, run_in, run_on};
 
 /// Numbers in double precision: what the reference works on, and what an arena's operand is made from.
@@ -72,7 +72,7 @@ fn every_kernel_computes_what_the_reference_does() {
             let computed = run(&kernel, &reads, &before, accumulate, false, group_index);
             let again = run(&kernel, &reads, &before, accumulate, false, group_index);
             assert_eq!(computed, again, "{kernel:?} is not deterministic");
-            if in_place(&kernel) {
+            if kernel.may_work_in_place() {
                 let computed = run(&kernel, &reads, &before, accumulate, true, group_index);
                 assert_close(&kernel, "in place", &computed, &expected);
             }

@@ -8,26 +8,6 @@ use foretell_units::DataType;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
-/// Whether the write may be the first read, and whether writes may accumulate, as `Kernel` documents.
-pub(super) fn in_place(kernel: &Kernel) -> bool {
-    matches!(
-        kernel,
-        Kernel::BiasAdd { .. }
-            | Kernel::Relu { .. }
-            | Kernel::ReluGradient { .. }
-            | Kernel::GeluGradient { .. }
-            | Kernel::GeluExactGradient { .. }
-            | Kernel::SiluMultiplyGradient { .. }
-            | Kernel::Rope(_)
-            | Kernel::RopeGradient(_)
-            | Kernel::Dropout(_)
-            | Kernel::Add { .. }
-            | Kernel::Scale { .. }
-            | Kernel::Multiply { .. }
-            | Kernel::CrossEntropyGradient { .. }
-    )
-}
-
 /// An operand of integers, and what they are below.
 pub(super) fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
     match (*kernel, index) {

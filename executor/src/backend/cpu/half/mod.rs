@@ -11,7 +11,6 @@ mod cross_entropy;
 #[cfg(target_arch = "x86_64")]
 mod dot;
 mod elementwise;
-mod movement;
 mod optimizers;
 
 use foretell_models::{Kernel, Storage};
@@ -21,6 +20,7 @@ use super::CpuBackend;
 use super::dropout;
 use super::memory::{Scratch, halves, halves_mut};
 use super::micro_kernel::MicroKernel;
+use super::movement;
 use crate::backend::operands::{self, MOST_OPERANDS, Side};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
@@ -71,7 +71,6 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
                 cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
             Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
-            Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts),
             Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
                 batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
                 Ok(())
@@ -89,12 +88,41 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
             {
                 backend.run(&KernelCall { precision: DataType::Fp32, ..*call })
             }
-            Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
-            Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
-            Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
-            _ => widened(backend, call, half),
+            _ => match moved(call) {
+                Some(result) => result,
+                None => widened(backend, call, half),
+            },
         }
     }
+}
+
+/// Runs a kernel that only moves numbers, which need not be widened for that.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+unsafe fn moved(call: &KernelCall<'_>) -> Option<Result<(), BackendError>> {
+    // SAFETY: this function's own contract.
+    unsafe {
+        match *call.kernel {
+            Kernel::Embedding { vocabulary, hidden, parts, .. } => {
+                return Some(movement::embedding::<u16>(call, vocabulary, hidden, parts));
+            }
+            Kernel::Split { columns, .. } => movement::split::<u16>(call, columns),
+            Kernel::Join { columns, .. } => movement::join::<u16>(call, columns),
+            Kernel::Prepend { positions, features, .. } => movement::prepend::<u16>(call, positions, features),
+            Kernel::PrependInputGradient { positions, features, .. } => {
+                movement::prepend_input_gradient::<u16>(call, positions, features);
+            }
+            Kernel::First { positions, features, .. } => movement::first::<u16>(call, positions, features),
+            Kernel::FirstGradient { positions, features, .. } => movement::first_gradient::<u16>(call, positions, features),
+            Kernel::Slice { parts, inner, .. } => movement::slice::<u16>(call, parts, inner),
+            Kernel::Interleave { outer, parts, inner } => movement::exchange::<u16>(call, parts, outer, inner),
+            Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<u16>(call, outer, parts, inner),
+            _ => return None,
+        }
+    }
+    Some(Ok(()))
 }
 
 /// The number of rows (elements, samples) of a kernel that treats them one by one: that on fewer of them, block after block, leaves the
@@ -122,16 +150,12 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::RmsNorm { rows, .. }
         | Kernel::RmsNormInputGradient { rows, .. }
         | Kernel::RmsNormWeightGradient { rows, .. }
-        | Kernel::Split { rows, .. }
-        | Kernel::Join { rows, .. }
         | Kernel::LogitStatistics { rows, .. }
         | Kernel::CrossEntropyGradient { rows, .. } => Some(rows),
         Kernel::BatchNormInference { positions, .. } => Some(positions),
         Kernel::EmbeddingWeightGradient { tokens, .. } => Some(tokens),
         Kernel::GlobalAveragePool { batch, .. }
         | Kernel::GlobalAveragePoolGradient { batch, .. }
-        | Kernel::Prepend { batch, .. }
-        | Kernel::PrependInputGradient { batch, .. }
         | Kernel::PrependWeightGradient { batch, .. } => Some(batch),
         Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => Some(&mut sizes.batch),
         _ => None,
