@@ -289,7 +289,13 @@ fn small_models() -> Vec<NamedModel> {
         sequence: 128,
         tied_embeddings: true,
         dropout: DropoutRate::TENTH,
+        attention_dropout: DropoutRate::NONE,
     };
+    // What attention costs with dropout; all else is the same.
+    let mut dropping_gpt = gpt.clone();
+    if let Model::Gpt { attention_dropout, .. } = &mut dropping_gpt {
+        *attention_dropout = DropoutRate::TENTH;
+    }
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let llama = Model::Llama {
@@ -303,8 +309,16 @@ fn small_models() -> Vec<NamedModel> {
         tied_embeddings: false,
         rope_theta: 10_000,
     };
-    let bert =
-        Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, dropout: DropoutRate::NONE };
+    let bert = Model::Bert {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        ffn: None,
+        vocab: 1024,
+        sequence: 128,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
     let vit = Model::Vit {
         layers: 1,
         hidden: 256,
@@ -315,6 +329,7 @@ fn small_models() -> Vec<NamedModel> {
         channels: 3,
         classes: 10,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let vgg = Model::Vgg {
         depth: 11,
@@ -356,6 +371,7 @@ fn small_models() -> Vec<NamedModel> {
         gated: true,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let lstm = Model::LstmSeq2seq {
         layers: 1,
@@ -368,7 +384,7 @@ fn small_models() -> Vec<NamedModel> {
     };
     let sequences = [("small-moe", moe), ("small-t5", t5), ("small-lstm", lstm)];
     let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
-    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
+    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt), ("small-dropping-gpt", dropping_gpt)]
         .into_iter()
         .chain(others)
         .chain(sequences)

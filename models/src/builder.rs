@@ -15,6 +15,7 @@ pub(crate) use attention::AttentionKind;
 pub(crate) use images::Mode;
 pub(crate) use mixture::MixtureShape;
 
+use crate::dropout::{DropoutRate, DropoutSite};
 use crate::graph::{
     Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
     Parameter, Pass, Role, Storage, Tensor, TensorId,
@@ -140,6 +141,15 @@ impl GraphBuilder {
     ) -> TensorId {
         let permutation = (0..dimensions.len()).collect();
         self.parameter_as(name, dimensions, initialisation, permutation, shape)
+    }
+
+    /// The model's next dropout; none where nothing is dropped, as in evaluation.
+    fn dropout_site(&mut self, rate: DropoutRate) -> Option<DropoutSite> {
+        if rate.is_none() || self.inference {
+            return None;
+        }
+        self.dropout_sites += 1;
+        Some(DropoutSite { rate, site: self.dropout_sites - 1 })
     }
 
     /// Whether ranks share out a vocabulary (or as many classes).

@@ -29,7 +29,7 @@ mod zoo;
 
 pub use attention::{Attention, KeyStep, RelativePositions, Rope};
 pub use differentiate::differentiate;
-pub use dropout::{Dropout, DropoutRate};
+pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,

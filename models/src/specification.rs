@@ -79,9 +79,12 @@ pub enum Model {
         /// Whether the head shares the embedding's weights.
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
-        /// The share of the embedding and of what goes into the residual stream that dropout drops (not of attention's probabilities); 0 if left out.
+        /// The share of the embedding and of what goes into the residual stream that dropout drops; 0 if left out.
         #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
         dropout: DropoutRate,
+        /// The share of attention's probabilities that dropout drops; 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        attention_dropout: DropoutRate,
     },
     /// Mixtral's architecture (Jiang et al. 2024) in any size: a Llama with mixtures of experts.
     Moe {
@@ -148,9 +151,12 @@ pub enum Model {
         /// Whether the head shares the embedding's weights.
         #[serde(default = "default_tied")]
         tied_embeddings: bool,
-        /// The share of the embeddings and of what goes into the residual streams that dropout drops (not of attention's probabilities); 0 if left out.
+        /// The share of the embeddings and of what goes into the residual streams that dropout drops; 0 if left out.
         #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
         dropout: DropoutRate,
+        /// The share of attention's probabilities that dropout drops; 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        attention_dropout: DropoutRate,
     },
     /// An encoder and a decoder of LSTM layers (Sutskever et al. 2014): the decoder begins in the states in which the encoder ends.
     #[serde(rename = "lstm-seq2seq")]
@@ -210,9 +216,12 @@ pub enum Model {
         vocab: usize,
         /// Positions of a training sample.
         sequence: usize,
-        /// The share of the embedding and of what goes into the residual stream that dropout drops (not of attention's probabilities); 0 if left out.
+        /// The share of the embedding and of what goes into the residual stream that dropout drops; 0 if left out.
         #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
         dropout: DropoutRate,
+        /// The share of attention's probabilities that dropout drops; 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        attention_dropout: DropoutRate,
     },
     /// The vision transformer (Dosovitskiy et al. 2021), as torchvision builds it.
     Vit {
@@ -239,6 +248,9 @@ pub enum Model {
         /// The share of the embedding and of what goes into the residual stream that dropout drops (not within the perceptron); 0 if left out.
         #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
         dropout: DropoutRate,
+        /// The share of attention's probabilities that dropout drops; 0 if left out.
+        #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+        attention_dropout: DropoutRate,
     },
     /// VGG (Simonyan and Zisserman 2015), as torchvision builds it.
     Vgg {

@@ -1,9 +1,9 @@
 //! What holds for every Program, whatever the layout: no race, no deadlock, sends that meet receives, memory that is never shared.
 
-use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
+use foretell_models::{DropoutRate, GraphOptions, Kernel, Model, Stem};
 use foretell_program::{
-    BufferId, Collective, ContextMethod, GroupId, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute,
-    Schedule, StageProgram, Stream, Training, compile,
+    BufferId, Collective, Compiled, ContextMethod, GroupId, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program,
+    Recompute, Schedule, StageProgram, Stream, Training, compile,
 };
 use proptest::prelude::*;
 
@@ -207,7 +207,8 @@ fn models() -> impl Strategy<Value = Model> {
             vocab: 32,
             sequence: 8,
             tied_embeddings,
-            dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE }
+            dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE },
+            attention_dropout: if layers % 4 < 2 { DropoutRate::TENTH } else { DropoutRate::NONE }
         }),
         prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
             layers: 2,
@@ -220,7 +221,16 @@ fn models() -> impl Strategy<Value = Model> {
             tied_embeddings: false,
             rope_theta: 10_000,
         }),
-        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, dropout: DropoutRate::TENTH }),
+        Just(Model::Bert {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 32,
+            sequence: 8,
+            dropout: DropoutRate::TENTH,
+            attention_dropout: DropoutRate::TENTH
+        }),
         Just(Model::Vit {
             layers: 2,
             hidden: 16,
@@ -230,7 +240,8 @@ fn models() -> impl Strategy<Value = Model> {
             image: 8,
             channels: 1,
             classes: 10,
-            dropout: DropoutRate::NONE
+            dropout: DropoutRate::NONE,
+            attention_dropout: DropoutRate::NONE
         }),
     ]
 }
@@ -355,6 +366,7 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
     // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
@@ -373,6 +385,7 @@ fn attention_reads_its_packed_projection_without_a_copy() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     for recompute in [Recompute::None, Recompute::Full] {
         let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
@@ -415,6 +428,7 @@ fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
         sequence: 32,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
     let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
@@ -448,6 +462,7 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.stages {
@@ -477,6 +492,7 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
         sequence: 32,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let odd = Model::Gpt {
         layers: 3,
@@ -487,6 +503,7 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
         sequence: 32,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let ratio = |model: &Model, tensor, recompute| {
         let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
@@ -509,6 +526,7 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.stages[0];
@@ -537,6 +555,7 @@ fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
         sequence: 4096,
         tied_embeddings: false,
         dropout: Default::default(),
+        attention_dropout: DropoutRate::NONE,
     };
     let compiled = |context_method, precision| {
         let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
@@ -618,6 +637,7 @@ fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
         sequence: 8,
         tied_embeddings: false,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.stages[0];
@@ -646,6 +666,7 @@ fn an_all_reduced_tensor_is_whole_for_everyone() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
     for stage in &program.stages {
@@ -684,6 +705,7 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
@@ -777,6 +799,7 @@ fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
         sequence: 8,
         tied_embeddings: true,
         dropout,
+        attention_dropout: DropoutRate::NONE,
     };
     let layout = Layout { data: 2, tensor: 2, context: 2, sequence_parallel: true, micro_batch: 3, ..Layout::default() };
     let plan = Plan::new(layout, 12);
@@ -786,9 +809,59 @@ fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
     assert_eq!(found.len(), 3 * 2 * 2);
     assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
     assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
-    assert_eq!(found.iter().map(|one| one.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
+    assert_eq!(found.iter().map(|one| one.site.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
     assert!(dropouts(&compiled.evaluation).is_empty());
     assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out").training).is_empty());
+}
+
+#[test]
+fn attentions_dropout_knows_its_samples_and_what_part_it_has_of_positions_and_heads() {
+    let gpt = |attention_dropout| Model::Gpt {
+        layers: 2,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+        attention_dropout,
+    };
+    let attentions = |program: &Program| -> Vec<foretell_models::Attention> {
+        let of = |operation: &Operation| match operation {
+            Operation::Compute { kernel: Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes), .. } => Some(*sizes),
+            _ => None,
+        };
+        let instructions = program.stages.iter().flat_map(|stage| &stage.instructions);
+        instructions.filter_map(|instruction| of(&instruction.operation)).collect()
+    };
+    for (context_method, steps) in [(ContextMethod::Gather, 1), (ContextMethod::Ring, 2)] {
+        let layout = Layout {
+            data: 2,
+            tensor: 2,
+            context: 2,
+            context_method,
+            recompute: Recompute::Selective,
+            micro_batch: 3,
+            ..Layout::default()
+        };
+        let plan = Plan::new(layout, 12);
+        let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("it can be laid out");
+        // Forward, again and back; of two layers, and of two micro-batches.
+        let found: Vec<_> = attentions(&compiled.training).iter().map(|one| one.dropout.expect("a dropout")).collect();
+        assert_eq!(found.len(), 3 * 2 * 2 * steps);
+        assert!(found.iter().all(|one| (one.samples, one.position_parts, one.head_parts, one.group_parts) == (3, 2, 2, 1)));
+        assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), found.len() / 2);
+        for site in [0, 1] {
+            assert_eq!(found.iter().filter(|one| one.site.site == site).count(), found.len() / 2, "each layer has its own");
+        }
+        assert!(attentions(&compiled.evaluation).iter().all(|one| one.dropout.is_none()));
+        let without = compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out");
+        assert!(attentions(&without.training).iter().all(|one| one.dropout.is_none()));
+        // Dropout is no matrix product.
+        let flops = |compiled: &Compiled| (compiled.training.model_flops, compiled.training.hardware_flops);
+        assert_eq!(flops(&compiled), flops(&without));
+    }
 }
 
 #[test]

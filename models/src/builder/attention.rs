@@ -2,6 +2,7 @@
 
 use super::{GraphBuilder, operand, shared, walk};
 use crate::attention::RelativePositions;
+use crate::dropout::DropoutRate;
 use crate::graph::{Extent, Loop, LoopId, OperatorKind, Storage, TensorId};
 
 /// What [`GraphBuilder::attention`] needs to know besides its inputs.
@@ -13,6 +14,8 @@ pub(crate) struct AttentionKind {
     pub(crate) scaled: bool,
     /// Relative positions, with their table.
     pub(crate) relative: Option<(RelativePositions, TensorId)>,
+    /// The share of the probabilities that is dropped.
+    pub(crate) dropout: DropoutRate,
 }
 
 impl GraphBuilder {
@@ -39,7 +42,7 @@ impl GraphBuilder {
     /// Attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v `[batch, keys, heads, head_dimension]`, with a table
     /// `[buckets, heads (, group)]` of relative positions if there is one.
     pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
-        let AttentionKind { causal, scaled, relative } = kind;
+        let AttentionKind { causal, scaled, relative, dropout } = kind;
         let query = self.dimensions(q);
         let key = self.dimensions(k);
         let head_count = query.len() - 3;
@@ -63,9 +66,10 @@ impl GraphBuilder {
             inputs.push(operand(table, [vec![None], head_loops].concat()));
         }
         let relative = relative.map(|(relative, _)| relative);
+        let dropout = self.dropout_site(dropout);
         self.operator(
             name,
-            OperatorKind::Attention { causal, scaled, relative, packed: false },
+            OperatorKind::Attention { causal, scaled, relative, dropout, packed: false },
             loops,
             inputs,
             vec![operand(out, query_axes), operand(log_sum_exp, log_sum_axes)],

@@ -48,9 +48,7 @@ impl GraphBuilder {
     /// Dropout of x `[batch, sequence, features]` or `[batch, features]`; x itself where nothing is dropped, as in evaluation. Ranks may share
     /// out the sequence, or without one the features. For where the features of a sequence are whole.
     pub(crate) fn dropout(&mut self, name: &str, x: TensorId, rate: DropoutRate) -> TensorId {
-        if rate.is_none() || self.inference {
-            return x;
-        }
+        let Some(site) = self.dropout_site(rate) else { return x };
         let dimensions = self.dimensions(x);
         let loops = dimensions
             .iter()
@@ -62,10 +60,8 @@ impl GraphBuilder {
             })
             .collect();
         let all = walk(0, dimensions.len());
-        let site = self.dropout_sites;
-        self.dropout_sites += 1;
         let y = self.activation(name, dimensions, Storage::Precision);
-        self.operator(name, OperatorKind::Dropout { rate, site }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        self.operator(name, OperatorKind::Dropout(site), loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
         y
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Extent, Slots};
 use crate::attention::RelativePositions;
-use crate::dropout::DropoutRate;
+use crate::dropout::DropoutSite;
 use crate::kernel::{Epsilon, WeightLayout, Window};
 
 /// What an operator computes. The loops carry the sizes, this the rest.
@@ -53,10 +53,7 @@ pub enum OperatorKind {
         theta: usize,
     },
     /// Its own gradient.
-    Dropout {
-        rate: DropoutRate,
-        site: usize,
-    },
+    Dropout(DropoutSite),
     Prepend,
     PrependInputGradient,
     PrependWeightGradient,
@@ -69,12 +66,14 @@ pub enum OperatorKind {
         causal: bool,
         scaled: bool,
         relative: Option<RelativePositions>,
+        dropout: Option<DropoutSite>,
         packed: bool,
     },
     AttentionGradient {
         causal: bool,
         scaled: bool,
         relative: Option<RelativePositions>,
+        dropout: Option<DropoutSite>,
         packed: bool,
     },
     Split,
@@ -134,13 +133,23 @@ impl OperatorKind {
             | OperatorKind::AttentionGradient { .. }
             | OperatorKind::Rope { .. }
             | OperatorKind::RopeGradient { .. }
-            | OperatorKind::Dropout { .. } => Some(Extent::Positions),
+            | OperatorKind::Dropout(_) => Some(Extent::Positions),
             _ => None,
         }
     }
 
     /// Whether the loop of [`OperatorKind::positional`] may be cut along several axes of the mesh at a time.
     pub fn is_positional_along_several_axes(&self) -> bool {
-        matches!(self, OperatorKind::Dropout { .. })
+        matches!(self, OperatorKind::Dropout(_))
+    }
+
+    /// Whether a kernel must know which part of a loop of this role a rank has: of the role of [`OperatorKind::positional`], and where
+    /// attention drops probabilities of the heads.
+    pub fn knows_part_of(&self, role: Extent) -> bool {
+        let drops = matches!(
+            self,
+            OperatorKind::Attention { dropout: Some(_), .. } | OperatorKind::AttentionGradient { dropout: Some(_), .. }
+        );
+        self.positional() == Some(role) || (drops && matches!(role, Extent::Heads | Extent::Group))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Extent, Loop, Operator, OperatorKind, Slots};
 use crate::attention::{Attention, Rope};
-use crate::dropout::Dropout;
+use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
 use crate::kernel::{Kernel, Mixture, Recurrence, Window};
 
 impl Operator {
@@ -34,7 +34,7 @@ impl Operator {
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
-        let attention = |causal, scaled, relative, packed| Attention {
+        let attention = |causal, scaled, relative, dropout: Option<DropoutSite>, packed| Attention {
             batch: rows,
             queries: positions,
             keys: size(Extent::Keys),
@@ -48,6 +48,14 @@ impl Operator {
             query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
             query_offset: 0,
             ring: None,
+            dropout: dropout.map(|site| AttentionDropout {
+                site,
+                first_sample: 0,
+                samples: rows,
+                position_parts: parts(Extent::Positions),
+                head_parts: parts(Extent::Heads),
+                group_parts: parts(Extent::Group),
+            }),
         };
         let rope = |theta| Rope {
             batch: rows,
@@ -99,13 +107,12 @@ impl Operator {
             OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
             OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
             // Which samples it works on is known where it is emitted.
-            OperatorKind::Dropout { rate, site } => Kernel::Dropout(Dropout {
+            OperatorKind::Dropout(site) => Kernel::Dropout(Dropout {
                 first_sample: 0,
                 samples: rows,
                 positions,
                 features,
                 parts: parts(Extent::Positions),
-                rate,
                 site,
             }),
             OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
@@ -125,11 +132,11 @@ impl Operator {
                 hidden: features,
                 parts: parts(Extent::Vocabulary),
             },
-            OperatorKind::Attention { causal, scaled, relative, packed } => {
-                Kernel::Attention(attention(causal, scaled, relative, packed))
+            OperatorKind::Attention { causal, scaled, relative, dropout, packed } => {
+                Kernel::Attention(attention(causal, scaled, relative, dropout, packed))
             }
-            OperatorKind::AttentionGradient { causal, scaled, relative, packed } => {
-                Kernel::AttentionGradient(attention(causal, scaled, relative, packed))
+            OperatorKind::AttentionGradient { causal, scaled, relative, dropout, packed } => {
+                Kernel::AttentionGradient(attention(causal, scaled, relative, dropout, packed))
             }
             OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },

@@ -85,6 +85,20 @@ impl Kernel {
         }
     }
 
+    /// The same for the micro-batch that begins with a sample of the global batch, which dropout must know.
+    pub fn from_sample(mut self, first_sample: usize) -> Self {
+        match &mut self {
+            Kernel::Dropout(sizes) => sizes.first_sample = first_sample,
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+                if let Some(dropout) = &mut sizes.dropout {
+                    dropout.first_sample = first_sample;
+                }
+            }
+            _ => {}
+        }
+        self
+    }
+
     /// What the member `index` of a group of ranks runs: kernels whose work depends on which part of a sequence the rank has, made concrete.
     pub fn for_member(self, index: usize) -> Self {
         match self {

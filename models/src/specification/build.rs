@@ -56,7 +56,7 @@ impl Model {
                 };
                 zoo::resnet(name, &shape, options)
             }
-            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, tied_embeddings, dropout } => {
+            Model::Gpt { layers, hidden, heads, ffn, vocab, sequence, tied_embeddings, dropout, attention_dropout } => {
                 let shape = zoo::GptShape {
                     layers: *layers,
                     hidden: *hidden,
@@ -66,6 +66,7 @@ impl Model {
                     sequence: *sequence,
                     tied_embeddings: *tied_embeddings,
                     dropout: *dropout,
+                    attention_dropout: *attention_dropout,
                 };
                 zoo::gpt(name, &shape, options)
             }
@@ -118,6 +119,7 @@ impl Model {
                 gated,
                 tied_embeddings,
                 dropout,
+                attention_dropout,
             } => {
                 let shape = zoo::T5Shape {
                     layers,
@@ -132,6 +134,7 @@ impl Model {
                     gated,
                     tied_embeddings,
                     dropout,
+                    attention_dropout,
                 };
                 zoo::t5(name, &shape, options)
             }
@@ -160,7 +163,7 @@ impl Model {
                 };
                 zoo::llama(name, &shape, options)
             }
-            Model::Bert { layers, hidden, heads, ffn, vocab, sequence, dropout } => {
+            Model::Bert { layers, hidden, heads, ffn, vocab, sequence, dropout, attention_dropout } => {
                 let shape = zoo::BertShape {
                     layers: *layers,
                     hidden: *hidden,
@@ -169,10 +172,11 @@ impl Model {
                     vocabulary: *vocab,
                     sequence: *sequence,
                     dropout: *dropout,
+                    attention_dropout: *attention_dropout,
                 };
                 zoo::bert(name, &shape, options)
             }
-            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes, dropout } => {
+            Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes, dropout, attention_dropout } => {
                 let shape = zoo::VitShape {
                     layers: *layers,
                     hidden: *hidden,
@@ -183,6 +187,7 @@ impl Model {
                     channels: *channels,
                     classes: *classes,
                     dropout: *dropout,
+                    attention_dropout: *attention_dropout,
                 };
                 zoo::vit(name, &shape, options)
             }

@@ -2,6 +2,7 @@
 //! networks are mixtures of experts, all of them or every n-th (`mixtral.rs`).
 
 use super::mixtral::Mixtures;
+use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::{Epsilon, WeightLayout};
@@ -89,7 +90,7 @@ impl Llama<'_> {
         let v = builder.linear(&name("v_proj"), x, 1, &key_heads, WEIGHTS, None);
         let q = builder.rope(&name("rotary_q"), q, rope_theta);
         let k = builder.rope(&name("rotary_k"), k, rope_theta);
-        let kind = AttentionKind { causal: true, scaled: true, relative: None };
+        let kind = AttentionKind { causal: true, scaled: true, relative: None, dropout: DropoutRate::NONE };
         let y = builder.attention(module, [q, k, v], kind);
         builder.linear(&name("o_proj"), y, query_heads.len(), &[dimension("hidden", hidden)], WEIGHTS, None)
     }

@@ -31,6 +31,7 @@ mod sums;
 mod transpose;
 mod vector;
 
+use dropout::ProbabilityDropout;
 use foretell_models::Kernel;
 
 use super::{Backend, BackendError, KernelCall, operands};
@@ -152,10 +153,12 @@ impl Backend for CpuBackend {
                     movement::embedding_gradient(call, vocabulary, hidden, parts)?;
                 }
                 Kernel::Attention(sizes) => {
-                    attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
+                    let dropout = ProbabilityDropout::of(call, &sizes);
+                    attention::forward(call, &sizes.for_member(call.group_index), dropout, micro_kernel, scratch);
                 }
                 Kernel::AttentionGradient(sizes) => {
-                    attention::gradient(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
+                    let dropout = ProbabilityDropout::of(call, &sizes);
+                    attention::gradient(call, &sizes.for_member(call.group_index), dropout, micro_kernel, scratch);
                 }
                 Kernel::Split { columns, .. } => movement::split::<f32>(call, columns),
                 Kernel::Join { columns, .. } => movement::join::<f32>(call, columns),

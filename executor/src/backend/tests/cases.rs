@@ -1,7 +1,9 @@
 //! The kernels that are tested, of every kind and at sizes that no block, tile or vector divides.
 
 use super::{dropout, lstm, mixture};
-use foretell_models::{Attention, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window};
+use foretell_models::{
+    Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window,
+};
 
 pub(super) fn window(extents: [usize; 8]) -> Window {
     let [batch, height, width, in_channels, out_channels, size, stride, padding] = extents;
@@ -24,10 +26,17 @@ pub(super) fn attention([batch, sequence, heads, head_dimension]: [usize; 4], ca
         query_parts: 1,
         query_offset: 0,
         ring: None,
+        dropout: None,
     }
 }
 
-/// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions.
+/// The dropout of attention's probabilities on a rank that has all of so many samples.
+pub(super) fn dropped(samples: usize) -> AttentionDropout {
+    let site = DropoutSite { rate: DropoutRate::try_from(0.3).unwrap(), site: 5 };
+    AttentionDropout { site, first_sample: 2, samples, position_parts: 1, head_parts: 1, group_parts: 1 }
+}
+
+/// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions, with dropout.
 pub(super) fn attentions() -> Vec<Attention> {
     let mut all = Vec::new();
     for causal in [false, true] {
@@ -44,6 +53,17 @@ pub(super) fn attentions() -> Vec<Attention> {
             Attention { relative: relative(true), ..plain },
             Attention { relative: relative(false), scaled: false, packed: true, ..plain },
             Attention { relative: relative(!causal), queries: 22, query_parts: 3, group: 2, batch: 1, ..plain },
+            Attention { dropout: Some(dropped(2)), ..plain },
+            Attention { dropout: Some(dropped(2)), keys: 91, ..plain },
+            Attention { dropout: Some(dropped(3)), packed: true, batch: 3, ..plain },
+            Attention {
+                dropout: Some(AttentionDropout { position_parts: 3, head_parts: 2, group_parts: 2, ..dropped(2) }),
+                relative: relative(true),
+                queries: 22,
+                query_parts: 3,
+                group: 2,
+                ..plain
+            },
         ]);
     }
     all

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+mod attention_dropout;
 mod cases;
 mod dropout;
 mod gradients;
@@ -21,7 +22,7 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::{Backend as _, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
-use cases::{attention, attentions, cases, ropes, window};
+use cases::{attention, attentions, cases, dropped, ropes, window};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
 use running::{run, run_in, run_on};
 

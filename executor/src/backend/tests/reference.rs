@@ -11,7 +11,7 @@ mod training;
 
 use super::Tensor;
 use crate::backend::Hyperparameters;
-use foretell_models::Kernel;
+use foretell_models::{DropoutRate, Kernel};
 
 /// What a kernel is given.
 struct Given<'a> {
@@ -78,4 +78,23 @@ fn zip(a: &[f64], b: &[f64], f: impl Fn(f64, f64) -> f64) -> Tensor {
 
 fn index3([a, b, c]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     (0..a * b * c).map(move |n| [n / (b * c), n / c % b, n % c])
+}
+
+/// What an element is multiplied by, of the `index` among those of the same `words`, as it is kept or dropped.
+fn kept(parameters: &Hyperparameters, rate: DropoutRate, words: &[u64], index: u32) -> f64 {
+    let mut key = 0u64;
+    for word in [&[parameters.seed, parameters.step], words].concat() {
+        key = (key ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
+        key = (key ^ (key >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        key = (key ^ (key >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        key ^= key >> 31;
+    }
+    let mut bits = index.wrapping_add(key as u32);
+    for whitening in [0, (key >> 32) as u32] {
+        bits ^= whitening;
+        bits = (bits ^ (bits >> 16)).wrapping_mul(0x7FEB_352D);
+        bits = (bits ^ (bits >> 15)).wrapping_mul(0x846C_A68B);
+        bits ^= bits >> 16;
+    }
+    if f64::from(bits) / 2f64.powi(32) < rate.value() { 0.0 } else { 1.0 / (1.0 - rate.value()) }
 }

@@ -13,7 +13,7 @@ mod dot;
 mod elementwise;
 mod optimizers;
 
-use foretell_models::{Kernel, Storage};
+use foretell_models::{Attention, Kernel, Storage};
 use foretell_units::DataType;
 
 use super::CpuBackend;
@@ -162,9 +162,16 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
     }
 }
 
-fn with_rows(mut kernel: Kernel, count: usize) -> Kernel {
+/// The kernel on `count` of its rows, from `first` on.
+fn with_rows(mut kernel: Kernel, first: usize, count: usize) -> Kernel {
     if let Some(rows) = rows_mut(&mut kernel) {
         *rows = count;
+    }
+    // Its rows are samples.
+    if let Kernel::Attention(Attention { dropout: Some(dropout), .. })
+    | Kernel::AttentionGradient(Attention { dropout: Some(dropout), .. }) = &mut kernel
+    {
+        dropout.first_sample += first;
     }
     kernel
 }
@@ -223,8 +230,8 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
     let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
     let is_streamed = rows > 0;
     let rows = rows.max(1);
-    let one_row = operands::sides(&with_rows(kernel, 1), call.precision);
-    let two_rows = operands::sides(&with_rows(kernel, 2), call.precision);
+    let one_row = operands::sides(&with_rows(kernel, 0, 1), call.precision);
+    let two_rows = operands::sides(&with_rows(kernel, 0, 2), call.precision);
     let none = Operand { pointer: std::ptr::null_mut(), bytes: 0 };
     let empty = Widened { operand: none, is_half: false, row: 0, elements: 0, place: 0 };
     let mut all = [empty; 2 * MOST_OPERANDS];
@@ -283,7 +290,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
                     one.part(first, count)
                 };
             }
-            let kernel = if block < rows { with_rows(kernel, count) } else { kernel };
+            let kernel = if block < rows { with_rows(kernel, first, count) } else { kernel };
             let (single_reads, single_writes) = singles[..operands].split_at(reads);
             let part = KernelCall {
                 kernel: &kernel,

@@ -1,8 +1,7 @@
 //! What is done to each element apart from the others.
 
-use super::{Given, Tensor, index3, zip};
-use crate::backend::Hyperparameters;
-use foretell_models::Kernel;
+use super::{Given, Tensor, index3, kept, zip};
+use foretell_models::{DropoutSite, Kernel};
 
 /// The writes of a kernel of this kind; of no other.
 pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
@@ -38,8 +37,9 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
             let value = |[s, p, f]: [usize; 3]| {
                 let x = reads[0][(s * sizes.positions + p) * sizes.features + f];
                 let index = (group_index * sizes.positions + p) * sizes.features + f;
-                let uniform = dropout_number(parameters, sizes.site, sizes.first_sample + s, index);
-                if uniform < sizes.rate.value() { 0.0 } else { x / (1.0 - sizes.rate.value()) }
+                let DropoutSite { rate, site } = sizes.site;
+                let words = [site as u64, (sizes.first_sample + s) as u64, (index as u64) >> 32];
+                x * kept(parameters, rate, &words, index as u32)
             };
             vec![index3([sizes.samples, sizes.positions, sizes.features]).map(value).collect()]
         }
@@ -60,23 +60,4 @@ fn normal(x: f64) -> f64 {
         sum += term;
     }
     0.5 + sum * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
-}
-
-/// The number from 0 to 1 by which an element is kept or dropped.
-fn dropout_number(parameters: &Hyperparameters, site: usize, sample: usize, index: usize) -> f64 {
-    let mut key = 0u64;
-    for word in [parameters.seed, parameters.step, site as u64, sample as u64, (index as u64) >> 32] {
-        key = (key ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
-        key = (key ^ (key >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        key = (key ^ (key >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        key ^= key >> 31;
-    }
-    let mut bits = (index as u32).wrapping_add(key as u32);
-    for whitening in [0, (key >> 32) as u32] {
-        bits ^= whitening;
-        bits = (bits ^ (bits >> 16)).wrapping_mul(0x7FEB_352D);
-        bits = (bits ^ (bits >> 15)).wrapping_mul(0x846C_A68B);
-        bits ^= bits >> 16;
-    }
-    f64::from(bits) / 2f64.powi(32)
 }
