@@ -81,9 +81,8 @@ impl Interpreter {
         let (mesh, precision) = (first.mesh.clone(), first.precision);
         let mut keys = vec![StreamKey::Compute];
         for program in programs {
-            let stage = program.stage_of(rank);
-            for stream in &stage.streams {
-                let key = StreamKey::of(stage, stream);
+            for stream in &program.list_of(rank).streams {
+                let key = StreamKey::of(program, rank, stream);
                 if !keys.contains(&key) {
                     keys.push(key);
                 }
@@ -93,7 +92,7 @@ impl Interpreter {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
         }
-        let stages = programs.iter().flat_map(|program| &program.stages);
+        let stages = programs.iter().flat_map(|program| &program.lists);
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =

@@ -132,8 +132,8 @@ impl Attention {
         index / self.dropout.map_or(1, |dropout| dropout.head_ranks())
     }
 
-    /// Where in the whole the member `index` of a group is with the part `batch_part` of the batch.
-    pub fn place(&self, dropout: &AttentionDropout, index: usize, batch_part: usize) -> AttentionPlace {
+    /// Where in the whole the member `index` of a group is before which `samples_before` samples of the micro-batch lie on other ranks.
+    pub fn place(&self, dropout: &AttentionDropout, index: usize, samples_before: usize) -> AttentionPlace {
         let part = self.position_part(index) % dropout.position_parts.max(1);
         let key_part = match self.ring {
             Some(ring) => {
@@ -144,7 +144,7 @@ impl Attention {
         let head_part = index % dropout.head_ranks();
         let group_parts = dropout.group_parts.max(1);
         AttentionPlace {
-            sample: dropout.first_sample + batch_part * dropout.samples,
+            sample: dropout.first_sample + samples_before,
             query: part * self.queries,
             key: key_part * self.keys,
             key_head: head_part / group_parts * self.key_heads,

@@ -68,8 +68,8 @@ pub struct DropoutSite {
 /// The sizes of a dropout on one rank, and which part of the whole it is.
 ///
 /// The whole is `[samples of the batch, parts * positions, features]`. Of sample `s` of this rank's the number in the batch is
-/// `first_sample + batch_part * samples + s`, and its first position is `part * positions`, with the rank's parts of the batch and of the
-/// positions, which a call says. Whether an element is kept is a hash of the seed, the step, the site, the sample's number and the
+/// `first_sample + samples_before + s`, with what of the micro-batch lies on ranks before this one, and its first position is `part * positions`, with
+/// the rank's part of the positions; a call says both. Whether an element is kept is a hash of the seed, the step, the site, the sample's number and the
 /// element's index in its sample, so it is the same in every layout, when it is computed again and in the gradient; no mask is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Dropout {
@@ -118,8 +118,6 @@ pub struct AttentionDropout {
     /// The first sample of the global batch that is at work on any rank; or, of a kernel that is given some of a rank's samples, so many
     /// samples later.
     pub first_sample: usize,
-    /// Samples of each rank that has a part of the batch.
-    pub samples: usize,
     /// Into how many parts ranks have cut the positions.
     pub position_parts: usize,
     /// Into how many parts ranks have cut the key heads.
@@ -161,7 +159,7 @@ impl AttentionDropout {
 
     /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
     pub(crate) fn without_place(self) -> Self {
-        Self { site: DropoutSite::ANY, first_sample: 0, samples: 0, position_parts: 1, head_parts: 1, group_parts: 1 }
+        Self { site: DropoutSite::ANY, first_sample: 0, position_parts: 1, head_parts: 1, group_parts: 1 }
     }
 }
 

@@ -556,4 +556,27 @@ pub enum Kernel {
         /// As in [`Kernel::Interleave`].
         inner: usize,
     },
+    /// Some neighbouring columns of a matrix: what of a tensor goes to one rank of another mesh. Reads x `[rows, columns]`; writes y
+    /// `[rows, part]`.
+    TakeColumns {
+        /// Rows of both.
+        rows: usize,
+        /// Columns of the whole.
+        columns: usize,
+        /// The first column that is taken.
+        start: usize,
+        /// How many are.
+        part: usize,
+    },
+    /// The reverse: reads x `[rows, part]`; writes these columns of y `[rows, columns]`, and leaves its others.
+    PutColumns {
+        /// As in [`Kernel::TakeColumns`].
+        rows: usize,
+        /// As in [`Kernel::TakeColumns`].
+        columns: usize,
+        /// As in [`Kernel::TakeColumns`].
+        start: usize,
+        /// As in [`Kernel::TakeColumns`].
+        part: usize,
+    },
 }

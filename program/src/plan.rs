@@ -1,6 +1,6 @@
 //! The plan: the choices that make a Program of a model and a topology. Its form in files is the contract's "A plan file".
 
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, Mesh, StageMesh};
 use crate::schedule::Schedule;
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
@@ -75,8 +75,50 @@ pub struct Layout {
     /// Which axis varies fastest over the devices; then the rest in the usual order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Vec<Axis>>,
+    /// How many times `micro_batch` each rank of `data` takes, where some take more than others; once each if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shares: Option<Vec<usize>>,
+    /// Meshes of their own for the pipeline's stages, in order, in place of `data`, `tensor`, `context`, `expert` and `shares` for all of
+    /// them. `micro_batch` is then that of the first stage; the others share out the same samples among their own ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<StageLayout>>,
     /// Bytes of gradients that are reduced together.
     pub bucket: Bytes,
+}
+
+/// The mesh of one pipeline stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StageLayout {
+    /// Ranks that share out samples.
+    pub data: usize,
+    /// Ranks that share out operators' weights.
+    pub tensor: usize,
+    /// Ranks that share out positions.
+    pub context: usize,
+    /// Ranks that share out experts.
+    pub expert: usize,
+    /// How much of a micro-batch each rank of `data` takes, relative to the others; as much as they if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shares: Option<Vec<usize>>,
+}
+
+impl Default for StageLayout {
+    fn default() -> Self {
+        Self { data: 1, tensor: 1, context: 1, expert: 1, shares: None }
+    }
+}
+
+impl StageLayout {
+    /// Equal parts in which samples are counted: what the ranks of `data` take together, over all ranks of `expert`. `None` where it is beyond any
+    /// machine.
+    fn parts(&self) -> Option<usize> {
+        let along_data = match &self.shares {
+            Some(shares) => shares.iter().try_fold(0usize, |sum, &share| sum.checked_add(share))?,
+            None => self.data,
+        };
+        along_data.checked_mul(self.expert)
+    }
 }
 
 impl Default for Layout {
@@ -98,6 +140,8 @@ impl Default for Layout {
             micro_batch: 1,
             cuts: None,
             placement: None,
+            shares: None,
+            stages: None,
             // PyTorch DDP's default.
             bucket: Bytes::new(25 << 20),
         }
@@ -105,19 +149,86 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Ranks that share out samples: those of `data`, and those of `expert` outside of experts.
-    pub fn batch_ranks(&self) -> usize {
-        self.data.saturating_mul(self.expert)
+    /// The mesh of a stage: its own, or that of all.
+    pub fn stage(&self, stage: usize) -> StageLayout {
+        let own = self.stages.as_ref().and_then(|stages| stages.get(stage)).cloned();
+        own.unwrap_or_else(|| StageLayout {
+            data: self.data,
+            tensor: self.tensor,
+            context: self.context,
+            expert: self.expert,
+            shares: self.shares.clone(),
+        })
     }
 
-    /// Ranks over which ZeRO shards what it shards; 1 without ZeRO.
-    pub fn shard_ranks(&self) -> usize {
-        if self.zero == 0 { 1 } else { self.shard_group.unwrap_or(self.data) }
-    }
-
-    /// Samples of one micro-batch over all ranks.
+    /// Samples of one micro-batch over all ranks of a stage; the largest number where that is beyond any machine.
     pub fn samples_at_once(&self) -> usize {
-        self.micro_batch.saturating_mul(self.batch_ranks())
+        self.stage(0).parts().and_then(|parts| parts.checked_mul(self.micro_batch)).unwrap_or(usize::MAX)
+    }
+
+    /// Stages whose meshes must be looked at one by one.
+    fn different_stages(&self) -> usize {
+        self.stages.as_ref().map_or(1, Vec::len)
+    }
+
+    /// The mesh of one stage, with what its ranks take of the samples of a micro-batch.
+    fn stage_mesh(&self, stage: usize) -> Result<StageMesh, PlanError> {
+        let layout = self.stage(stage);
+        let shard = if self.zero == 0 { 1 } else { self.shard_group.unwrap_or(layout.data) };
+        let indivisible = |what: &str, value: usize, by: &str, divisor: usize, hint: &str| PlanError::Indivisible {
+            what: what.into(),
+            value,
+            by: by.into(),
+            divisor,
+            hint: hint.into(),
+        };
+        if shard == 0 || !layout.data.is_multiple_of(shard) {
+            let hint = "choose a shard group that divides `data`, or leave it out";
+            return Err(indivisible("data", layout.data, "shard_group", shard, hint));
+        }
+        let parts = layout.parts().unwrap_or(0);
+        let at_once = self.samples_at_once();
+        if parts == 0 || !at_once.is_multiple_of(parts) {
+            let (by, hint) = (format!("the parts that stage {stage} cuts them into"), "choose a larger `micro_batch`");
+            return Err(indivisible("the first stage's samples at once", at_once, &by, parts, hint));
+        }
+        let unit = at_once / parts;
+        let mismatch = |shares: usize| PlanError::Invalid {
+            field: "shares",
+            reason: format!("{shares} shares for {} ranks of `data` in stage {stage}, or one that is 0", layout.data),
+            hint: "give each rank of `data` a share of at least 1, or leave `shares` out".into(),
+        };
+        let samples = match &layout.shares {
+            Some(shares) if shares.len() != layout.data => return Err(mismatch(shares.len())),
+            Some(shares) => shares.iter().map(|share| share * unit).collect(),
+            None => vec![unit],
+        };
+        let size = |axis| match axis {
+            Axis::Tensor => layout.tensor,
+            Axis::Context => layout.context,
+            Axis::Expert => layout.expert,
+            Axis::Shard => shard,
+            Axis::Data => layout.data / shard,
+            Axis::Pipeline => 1,
+        };
+        StageMesh::new(size, &samples).ok_or_else(|| mismatch(samples.len()))
+    }
+
+    /// Refuses meshes that contradict each other.
+    fn validate_stages(&self) -> Result<(), PlanError> {
+        let refuse = |reason: String, hint: &str| Err(PlanError::Invalid { field: "stages", reason, hint: hint.into() });
+        let Some(stages) = &self.stages else { return Ok(()) };
+        if stages.len() != self.pipeline {
+            let reason = format!("{} meshes for {} stages", stages.len(), self.pipeline);
+            return refuse(reason, "give as many as `pipeline` says, in the stages' order");
+        }
+        if [self.data, self.tensor, self.context, self.expert] != [1; 4] || self.shares.is_some() {
+            return refuse(
+                "every stage has a mesh of its own, and there is one for all as well".into(),
+                "leave `data`, `tensor`, `context`, `expert` and `shares` to the stages",
+            );
+        }
+        Ok(())
     }
 }
 
@@ -315,38 +426,37 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Invalid`] where a size is 0 or an axis is named twice.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
-        let shard = self.layout.shard_ranks();
-        if shard == 0 || !self.layout.data.is_multiple_of(shard) {
-            return Err(PlanError::Indivisible {
-                what: "data".into(),
-                value: self.layout.data,
-                by: "shard_group".into(),
-                divisor: shard,
-                hint: "choose a shard group that divides `data`, or leave it out".into(),
-            });
-        }
-        let size = |axis| match axis {
-            Axis::Tensor => self.layout.tensor,
-            Axis::Context => self.layout.context,
-            Axis::Expert => self.layout.expert,
-            Axis::Shard => shard,
-            Axis::Data => self.layout.data / shard,
-            Axis::Pipeline => self.layout.pipeline,
-        };
-        let order = self.layout.placement.clone().unwrap_or_default();
-        let ranks = Axis::ALL.into_iter().try_fold(1usize, |product, axis| product.checked_mul(size(axis)));
-        if ranks.is_none_or(|ranks| ranks > MOST_RANKS) {
+        let layout = &self.layout;
+        layout.validate_stages()?;
+        let sizes = |stage: StageLayout| [stage.data, stage.tensor, stage.context, stage.expert];
+        let ranks_of = |stage| sizes(layout.stage(stage)).into_iter().try_fold(1usize, usize::checked_mul);
+        let different = (0..layout.different_stages()).try_fold(0usize, |sum, stage| sum.checked_add(ranks_of(stage)?));
+        let alike = if layout.stages.is_some() { 1 } else { layout.pipeline };
+        if different.and_then(|ranks| ranks.checked_mul(alike)).is_none_or(|ranks| ranks > MOST_RANKS) {
             return Err(PlanError::Invalid {
                 field: "layout",
                 reason: format!("its sizes multiply to more than {MOST_RANKS} ranks"),
                 hint: "lower `data`, `tensor` or `pipeline`".into(),
             });
         }
-        Mesh::new(size, &order).ok_or_else(|| PlanError::Invalid {
+        let order = layout.placement.clone().unwrap_or_default();
+        let invalid = || PlanError::Invalid {
             field: "layout",
             reason: "a mesh size is 0, or `placement` names an axis twice".into(),
             hint: "every size is at least 1, and every axis stands once".into(),
-        })
+        };
+        if different == Some(0) || layout.pipeline == 0 {
+            return Err(invalid());
+        }
+        let mut stages = (0..layout.different_stages()).map(|stage| layout.stage_mesh(stage)).collect::<Result<Vec<_>, _>>()?;
+        let mesh = match (&layout.stages, stages.pop()) {
+            (None, Some(stage)) => Mesh::alike(stage, layout.pipeline, &order),
+            (_, last) => {
+                stages.extend(last);
+                Mesh::of_stages(stages, &order)
+            }
+        };
+        mesh.ok_or_else(invalid)
     }
 
     /// Micro-batches of a step.
@@ -354,15 +464,20 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Indivisible`] where the global batch is not a multiple of what the ranks of `data` take at once.
     pub fn micro_batches(&self) -> Result<usize, PlanError> {
-        let Layout { micro_batch, data, expert, .. } = self.layout;
-        let at_once = micro_batch.checked_mul(data).and_then(|samples| samples.checked_mul(expert)).unwrap_or(0);
+        let at_once = self.layout.samples_at_once();
         if at_once == 0 || self.global_batch == 0 || !self.global_batch.is_multiple_of(at_once) {
+            let StageLayout { data, expert, shares, .. } = self.layout.stage(0);
+            let data = match shares {
+                Some(shares) => format!("shares {shares:?}"),
+                None => format!("data {data}"),
+            };
+            let micro_batch = self.layout.micro_batch;
             return Err(PlanError::Indivisible {
                 what: "global_batch".into(),
                 value: self.global_batch,
                 by: match expert {
-                    1 => format!("micro_batch {micro_batch} x data {data}"),
-                    _ => format!("micro_batch {micro_batch} x data {data} x expert {expert}"),
+                    1 => format!("micro_batch {micro_batch} x {data}"),
+                    _ => format!("micro_batch {micro_batch} x {data} x expert {expert}"),
                 },
                 divisor: at_once,
                 hint: "choose a global batch that is a multiple of it, or a smaller micro-batch".into(),
@@ -386,6 +501,7 @@ impl Plan {
                 "leave it out, or give it the value of `tensor`",
             );
         }
+        self.layout.validate_stages()?;
         self.validate_chunks()?;
         if zero > 3 {
             return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");

@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::backend::Operand;
 use crate::error::ExecutorError;
-use foretell_program::{Group, GroupId, Mesh, Metric, Program, Rank, StageProgram, Stream};
+use foretell_program::{Group, GroupId, Mesh, Metric, PeerId, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
 use std::fmt;
 
@@ -13,18 +13,20 @@ pub(crate) enum StreamKey {
     Compute,
     Load,
     Group(Group),
-    SendTo(usize),
-    ReceiveFrom(usize),
+    SendTo(Rank),
+    ReceiveFrom(Rank),
 }
 
 impl StreamKey {
-    pub(super) fn of(stage: &StageProgram, stream: &Stream) -> Self {
+    pub(super) fn of(program: &Program, rank: Rank, stream: &Stream) -> Self {
+        let list = program.list_of(rank);
+        let peer = |PeerId(index): &PeerId| list.peers[*index as usize].of(&program.mesh, rank);
         match stream {
             Stream::Compute => StreamKey::Compute,
             Stream::Load => StreamKey::Load,
-            Stream::Group(GroupId(index)) => StreamKey::Group(stage.groups[*index as usize].clone()),
-            Stream::SendTo(stage) => StreamKey::SendTo(*stage),
-            Stream::ReceiveFrom(stage) => StreamKey::ReceiveFrom(*stage),
+            Stream::Group(GroupId(index)) => StreamKey::Group(list.groups[*index as usize].clone()),
+            Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
+            Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
         }
     }
 }
@@ -35,8 +37,8 @@ impl fmt::Display for StreamKey {
             StreamKey::Compute => formatter.write_str("compute"),
             StreamKey::Load => formatter.write_str("load"),
             StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
-            StreamKey::SendTo(stage) => write!(formatter, "to-stage-{stage}"),
-            StreamKey::ReceiveFrom(stage) => write!(formatter, "from-stage-{stage}"),
+            StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
+            StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
         }
     }
 }
@@ -52,8 +54,8 @@ pub(super) struct Playlist {
     pub(super) operands: Vec<Operands>,
     /// By group: which part the rank has of what the group's axes cut.
     pub(super) group_index: Vec<usize>,
-    /// Which part of the batch the rank has.
-    pub(super) batch_part: usize,
+    /// Samples of a micro-batch that lie on ranks before this one.
+    pub(super) samples_before: usize,
     pub(super) precision: DataType,
     /// What the run reports: one number each.
     pub(super) metrics: Vec<(Metric, Operand)>,
@@ -77,11 +79,11 @@ impl Playlist {
         keys: &[StreamKey],
         arena: &Arena,
     ) -> Result<Self, ExecutorError> {
-        let stage = program.stage_of(rank);
+        let stage = program.list_of(rank);
         let slot_of: Vec<usize> = stage
             .streams
             .iter()
-            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(stage, stream)).unwrap_or(0))
+            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(program, rank, stream)).unwrap_or(0))
             .collect();
         let mut lists = vec![Vec::new(); keys.len()];
         let mut after = Vec::with_capacity(stage.instructions.len());
@@ -103,14 +105,15 @@ impl Playlist {
             });
         }
         let coordinates = mesh.coordinates(rank);
-        let group_index = stage.groups.iter().map(|group| mesh.part_along(&group.axes, coordinates)).collect();
-        let batch_part = mesh.batch_part(coordinates);
+        let stage_mesh = mesh.stage_at(coordinates);
+        let group_index = stage.groups.iter().map(|group| stage_mesh.part_along(&group.axes, coordinates)).collect();
+        let samples_before = stage_mesh.samples_before(coordinates);
         let metrics = stage
             .metrics
             .iter()
             .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
             .collect::<Result<_, ExecutorError>>()?;
         let precision = program.precision;
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, batch_part, precision, metrics })
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, samples_before, precision, metrics })
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn compute(
                 accumulate: *accumulate,
                 hyperparameters,
                 group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
-                batch_part: playlist.batch_part,
+                samples_before: playlist.samples_before,
                 precision: playlist.precision,
             };
             // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and

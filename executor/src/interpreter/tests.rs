@@ -38,6 +38,7 @@ fn program(stream: Stream, other: Operation) -> Program {
     let stage = StageProgram {
         stage: 0,
         streams: vec![Stream::Group(GroupId(0)), stream],
+        peers: Vec::new(),
         groups: vec![Group::along(Axis::Data)],
         buffers: vec![buffer],
         instructions: vec![instruction(0, all_reduce), instruction(1, other)],
@@ -46,7 +47,8 @@ fn program(stream: Stream, other: Operation) -> Program {
         arena: BYTES,
     };
     Program {
-        stages: vec![stage],
+        lists: vec![stage],
+        list_of_rank: vec![0, 0],
         mesh: Mesh::new(|axis| if axis == Axis::Data { 2 } else { 1 }, &[]).expect("two ranks"),
         precision: DataType::Fp32,
         samples: 1,

@@ -51,7 +51,6 @@ impl Operator {
             dropout: dropout.map(|site| AttentionDropout {
                 site,
                 first_sample: 0,
-                samples: rows,
                 position_parts: parts(Extent::Positions),
                 head_parts: parts(Extent::Heads),
                 group_parts: parts(Extent::Group),

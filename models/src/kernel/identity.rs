@@ -82,6 +82,8 @@ impl Kernel {
             Kernel::Slice { .. } => "slice",
             Kernel::Interleave { .. } => "interleave",
             Kernel::Deinterleave { .. } => "deinterleave",
+            Kernel::TakeColumns { .. } => "take_columns",
+            Kernel::PutColumns { .. } => "put_columns",
         }
     }
 

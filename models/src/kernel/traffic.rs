@@ -173,6 +173,9 @@ impl Kernel {
             Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {
                 traffic(outer * parts * inner, outer * parts * inner, 0)
             }
+            Kernel::TakeColumns { rows, part, .. } | Kernel::PutColumns { rows, part, .. } => {
+                traffic(rows * part, rows * part, 0)
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use super::Lowering;
 use super::convert::{Consumed, Place};
 use super::cuts::Cuts;
 use super::messages::{Receive, pass_of};
+use super::reshard::Routes;
 use super::state::{Member, StageState};
 use crate::mesh::{Axis, Group, Mesh};
 use crate::placement::Placements;
@@ -26,7 +27,9 @@ pub(super) struct StageEmitter<'a> {
     pub(super) plan: &'a Plan,
     pub(super) mesh: &'a Mesh,
     pub(super) state: &'a StageState,
-    cuts: &'a Cuts,
+    pub(super) cuts: &'a Cuts,
+    /// What crosses to and from stages with other meshes.
+    pub(super) routes: &'a Routes,
     pub(super) program: StageProgram,
     names: HashMap<String, u32>,
     /// The variants of a tensor of a micro-batch that are in memory.
@@ -98,11 +101,13 @@ impl<'a> StageEmitter<'a> {
         cuts: &'a Cuts,
         stage: usize,
         state: &'a StageState,
+        routes: &'a Routes,
     ) -> Self {
         let program = StageProgram {
             stage,
             streams: Vec::new(),
             groups: Vec::new(),
+            peers: routes.peers.clone(),
             buffers: Vec::new(),
             instructions: Vec::new(),
             names: Vec::new(),
@@ -115,6 +120,7 @@ impl<'a> StageEmitter<'a> {
             mesh,
             state,
             cuts,
+            routes,
             program,
             names: HashMap::new(),
             live: HashMap::new(),
@@ -272,7 +278,7 @@ impl<'a> StageEmitter<'a> {
                 _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),
             }
         }
-        let mut kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, self.mesh));
+        let mut kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, &lowering.mesh));
         if let (Kernel::CrossEntropyGradient { scaled, .. }, Some(control)) = (&mut kernel, self.loss_scale()) {
             *scaled = true;
             reads.push(control);
@@ -355,7 +361,7 @@ impl<'a> StageEmitter<'a> {
     }
 
     /// The buffer that holds a tensor as it is wanted, made or brought if it is not there yet.
-    fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
+    pub(super) fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
         let description = self.lowering.graph.tensor(tensor);
         let kept = match description.role {
             Role::Parameter(_) => {
@@ -400,7 +406,7 @@ impl<'a> StageEmitter<'a> {
         let placements = self.lowering.sharding.settled(tensor);
         let buffer = self.new_variant(tensor, micro_batch, placements);
         self.program.buffers[buffer.0 as usize].role = BufferRole::Input;
-        let samples = self.plan.layout.micro_batch;
+        let samples = self.lowering.mesh.samples_at_once() / self.lowering.mesh.batch_parts();
         let first_sample = self.first_sample(micro_batch);
         let operation = Operation::Load { input: kind, first_sample, samples };
         let lowering = self.lowering;
@@ -505,35 +511,6 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    fn receive(&mut self, receive: &Receive) {
-        let &Receive { tensor, micro_batch, from } = receive;
-        let lowering = self.lowering;
-        let Some(maker) = lowering.makers[tensor.0] else { return };
-        let buffer = self.new_variant(tensor, micro_batch, lowering.sharding.settled(tensor));
-        let bytes = self.program.buffer(buffer).bytes;
-        let phase = if lowering.graph.operators[maker.0].pass == Pass::Forward { Phase::Forward } else { Phase::Backward };
-        self.push(
-            &lowering.graph.tensor(tensor).name,
-            Operation::Receive { stage: from, bytes },
-            Stream::ReceiveFrom(from),
-            vec![],
-            vec![buffer],
-            Some(micro_batch),
-            phase,
-        );
-    }
-
-    fn send(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
-        for stage in self.lowering.other_readers(tensor, self.program.stage, &self.cuts.stage_of_block) {
-            let settled = self.lowering.sharding.settled(tensor);
-            let buffer = self.fetch(tensor, micro_batch, settled, phase);
-            let bytes = self.program.buffer(buffer).bytes;
-            let name = self.lowering.graph.tensor(tensor).name.clone();
-            let operation = Operation::Send { stage, bytes };
-            self.push(&name, operation, Stream::SendTo(stage), vec![buffer], vec![], Some(micro_batch), phase);
-        }
-    }
-
     /// Makes the sums that its maker left in a tensor, unless they may wait.
     fn settle(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
         let produced = self.lowering.sharding.produced(tensor);
@@ -567,12 +544,12 @@ impl<'a> StageEmitter<'a> {
     }
 
     /// A new buffer for a tensor of a micro-batch, in a placement.
-    fn new_variant(&mut self, tensor: TensorId, micro_batch: usize, placements: Placements) -> BufferId {
+    pub(super) fn new_variant(&mut self, tensor: TensorId, micro_batch: usize, placements: Placements) -> BufferId {
         let lowering = self.lowering;
         let description = lowering.graph.tensor(tensor);
         let full: Vec<usize> = description.dimensions.iter().map(|one| one.extent).collect();
         let data_type = description.storage.data_type(self.plan.precision);
-        let shape = placements.local_shape(&full, self.mesh);
+        let shape = placements.local_shape(&full, &lowering.mesh);
         let buffer = self.buffer(&description.name, BufferRole::Activation, shape, data_type);
         self.live.entry((tensor, micro_batch)).or_default().push((placements, buffer));
         buffer
@@ -605,11 +582,16 @@ impl<'a> StageEmitter<'a> {
     pub(super) fn piece(&mut self, name: &str, parent: BufferId, offset: usize, shape: Vec<usize>) -> BufferId {
         let (role, data_type) = (self.program.buffer(parent).role, self.program.buffer(parent).data_type);
         let persistent = self.program.buffer(parent).persistent;
+        // A piece of a piece is one of the whole.
+        let (root, before) = match self.program.buffer(parent).parent {
+            Some(root) => (root, self.program.buffer(parent).offset),
+            None => (parent, Bytes::ZERO),
+        };
         let id = self.buffer(name, role, shape, data_type);
         let buffer = &mut self.program.buffers[id.0 as usize];
         buffer.persistent = persistent;
-        buffer.parent = Some(parent);
-        buffer.offset = data_type.size() * offset as u64;
+        buffer.parent = Some(root);
+        buffer.offset = before + data_type.size() * offset as u64;
         id
     }
 

@@ -74,7 +74,7 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
     let row = sizes.positions * sizes.features;
     let first = call.group_index * row;
     for sample in 0..samples {
-        let number = first_sample + call.batch_part * samples + sample;
+        let number = first_sample + call.samples_before + sample;
         let mut done = 0;
         while done < row {
             let index = (first + done) as u64;
@@ -107,7 +107,7 @@ impl ProbabilityDropout {
         let DropoutSite { rate, site } = dropout.site;
         let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64];
         Some(Self {
-            place: sizes.place(&dropout, call.group_index, call.batch_part),
+            place: sizes.place(&dropout, call.group_index, call.samples_before),
             group: sizes.group,
             key: words.into_iter().fold(0, |state, word| split_mix(state ^ word)),
             threshold: rate.threshold(),

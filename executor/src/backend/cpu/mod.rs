@@ -199,6 +199,8 @@ impl Backend for CpuBackend {
                 Kernel::Slice { parts, inner, .. } => movement::slice::<f32>(call, parts, inner),
                 Kernel::Interleave { outer, parts, inner } => movement::exchange::<f32>(call, parts, outer, inner),
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<f32>(call, outer, parts, inner),
+                Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns::<f32>(call, columns, start, part),
+                Kernel::PutColumns { columns, start, part, .. } => movement::put_columns::<f32>(call, columns, start, part),
             }
         }
         Ok(())

@@ -199,6 +199,8 @@ pub(super) fn elements(kernel: &Kernel) -> Elements {
         Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {
             operands(&[outer * parts * inner], &[outer * parts * inner])
         }
+        Kernel::TakeColumns { rows, columns, part, .. } => operands(&[rows * columns], &[rows * part]),
+        Kernel::PutColumns { rows, columns, part, .. } => operands(&[rows * part], &[rows * columns]),
     }
 }
 

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 #[derive(Clone, Copy, Default)]
 struct When {
     group_index: usize,
-    batch_part: usize,
+    samples_before: usize,
     step: u64,
     seed: u64,
 }
@@ -23,11 +23,11 @@ fn run(kernel: &Kernel, reads: &[Tensor], written: &[usize], when: When) -> Vec<
     let all: Vec<Operand> =
         memory.iter_mut().map(|one| Operand { pointer: one.as_mut_ptr().cast(), bytes: 4 * one.len() }).collect();
     let (reads, writes) = all.split_at(reads.len());
-    let When { group_index, batch_part, step, seed } = when;
+    let When { group_index, samples_before, step, seed } = when;
     let hyperparameters = Hyperparameters { step, seed, ..Hyperparameters::default() };
     let hyperparameters = &hyperparameters;
     let precision = DataType::Fp32;
-    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, batch_part, precision };
+    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, samples_before, precision };
     // SAFETY: the operands are vectors that live until the end and do not overlap.
     unsafe { CpuBackend::new().run(&call) }.unwrap();
     let count = reads.len();
@@ -43,7 +43,7 @@ fn shares(sizes: Attention, when: When) -> Tensor {
 
 fn with_rate(sizes: Attention, share: f64) -> Attention {
     let site = DropoutSite { rate: DropoutRate::try_from(share).unwrap(), site: 1 };
-    Attention { dropout: Some(AttentionDropout { site, ..dropped(sizes.batch) }), ..sizes }
+    Attention { dropout: Some(AttentionDropout { site, ..dropped() }), ..sizes }
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn other_places_and_times_drop_otherwise() {
     let others = [
         ("the next step", shares(sizes, When { step: 1, ..When::default() })),
         ("another seed", shares(sizes, When { seed: 1, ..When::default() })),
-        ("the samples after", shares(sizes, When { batch_part: 1, ..When::default() })),
+        ("the samples after", shares(sizes, When { samples_before: 2, ..When::default() })),
         ("another site", with(AttentionDropout { site: DropoutSite { site: 2, ..dropout.site }, ..dropout })),
         ("the next micro-batch", with(AttentionDropout { first_sample: 4, ..dropout })),
     ];
@@ -98,7 +98,7 @@ fn a_part_of_attention_drops_what_the_whole_drops_there() {
     let mut random = ChaCha8Rng::seed_from_u64(5);
     for causal in [false, true] {
         let whole = Attention { group: 2, ..attention([SAMPLES, 24, 2, 5], causal, false) };
-        let whole = Attention { dropout: Some(dropped(SAMPLES)), ..whole };
+        let whole = Attention { dropout: Some(dropped()), ..whole };
         let mut numbers =
             |count: usize| -> Tensor { (0..count).map(|_| f64::from(random.random_range(-1.0_f32..1.0))).collect() };
         let [q, k, v, dout] =
@@ -113,7 +113,7 @@ fn a_part_of_attention_drops_what_the_whole_drops_there() {
             [(2, 1, 1, 1), (1, 3, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (2, 2, 2, 1), (4, 3, 1, 2), (1, 2, 2, 2)]
         {
             let samples = SAMPLES / batch_parts;
-            let dropout = AttentionDropout { samples, position_parts, head_parts, group_parts, ..dropped(SAMPLES) };
+            let dropout = AttentionDropout { position_parts, head_parts, group_parts, ..dropped() };
             let sizes = Attention {
                 batch: samples,
                 queries: whole.queries / position_parts,
@@ -140,7 +140,11 @@ fn a_part_of_attention_drops_what_the_whole_drops_there() {
                     let x = part(x, [1, SAMPLES, whole.keys * heads * d], batch_parts, batch_part);
                     part(&x, [samples * whole.keys, heads, d], head_parts, head)
                 };
-                let when = When { group_index: (position * head_parts + head) * group_parts + member, batch_part, ..when };
+                let when = When {
+                    group_index: (position * head_parts + head) * group_parts + member,
+                    samples_before: batch_part * samples,
+                    ..when
+                };
                 let inputs = [of_queries(&q), of_keys(&k), of_keys(&v)];
                 let found = run(&Kernel::Attention(sizes), &inputs, &[sizes.query_elements(), sizes.rows()], when);
                 let near = |found: &[f64], expected: &[f64]| {

@@ -30,10 +30,10 @@ pub(super) fn attention([batch, sequence, heads, head_dimension]: [usize; 4], ca
     }
 }
 
-/// The dropout of attention's probabilities on a rank that has all of so many samples.
-pub(super) fn dropped(samples: usize) -> AttentionDropout {
+/// The dropout of attention's probabilities on a rank that has all of it.
+pub(super) fn dropped() -> AttentionDropout {
     let site = DropoutSite { rate: DropoutRate::try_from(0.3).unwrap(), site: 5 };
-    AttentionDropout { site, first_sample: 2, samples, position_parts: 1, head_parts: 1, group_parts: 1 }
+    AttentionDropout { site, first_sample: 2, position_parts: 1, head_parts: 1, group_parts: 1 }
 }
 
 /// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions, with dropout.
@@ -53,11 +53,11 @@ pub(super) fn attentions() -> Vec<Attention> {
             Attention { relative: relative(true), ..plain },
             Attention { relative: relative(false), scaled: false, packed: true, ..plain },
             Attention { relative: relative(!causal), queries: 22, query_parts: 3, group: 2, batch: 1, ..plain },
-            Attention { dropout: Some(dropped(2)), ..plain },
-            Attention { dropout: Some(dropped(2)), keys: 91, ..plain },
-            Attention { dropout: Some(dropped(3)), packed: true, batch: 3, ..plain },
+            Attention { dropout: Some(dropped()), ..plain },
+            Attention { dropout: Some(dropped()), keys: 91, ..plain },
+            Attention { dropout: Some(dropped()), packed: true, batch: 3, ..plain },
             Attention {
-                dropout: Some(AttentionDropout { position_parts: 3, head_parts: 2, group_parts: 2, ..dropped(2) }),
+                dropout: Some(AttentionDropout { position_parts: 3, head_parts: 2, group_parts: 2, ..dropped() }),
                 relative: relative(true),
                 queries: 22,
                 query_parts: 3,
@@ -210,6 +210,9 @@ pub(super) fn cases() -> Vec<Kernel> {
             Kernel::Interleave { outer, parts, inner },
             Kernel::Deinterleave { outer, parts, inner },
         ]);
+    }
+    for [rows, columns, start, part] in [[1, 3, 1, 2], [4, 10, 0, 3], [3, 70, 30, 40]] {
+        cases.extend([Kernel::TakeColumns { rows, columns, start, part }, Kernel::PutColumns { rows, columns, start, part }]);
     }
     cases
 }

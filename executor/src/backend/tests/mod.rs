@@ -123,7 +123,7 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
         accumulate: false,
         hyperparameters,
         group_index: 2,
-        batch_part: 0,
+        samples_before: 0,
         precision,
     };
     // SAFETY: the call is refused before its overlapping operands are written.

@@ -69,7 +69,7 @@ pub(super) fn run_in(
         accumulate,
         hyperparameters: &PARAMETERS,
         group_index,
-        batch_part: 0,
+        samples_before: 0,
         precision,
     };
     // SAFETY: the operands are vectors that live until the end; at most the first write is the first read.

@@ -83,9 +83,7 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
                 dropout::drop_some_of_halves(call, sizes, half, &mut backend.half.scratch);
                 Ok(())
             }
-            Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }
-                if operands::moved_width(call) == Some(4) =>
-            {
+            ref kernel if operands::only_moves(kernel) && operands::moved_width(call) == Some(4) => {
                 backend.run(&KernelCall { precision: DataType::Fp32, ..*call })
             }
             _ => match moved(call) {
@@ -119,6 +117,8 @@ unsafe fn moved(call: &KernelCall<'_>) -> Option<Result<(), BackendError>> {
             Kernel::Slice { parts, inner, .. } => movement::slice::<u16>(call, parts, inner),
             Kernel::Interleave { outer, parts, inner } => movement::exchange::<u16>(call, parts, outer, inner),
             Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<u16>(call, outer, parts, inner),
+            Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns::<u16>(call, columns, start, part),
+            Kernel::PutColumns { columns, start, part, .. } => movement::put_columns::<u16>(call, columns, start, part),
             _ => return None,
         }
     }
