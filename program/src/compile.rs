@@ -12,17 +12,21 @@
 //!
 //! Layouts end here: what leaves is instructions.
 
+mod append;
 mod convert;
 mod cuts;
 mod dependencies;
 mod emit;
+mod keep;
 mod limits;
 mod messages;
 mod passing;
+mod recompute;
 mod reshard;
 mod ring;
 mod state;
 mod update;
+mod zero;
 
 use crate::fusion::fuse;
 use crate::memory;

@@ -38,7 +38,8 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Conversion, Placement, Placements, conversion};
 pub use plan::{
-    ContextMethod, Layout, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, StageLayout, Training,
+    ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, StageLayout,
+    Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{

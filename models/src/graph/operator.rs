@@ -2,7 +2,7 @@
 
 use super::{OperatorKind, TensorId};
 
-/// An operator's place in [`Graph::operators`].
+/// An operator's place in [`Graph::operators`](super::Graph::operators).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OperatorId(pub usize);
 

@@ -2,7 +2,7 @@
 
 use foretell_units::DataType;
 
-/// A tensor's place in [`Graph::tensors`].
+/// A tensor's place in [`Graph::tensors`](super::Graph::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub usize);
 

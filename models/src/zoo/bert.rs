@@ -1,5 +1,5 @@
 //! BERT for masked language modelling (Devlin et al. 2019), named as Hugging Face's `BertForMaskedLM`. Without the prediction of the next
-//! sentence. Dropout is of the embedding and of what goes into the residual stream; not of attention's probabilities.
+//! sentence. Dropout is of the embedding and of what goes into the residual stream, and of attention's probabilities.
 
 use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};

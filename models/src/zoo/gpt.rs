@@ -1,5 +1,5 @@
 //! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names. Dropout is of the embedding and of what goes into the residual
-//! stream; not of attention's probabilities.
+//! stream, and of attention's probabilities.
 
 use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};

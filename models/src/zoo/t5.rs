@@ -1,5 +1,5 @@
 //! T5 (Raffel et al. 2020) with Hugging Face's names, in its first form (ReLU) and in that of T5 v1.1 and FLAN-T5 (gated GELU).
-//! Dropout is of the embeddings and of what goes into the residual streams; not of attention's probabilities, within the feed-forward
+//! Dropout is of the embeddings and of what goes into the residual streams, and of attention's probabilities; not within the feed-forward
 //! network, nor after the last norms.
 
 use crate::DropoutRate;

@@ -3,7 +3,8 @@
 //! Where ZeRO shards a bucket, what is summed is scattered, each rank updates its shard, and the parameters are gathered again: at the end
 //! of the step where every rank keeps them whole, else when they are needed.
 
-use super::emit::{BucketBuffers, Norms, StageEmitter};
+use super::emit::{Norms, StageEmitter};
+use super::keep::BucketBuffers;
 use super::state::Bucket;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Placement, Placements};
