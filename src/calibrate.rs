@@ -11,7 +11,7 @@ use clap::Args;
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
-use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model, Sample};
+use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile, reuse_distances};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
+        let sequences = model.model.sample().is_sequence();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         supported(&base)?;
@@ -293,7 +293,13 @@ fn small_models() -> Vec<NamedModel> {
         sequence: 128,
         tied_embeddings: true,
         dropout: DropoutRate::TENTH,
+        attention_dropout: DropoutRate::NONE,
     };
+    // What attention costs with dropout; all else is the same.
+    let mut dropping_gpt = gpt.clone();
+    if let Model::Gpt { attention_dropout, .. } = &mut dropping_gpt {
+        *attention_dropout = DropoutRate::TENTH;
+    }
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let llama = Model::Llama {
@@ -307,8 +313,16 @@ fn small_models() -> Vec<NamedModel> {
         tied_embeddings: false,
         rope_theta: 10_000,
     };
-    let bert =
-        Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, dropout: DropoutRate::NONE };
+    let bert = Model::Bert {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        ffn: None,
+        vocab: 1024,
+        sequence: 128,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
     let vit = Model::Vit {
         layers: 1,
         hidden: 256,
@@ -319,6 +333,7 @@ fn small_models() -> Vec<NamedModel> {
         channels: 3,
         classes: 10,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let vgg = Model::Vgg {
         depth: 11,
@@ -360,6 +375,7 @@ fn small_models() -> Vec<NamedModel> {
         gated: true,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let lstm = Model::LstmSeq2seq {
         layers: 1,
@@ -372,7 +388,7 @@ fn small_models() -> Vec<NamedModel> {
     };
     let sequences = [("small-moe", moe), ("small-t5", t5), ("small-lstm", lstm)];
     let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
-    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
+    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt), ("small-dropping-gpt", dropping_gpt)]
         .into_iter()
         .chain(others)
         .chain(sequences)

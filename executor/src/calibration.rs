@@ -480,7 +480,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
     let count = 64.min(dataset.len(Split::Training));
     let kind = match shape {
-        foretell_models::Sample::Pair { .. } => InputKind::SourceTokens,
+        foretell_models::SampleShape::Pair { .. } => InputKind::SourceTokens,
         _ if shape.tokens().is_some() => InputKind::Tokens,
         _ => InputKind::Features,
     };

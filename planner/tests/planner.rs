@@ -31,6 +31,7 @@ fn models() -> impl Strategy<Value = Model> {
                 sequence: 16,
                 tied_embeddings,
                 dropout: DropoutRate::NONE,
+                attention_dropout: DropoutRate::NONE,
             }
         }),
     ]
