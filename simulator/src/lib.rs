@@ -39,6 +39,7 @@
 //! #     stage: 0,
 //! #     streams: vec![Stream::Compute],
 //! #     groups: vec![],
+//! #     peers: vec![],
 //! #     buffers: vec![],
 //! #     instructions: vec![instruction],
 //! #     names: vec!["parameters".into()],
@@ -47,9 +48,10 @@
 //! # };
 //! # let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).ok_or("no mesh")?;
 //! # let program = Program {
+//! #     list_of_rank: Program::one_list_a_stage(&mesh),
 //! #     mesh,
 //! #     precision: DataType::Bf16,
-//! #     stages: vec![stage],
+//! #     lists: vec![stage],
 //! #     samples: 8,
 //! #     predictions: 8,
 //! #     tokens: None,

@@ -104,11 +104,10 @@ impl<'a> Interpreter<'a> {
     /// a message pass at once, so a short message that is alone arrives sooner than the rate has it; the next one pays for that.
     fn pay_queues(&mut self, exchange: u32) {
         let (cost, Some(shape)) = self.cost(exchange) else { return };
-        let taken = (cost.latency + cost.flow).value();
         let lowered = self.lowered;
         for &(link, load) in &shape.loads {
             let capacity = lowered.capacities[link];
-            let owed = Seconds::new(load * cost.bytes / capacity - taken);
+            let owed = Seconds::new(load * cost.bytes / capacity - cost.flow.value());
             if lowered.has_queue[link] && owed > Seconds::ZERO {
                 self.add_fluid(Owner::Nobody, owed.into(), [(link as u32, capacity)], 1.0);
             }
