@@ -144,7 +144,6 @@ impl StageEmitter<'_> {
 }
 
 /// How a part lies in its whole.
-#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
 enum Cut {
     /// It is the whole.
     Nothing,
