@@ -31,7 +31,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
         for (precision, sharpness) in
             [(DataType::Fp32, 1.0), (DataType::Fp32, 128.0), (DataType::Bf16, 1.0), (DataType::Fp16, 1.0)]
         {
-            let dropout = drops.then(|| dropped());
+            let dropout = drops.then(dropped);
             let whole = Attention { group: 2, dropout, ..attention([2, 66, 2, 8], causal, false) };
             let (mut reads, _) = operands_in(&Kernel::AttentionGradient(whole), precision, &mut random);
             // Scores of which single exponentials would overflow.
