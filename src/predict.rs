@@ -5,7 +5,7 @@ use crate::output::note;
 use crate::plan_file::LoadedPlan;
 use foretell_program::{Compiled, Plan, Profile, Rank, Recompute};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
-use foretell_simulator::{CostModel, Oversubscription, Prediction, Simulation};
+use foretell_simulator::{CostModel, Folding, Oversubscription, Prediction, Simulation};
 use foretell_topologies::Topology;
 use foretell_units::Bytes;
 use std::time::Instant;
@@ -27,6 +27,16 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
 
 /// Compiles and simulates.
 pub fn foretell(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<Foretold, Failure> {
+    foretell_folding(loaded, profile, oversubscribe, Folding::On)
+}
+
+/// Compiles and simulates, with or without simulating ranks that must behave alike once.
+pub fn foretell_folding(
+    loaded: &LoadedPlan,
+    profile: Option<&Profile>,
+    oversubscribe: bool,
+    folding: Folding,
+) -> Result<Foretold, Failure> {
     let started = Instant::now();
     let compiled = loaded.compile()?;
     let ranks = compiled.training.mesh.world_size();
@@ -41,7 +51,7 @@ pub fn foretell(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: b
     }
     let costs = CostModel::new(profile, &loaded.topology);
     let (mut prediction, simulation) =
-        foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe))?;
+        foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe), folding)?;
     // The arena is also evaluation's, of which the simulator knows nothing.
     prediction.peak_memory_bytes = compiled.arenas();
     prediction.fits = misfit(&compiled, &loaded.topology).is_none();

@@ -8,7 +8,7 @@ use crate::predict::{self, Foretold};
 use clap::Args;
 use foretell_program::Program;
 use foretell_reports::{Column, Plot, Section, page, table, write_trace};
-use foretell_simulator::{CriticalPath, critical_path};
+use foretell_simulator::{CriticalPath, Folding, critical_path};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -35,8 +35,8 @@ pub struct Arguments {
     /// Say what the step time is made of: the chain of instructions, across ranks, that each waited for the one before
     #[arg(long)]
     critical_path: bool,
-    /// Simulate only one of ranks that must behave alike; this version simulates every rank
-    #[arg(long, value_enum, default_value_t = Fold::Off)]
+    /// Whether ranks that must behave alike are simulated once: the same answer, sooner
+    #[arg(long, value_enum, default_value_t = Fold::On)]
     fold: Fold,
     /// Print the Program: every instruction of every stage, and where its operands lie
     #[arg(long)]
@@ -53,14 +53,20 @@ enum Fold {
     Off,
 }
 
+impl From<Fold> for Folding {
+    fn from(fold: Fold) -> Self {
+        match fold {
+            Fold::On => Folding::On,
+            Fold::Off => Folding::Off,
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    if arguments.fold == Fold::On {
-        return Err(Failure::Input("ranks cannot be folded yet; hint: leave out `--fold`, and every rank is simulated".into()));
-    }
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    let foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
     let program = &foretold.compiled.training;
     predict::remarks(&loaded.topology, &foretold.prediction, program.mesh.world_size());
     if let Some(path) = &arguments.trace {

@@ -8,6 +8,7 @@ use foretell_units::Picoseconds;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The most spans kept: some tens of megabytes of text.
 const MOST_SPANS: usize = 1_000_000;
@@ -79,7 +80,7 @@ pub fn read_timeline(folder: &Path, world_size: usize) -> Result<Timeline, Execu
         let missing = std::io::Error::new(std::io::ErrorKind::InvalidData, "no step is in the files of all ranks");
         return Err(ExecutorError::system(format!("read the measured spans in `{}`", folder.display()), missing));
     }
-    let ranks = files.iter().map(|file| median_rank(file, &begins)).collect();
+    let ranks = files.iter().map(|file| Arc::new(median_rank(file, &begins))).collect();
     Ok(Timeline { origin: Origin::Measured, ranks })
 }
 

@@ -5,7 +5,7 @@ use crate::bound::compute_bound;
 use crate::space::{Fixed, layouts};
 use foretell_models::{GraphOptions, Model, ModelError};
 use foretell_program::{Layout, MOST_RANKS, MOST_SAMPLES, Plan, Recompute, compile};
-use foretell_simulator::{CostModel, Oversubscription, Prediction, SimulationError, predict};
+use foretell_simulator::{CostModel, Folding, Oversubscription, Prediction, SimulationError, predict};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
@@ -247,7 +247,8 @@ fn decide(request: &Request<'_>, mut survivors: Vec<Survivor>, mut search: Searc
                 // It was compiled once, so that it will be again.
                 let compiled = compile(request.model, request.name, &survivor.plan)
                     .map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))?;
-                let (mut prediction, _) = predict(&compiled.training, request.topology, request.costs, request.oversubscription)?;
+                let (mut prediction, _) =
+                    predict(&compiled.training, request.topology, request.costs, request.oversubscription, Folding::On)?;
                 // Evaluation shares the arena.
                 prediction.peak_memory_bytes = survivor.arenas.clone();
                 Ok((survivor.index, Candidate { plan: survivor.plan.clone(), prediction }))

@@ -8,7 +8,7 @@ use foretell_planner::{Planned, PlannerError, Request, plan};
 use foretell_program::{
     KernelSample, Layout, MachineIdentity, Optimizer, Plan, Profile, Recompute, Sample, Schedule, StageProgram, compile,
 };
-use foretell_simulator::{CostModel, Oversubscription, predict};
+use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
 use proptest::prelude::*;
@@ -101,7 +101,7 @@ proptest! {
         let profile = believed.then(|| profile(device, paces));
         let costs = CostModel::new(profile.as_ref(), &DGX);
         let Ok(compiled) = compile(&model, "model", &plan) else { return Ok(()) };
-        let (prediction, _) = predict(&compiled.training, &DGX, &costs, Oversubscription::Allowed).expect("it can be simulated");
+        let (prediction, _) = predict(&compiled.training, &DGX, &costs, Oversubscription::Allowed, Folding::On).expect("it can be simulated");
         let bound = compute_bound(&compiled.training, &DGX, &costs);
         prop_assert!(bound > Seconds::ZERO && bound <= prediction.step_seconds, "{bound} above {}", prediction.step_seconds);
     }
@@ -115,7 +115,7 @@ fn by_brute_force(request: &Request<'_>, blocks: usize) -> Option<Seconds> {
         .into_iter()
         .filter_map(|layout| compile(request.model, request.name, &Plan { layout, ..request.base.clone() }).ok())
         .filter(|compiled| compiled.arenas().iter().all(|&arena| arena <= limit))
-        .map(|compiled| predict(&compiled.training, request.topology, request.costs, request.oversubscription))
+        .map(|compiled| predict(&compiled.training, request.topology, request.costs, request.oversubscription, Folding::On))
         .map(|predicted| predicted.expect("it can be simulated").0.step_seconds)
         .reduce(Seconds::min)
 }

@@ -5,6 +5,7 @@ use crate::mesh::Rank;
 use crate::program::InstructionId;
 use foretell_units::Picoseconds;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One instruction's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,8 +49,8 @@ pub enum Origin {
 pub struct Timeline {
     /// Where it comes from.
     pub origin: Origin,
-    /// By rank.
-    pub ranks: Vec<RankTimeline>,
+    /// By rank. Ranks that were simulated as one share theirs.
+    pub ranks: Vec<Arc<RankTimeline>>,
 }
 
 impl Timeline {
@@ -60,6 +61,6 @@ impl Timeline {
 
     /// One rank's spans.
     pub fn rank(&self, rank: Rank) -> Option<&RankTimeline> {
-        self.ranks.get(rank.0)
+        self.ranks.get(rank.0).map(Arc::as_ref)
     }
 }

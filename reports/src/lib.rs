@@ -31,7 +31,7 @@
 //! let timeline = |origin, microseconds: u64| {
 //!     let end = Picoseconds(microseconds * 1_000_000);
 //!     let spans = vec![Span { instruction: InstructionId(0), start: Picoseconds::ZERO, end }];
-//!     Timeline { origin, ranks: vec![RankTimeline { spans, end }] }
+//!     Timeline { origin, ranks: vec![std::sync::Arc::new(RankTimeline { spans, end })] }
 //! };
 //! let comparison = compare(&program, &timeline(Origin::Predicted, 1000), &timeline(Origin::Measured, 1250));
 //! assert!((comparison.error + 0.2).abs() < 1e-9);

@@ -7,6 +7,7 @@ use foretell_program::{
     PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
+use std::sync::Arc;
 
 const MICRO_BATCHES: u32 = 4;
 const ACTIVATION: Bytes = Bytes::new(1 << 20);
@@ -34,7 +35,7 @@ pub fn pipeline() -> (Program, Timeline, Timeline) {
 
 /// A timeline of the right ranks in which nothing happened.
 pub fn empty(program: &Program, origin: Origin) -> Timeline {
-    Timeline { origin, ranks: vec![RankTimeline::default(); program.mesh.world_size()] }
+    Timeline { origin, ranks: vec![Arc::default(); program.mesh.world_size()] }
 }
 
 fn slowdown(rank: Rank, operation: &Operation) -> f64 {
@@ -188,7 +189,7 @@ fn run(program: &Program, origin: Origin, slowdown: impl Fn(Rank, &Operation) ->
     for _ in 0..64 {
         let before = timeline.clone();
         for rank in (0..program.mesh.world_size()).map(Rank) {
-            timeline.ranks[rank.0] = run_rank(program, &before, rank, &slowdown, gap);
+            timeline.ranks[rank.0] = Arc::new(run_rank(program, &before, rank, &slowdown, gap));
         }
         if timeline == before {
             break;

@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn no_timelines_and_foreign_spans_still_make_a_trace() {
         let (program, mut predicted, _) = sample::pipeline();
-        predicted.ranks[0].spans[0].instruction.0 = 9999;
+        std::sync::Arc::make_mut(&mut predicted.ranks[0]).spans[0].instruction.0 = 9999;
         for timelines in [vec![], vec![&predicted]] {
             let mut bytes = Vec::new();
             write_trace(&program, &timelines, &mut bytes).expect("a vector takes everything");

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, Program};
-use foretell_simulator::{Options, Oversubscription, predict, simulate};
+use foretell_simulator::{Folding, Options, Oversubscription, predict, simulate};
 use std::time::Instant;
 
 /// A network of `layers` layers, forward and backward, with gradients reduced in buckets beside the backward pass.
@@ -74,7 +74,7 @@ fn main() {
             }
             let seconds = start.elapsed().as_secs_f64();
             let start = Instant::now();
-            predict(&program, &topology, &costs, Oversubscription::Refused).unwrap();
+            predict(&program, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
             let predicted = start.elapsed().as_secs_f64();
             println!(
                 "{name:36} share {share:3}: {:6.2} M instructions/s, {:6.2} M events/s, {:7.3} ms a simulation, {:7.3} ms a prediction",

@@ -22,7 +22,7 @@ pub(crate) fn of_last_rank(lowered: &Lowered<'_>, run: &Run) -> Breakdown {
     let ranks = &run.timeline.ranks;
     let last = ranks.iter().enumerate().max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
     let Some((index, timeline)) = last else { return Breakdown::default() };
-    let rank = &lowered.ranks[index];
+    let rank = &lowered.ranks[lowered.of_rank[index] as usize];
     let stage = &lowered.lists[rank.list];
     let instructions = &lowered.program.lists[rank.list].instructions;
     // The beginnings (+1) and ends (-1) of everything.

@@ -16,6 +16,7 @@ use crate::simulation::{Quantile, Scenario};
 use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
 use foretell_units::Picoseconds;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 mod exchanges;
 
@@ -255,8 +256,11 @@ impl<'a> Interpreter<'a> {
             let overhead = self.lowered.costs.parameters(rank.kind).step_overhead.at(self.quantile);
             timeline.end += overhead.into();
         }
+        // Ranks that were simulated as one have one timeline.
+        let ranks: Vec<Arc<RankTimeline>> = ranks.into_iter().map(Arc::new).collect();
+        let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&ranks[place as usize]));
         Ok(Run {
-            timeline: Timeline { origin: Origin::Predicted, ranks },
+            timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
             began: self.exchanges.iter().map(|exchange| exchange.began).collect(),
             events: self.queue.handled(),
             uncalibrated: self.uncalibrated,

@@ -59,7 +59,7 @@
 //! #     hardware_flops: Flops::ZERO,
 //! # };
 //! // `program`: eight ranks, each with this one kernel to run.
-//! let (prediction, simulation) = foretell_simulator::predict(&program, &topology, &costs, Default::default())?;
+//! let (prediction, simulation) = foretell_simulator::predict(&program, &topology, &costs, Default::default(), Default::default())?;
 //! assert!(prediction.step_seconds >= estimate.median && !prediction.calibrated);
 //! assert_eq!(simulation.timeline.ranks.len(), 8);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -72,6 +72,7 @@ mod engine;
 mod error;
 mod exchange;
 mod fairness;
+mod folding;
 mod interpreter;
 mod kernels;
 mod lowering;
@@ -81,11 +82,12 @@ mod prediction;
 mod roofline;
 mod si;
 mod simulation;
+mod symmetry;
 mod uncertainty;
 
 pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use error::SimulationError;
 pub use prediction::{Prediction, predict};
-pub use simulation::{Breakdown, Options, Oversubscription, Quantile, Simulation, simulate};
+pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Simulation, simulate};
 pub use uncertainty::{Residual, Uncertainty};

@@ -22,6 +22,8 @@ pub(crate) struct Lowered<'a> {
     pub(crate) costs: &'a CostModel,
     /// Who is simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
+    /// For each rank of the Program the place of the one that is simulated for it.
+    pub(crate) of_rank: Vec<u32>,
     pub(crate) lists: Vec<LoweredList>,
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
@@ -48,7 +50,7 @@ pub(crate) struct SimulatedRank {
     /// Which of the Program's lists it runs.
     pub(crate) list: usize,
     /// Which of the list's [`LoweredList::work`] is its own.
-    work: usize,
+    pub(crate) work: usize,
     /// Its processor's place among what is shared.
     pub(crate) processor: u32,
     /// For each group of its list, the place in [`Lowered::groups`].
@@ -174,6 +176,7 @@ impl<'a> Lowered<'a> {
         Ok(Self {
             program,
             costs,
+            of_rank: (0..ranks.len() as u32).collect(),
             ranks,
             lists,
             groups,
@@ -378,7 +381,7 @@ fn number_resources(
     channels: &mut [Channel],
 ) -> Shared {
     let shapes = || {
-        let of_groups = groups.iter().flat_map(|group| [&group.ring, &group.tree, &group.pairs, &group.shift]).flatten();
+        let of_groups = groups.iter().flat_map(GroupSet::shapes).flatten();
         of_groups.chain(channels.iter().map(|channel| &channel.shape))
     };
     let used: BTreeSet<usize> = shapes().flat_map(|shape| shape.loads.iter().map(|&(link, _)| link)).collect();
@@ -389,7 +392,7 @@ fn number_resources(
         }
     };
     for group in groups {
-        for shape in [&mut group.ring, &mut group.tree, &mut group.pairs, &mut group.shift].into_iter().flatten() {
+        for shape in group.shapes_mut().into_iter().flatten() {
             renumber(&mut shape.loads);
         }
     }

@@ -20,7 +20,7 @@ pub(crate) struct GroupSet {
     /// The members, and each one's number for the group in its stage.
     pub(crate) members: Vec<(u32, u32)>,
     /// How many members there must be.
-    size: usize,
+    pub(crate) size: usize,
     /// The first of its exchanges; the others follow.
     pub(crate) first_exchange: u32,
     /// Which collectives, with their bytes, in order.
@@ -31,9 +31,9 @@ pub(crate) struct GroupSet {
     pub(crate) pairs: Option<Shape>,
     pub(crate) shift: Option<Shape>,
     /// How far apart its members are, if samples hold for the devices of all of them.
-    measured: Option<Reach>,
+    pub(crate) measured: Option<Reach>,
     /// The kind of its first device, for the overheads.
-    kind: usize,
+    pub(crate) kind: usize,
 }
 
 /// The messages of one rank to another.
@@ -48,8 +48,8 @@ pub(crate) struct Channel {
     /// The bytes of each message.
     pub(crate) bytes: Vec<u64>,
     pub(crate) shape: Shape,
-    measured: Option<Reach>,
-    kind: usize,
+    pub(crate) measured: Option<Reach>,
+    pub(crate) kind: usize,
 }
 
 /// All of it.
@@ -235,10 +235,19 @@ impl GroupSet {
         })
     }
 
+    /// The flows of all algorithms.
+    pub(crate) fn shapes(&self) -> [Option<&Shape>; 4] {
+        [&self.ring, &self.tree, &self.pairs, &self.shift].map(Option::as_ref)
+    }
+
+    pub(crate) fn shapes_mut(&mut self) -> [Option<&mut Shape>; 4] {
+        [&mut self.ring, &mut self.tree, &mut self.pairs, &mut self.shift].map(Option::as_mut)
+    }
+
     /// What its n-th collective takes alone, and over which flows.
     pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> (Cost, Option<&Shape>) {
         let (collective, bytes) = self.collectives[nth as usize];
-        let members = self.members.len();
+        let members = self.size;
         if members < 2 {
             return (NOTHING, None);
         }

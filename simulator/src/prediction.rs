@@ -2,9 +2,8 @@
 
 use crate::cost::CostModel;
 use crate::error::SimulationError;
-use crate::lowering::Lowered;
 use crate::si;
-use crate::simulation::{Breakdown, Oversubscription, Quantile, Scenario, Simulation, run};
+use crate::simulation::{Breakdown, Folding, Oversubscription, Quantile, Scenario, Simulation, lower, run};
 use crate::uncertainty::Interval;
 use foretell_program::Program;
 use foretell_topologies::{DeviceKind, Topology};
@@ -74,8 +73,11 @@ pub fn predict(
     topology: &Topology,
     costs: &CostModel,
     oversubscription: Oversubscription,
+    folding: Folding,
 ) -> Result<(Prediction, Simulation), SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, oversubscription)?;
+    // Devices that change their pace do so each for itself.
+    let folding = if costs.paces.len() > 1 { Folding::Off } else { folding };
+    let lowered = lower(program, topology, costs, oversubscription, folding)?;
     let at = |quantile| run(&lowered, &Scenario { quantile, paces: Vec::new() });
     let usual = at(Quantile::Median)?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
@@ -99,8 +101,8 @@ pub fn predict(
     let interval = Interval::new(&costs.uncertainty, step, kernels, fast, slow);
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
-    let peak: FlopsPerSecond =
-        lowered.ranks.iter().filter_map(|rank| peak_of(topology.device_kind(rank.device), program.precision)).sum();
+    let all = lowered.of_rank.iter().map(|&place| &lowered.ranks[place as usize]);
+    let peak: FlopsPerSecond = all.filter_map(|rank| peak_of(topology.device_kind(rank.device), program.precision)).sum();
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };

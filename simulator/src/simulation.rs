@@ -32,6 +32,16 @@ pub enum Oversubscription {
     Allowed,
 }
 
+/// Whether ranks that must behave alike are simulated once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Folding {
+    /// One of them stands for all: the same answer, sooner.
+    #[default]
+    On,
+    /// Everyone is simulated.
+    Off,
+}
+
 /// How a Program is simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -39,6 +49,8 @@ pub struct Options {
     pub quantile: Quantile,
     /// What to do with more ranks than devices.
     pub oversubscription: Oversubscription,
+    /// Whether ranks that must behave alike are simulated once.
+    pub folding: Folding,
 }
 
 /// A foretold step.
@@ -97,8 +109,23 @@ pub fn simulate(
     costs: &CostModel,
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, options.oversubscription)?;
+    let lowered = lower(program, topology, costs, options.oversubscription, options.folding)?;
     run(&lowered, &Scenario { quantile: options.quantile, paces: Vec::new() })
+}
+
+/// Makes a Program ready to be run.
+pub(crate) fn lower<'a>(
+    program: &'a Program,
+    topology: &'a Topology,
+    costs: &'a CostModel,
+    oversubscription: Oversubscription,
+    folding: Folding,
+) -> Result<Lowered<'a>, SimulationError> {
+    let lowered = Lowered::new(program, topology, costs, oversubscription)?;
+    Ok(match folding {
+        Folding::On => lowered.folded(),
+        Folding::Off => lowered,
+    })
 }
 
 /// What a run assumes.

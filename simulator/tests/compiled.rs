@@ -3,7 +3,7 @@
 
 use foretell_models::Model;
 use foretell_program::{Layout, Plan, Schedule, compile};
-use foretell_simulator::{CostModel, Options, Oversubscription, critical_path, predict, simulate};
+use foretell_simulator::{CostModel, Folding, Options, Oversubscription, critical_path, predict, simulate};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
 
@@ -24,7 +24,7 @@ fn every_small_layout_of_a_network_can_be_foretold() {
             let layout = Layout { data, tensor, pipeline, virtual_stages, schedule, micro_batch: 4, ..Layout::default() };
             let Ok(compiled) = compile(&model, "resnet18", &plan(layout, 128)) else { continue };
             let program = &compiled.training;
-            let (prediction, simulation) = predict(program, &topology, &costs, Oversubscription::Refused).unwrap();
+            let (prediction, simulation) = predict(program, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
             assert!(prediction.mfu > 0.0 && prediction.mfu < 1.0, "{data} {tensor} {pipeline}: {prediction:?}");
             let total: Picoseconds = prediction.breakdown_seconds.total().into();
             assert!(total.0.abs_diff(simulation.step.0) < 1000);
@@ -65,7 +65,7 @@ fn shorter_bubbles_make_shorter_steps() {
         plan.precision = foretell_units::DataType::Bf16;
         plan.optimizer = foretell_program::Optimizer::AdamW;
         let compiled = compile(&model, "gpt2-xl", &plan).unwrap();
-        let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused).unwrap();
+        let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
         let most = compiled.arenas().into_iter().map(|arena| arena.value()).fold(0.0, f64::max);
         println!(
             "{schedule} {virtual_stages}: step {}, bubble {}, at most {:.2} GB a rank",

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId};
-use foretell_simulator::{CostModel, Options, Oversubscription, SimulationError, critical_path, predict, simulate};
+use foretell_simulator::{CostModel, Folding, Options, Oversubscription, SimulationError, critical_path, predict, simulate};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 
 #[test]
@@ -370,7 +370,7 @@ fn the_same_input_gives_the_same_output() {
 fn a_prediction_has_the_contracts_fields() {
     let topology = cluster(2, 4, "nvswitch-1GB/s");
     let costs = ideal(&topology);
-    let (prediction, simulation) = predict(&everything(), &topology, &costs, Oversubscription::Refused).unwrap();
+    let (prediction, simulation) = predict(&everything(), &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
     assert!(prediction.step_seconds_p10 < prediction.step_seconds && prediction.step_seconds < prediction.step_seconds_p90);
     assert_eq!(Picoseconds::from(prediction.step_seconds), simulation.step);
     assert!(prediction.fits && !prediction.calibrated && prediction.hfu > prediction.mfu && prediction.mfu > 0.0);

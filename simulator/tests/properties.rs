@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Program, Rank};
-use foretell_simulator::{CostModel, Simulation, critical_path};
+use foretell_simulator::{CostModel, Folding, Options, Simulation, critical_path, simulate};
 use foretell_units::{Bytes, Picoseconds};
 use proptest::prelude::*;
 
@@ -119,6 +119,35 @@ proptest! {
         }
     }
 
+    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared.
+    #[test]
+    fn folded_is_unfolded(
+        draws in draws(),
+        (data, tensor) in (1usize..7, 1usize..4),
+        (nodes, devices) in prop_oneof![Just((1usize, 36usize)), Just((9, 4)), Just((5, 8)), Just((13, 3))],
+        share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
+        buffered in prop_oneof![Just(0u64), Just(500_000u64)],
+    ) {
+        let topology = cluster(nodes, devices, "nvswitch-1GB/s");
+        let mut costs = ideal(&topology);
+        costs.parameters_mut(0).communication_share = share;
+        costs.buffered = Bytes::new(buffered);
+        let program = drawn(data, tensor, &draws);
+        let with = |folding| simulate(&program, &topology, &costs, &Options { folding, ..Options::default() }).unwrap();
+        let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
+        prop_assert_eq!(unfolded.simulated_ranks, 2 * data * tensor);
+        prop_assert!(folded.simulated_ranks <= unfolded.simulated_ranks);
+        for (rank, (one, other)) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks).enumerate() {
+            // Sums of equal parts and one product round otherwise.
+            let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 100 + other.0 / 1_000_000_000;
+            for (one, other) in one.spans.iter().zip(&other.spans) {
+                prop_assert!(same(one.start, other.start) && same(one.end, other.end), "rank {}: {:?} and {:?}", rank, one, other);
+            }
+            prop_assert!(same(one.end, other.end));
+        }
+        prop_assert_eq!(&folded.uncalibrated, &unfolded.uncalibrated);
+    }
+
     #[test]
     fn a_faster_network_never_makes_two_lone_ranks_slower(draws in draws()) {
         // Not so of schedules in general (Graham 1969), but here each stream has one order and nothing shares a processor.
@@ -130,4 +159,19 @@ proptest! {
         let rounding = Picoseconds(1_000_000);
         prop_assert!(step("nvswitch-2GB/s") <= step("nvswitch-1GB/s") + rounding);
     }
+}
+
+#[test]
+fn ranks_that_are_alike_are_simulated_once() {
+    let draws = [Draw::Compute(1000), Draw::Compute(2000), Draw::Reduce(Axis::Data, 50_000), Draw::Forward(20_000)];
+    let ranks = |nodes: usize, data: usize, tensor: usize| {
+        let topology = cluster(nodes, 8, "nvswitch-1GB/s");
+        run(&drawn(data, tensor, &draws), &topology, &ideal(&topology)).simulated_ranks
+    };
+    // One of each stage, where a stage fills a node.
+    assert_eq!([ranks(2, 4, 2), ranks(2, 8, 1), ranks(2, 1, 8)], [2, 2, 2]);
+    // A double tree through many nodes has leaves and others: few classes, however many ranks.
+    assert_eq!([ranks(16, 64, 1), ranks(128, 512, 1)], [4, 4]);
+    // Six ranks of a stage begin in the middle of a node: who shares its network with whom differs.
+    assert!(ranks(2, 3, 2) > 2);
 }

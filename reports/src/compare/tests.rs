@@ -1,6 +1,7 @@
 use super::*;
 use crate::sample;
-use foretell_program::{Origin, RankTimeline, Span};
+use foretell_program::{Origin, Span};
+use std::sync::Arc;
 
 fn sum(values: impl Iterator<Item = Seconds>) -> f64 {
     values.sum::<Seconds>().value()
@@ -48,7 +49,7 @@ fn however_spans_lie_the_pieces_add_up() {
     };
     for _ in 0..200 {
         let mut timeline = predicted.clone();
-        for rank in &mut timeline.ranks {
+        for rank in timeline.ranks.iter_mut().map(Arc::make_mut) {
             rank.end = Picoseconds(random(1500));
             for span in &mut rank.spans {
                 (span.start, span.end) = (Picoseconds(random(1000)), Picoseconds(random(1200)));
@@ -85,14 +86,14 @@ fn a_late_peer_makes_a_bubble_and_no_slow_communication() {
     let reduce = program.lists[0].instructions.iter().position(|one| one.operation.kind() == "all_reduce").expect("there is one");
     let late = Picoseconds(1_000_000_000);
     for rank in [0, 1] {
-        let own = &mut measured.ranks[rank];
+        let own = Arc::make_mut(&mut measured.ranks[rank]);
         own.spans[reduce].end += late;
         own.end += late;
         for span in &mut own.spans[reduce + 1..] {
             *span = Span { start: span.start + late, end: span.end + late, ..*span };
         }
     }
-    measured.ranks[1].spans[reduce].start += late;
+    Arc::make_mut(&mut measured.ranks[1]).spans[reduce].start += late;
     let comparison = compare(&program, &predicted, &measured);
     assert_eq!(comparison.rank, Rank(0));
     let bubble = row(&comparison, "bubble");
@@ -116,10 +117,10 @@ fn empty_partial_and_foreign_timelines_are_compared_as_far_as_they_go() {
     let nothing = Timeline { origin: Origin::Measured, ranks: vec![] };
     let empty = sample::empty(&program, Origin::Measured);
     let mut partial = measured.clone();
-    partial.ranks[0].spans.truncate(1);
-    partial.ranks[1].spans.remove(0);
-    partial.ranks[2] = RankTimeline::default();
-    partial.ranks[3].spans[0].instruction = InstructionId(1_000_000);
+    Arc::make_mut(&mut partial.ranks[0]).spans.truncate(1);
+    Arc::make_mut(&mut partial.ranks[1]).spans.remove(0);
+    partial.ranks[2] = Arc::default();
+    Arc::make_mut(&mut partial.ranks[3]).spans[0].instruction = InstructionId(1_000_000);
     for other in [&nothing, &empty, &partial] {
         for (one, two) in [(&predicted, other), (other, &predicted), (other, other)] {
             let comparison = compare(&program, one, two);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::sample;
-use foretell_program::{Origin, RankTimeline};
+use foretell_program::Origin;
 use foretell_units::Seconds;
 
 const PNG_SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
@@ -60,9 +60,9 @@ fn next_to_nothing_is_drawn_too() {
     assert_drawn(&Plot::loss("Huge", &extremes, &extremes), &["training"]);
 
     predicted.ranks.truncate(1);
-    predicted.ranks[0].spans.truncate(1);
+    std::sync::Arc::make_mut(&mut predicted.ranks[0]).spans.truncate(1);
     assert_drawn(&Plot::timeline("One span", &program, &[&predicted]), &["rank 0", "load"]);
     assert_drawn(&Plot::memory("One span", &program, &predicted), &["stage 0"]);
-    predicted.ranks = vec![RankTimeline::default(); 1000];
+    predicted.ranks = vec![std::sync::Arc::default(); 1000];
     assert_drawn(&Plot::timeline("Too many ranks", &program, &[&predicted]), &["The timelines are empty."]);
 }

@@ -156,7 +156,7 @@ impl<'a> Interpreter<'a> {
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
                 let group = &self.lowered.groups[group as usize];
-                format!("{} of {} ranks", group.collectives[nth as usize].0.name(), group.members.len())
+                format!("{} of {} ranks", group.collectives[nth as usize].0.name(), group.size)
             }
             Parties::Channel { .. } => "send and receive".into(),
         }

@@ -1,0 +1,242 @@
+//! Folding: ranks that must behave alike are simulated once.
+//!
+//! Ranks meet in groups and channels, and share links and processors. Of each class of [`crate::symmetry`] one is kept: its members see the same
+//! at every instant, since what happens to one follows only from how many of each class it meets and shares with. A link that is kept is loaded by an
+//! exchange as often as by all of its class before. So the answer is that of simulating everyone, but for the rounding of sums.
+//!
+//! Where ranks share a processor everyone is simulated: who of them comes first at an instant is then a matter of their order.
+
+use crate::lowering::Lowered;
+use crate::network::Shape;
+use crate::symmetry::Ties;
+use foretell_program::Reach;
+use std::collections::{BTreeSet, HashMap};
+
+/// What a thing is, seen from itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    /// With its list, its kind of device and its work.
+    Rank(usize, usize, usize),
+    /// With the list of its first member and its number there, from which its collectives follow, and what they take alone.
+    Group {
+        list: usize,
+        number: u32,
+        size: usize,
+        alone: [Option<Alone>; 4],
+        measured: Option<Reach>,
+        device: usize,
+    },
+    /// With both lists and the peers' numbers there, from which its messages follow, and what they take alone.
+    Channel {
+        lists: [usize; 2],
+        peers: [u32; 2],
+        alone: Alone,
+        measured: Option<Reach>,
+        device: usize,
+    },
+    /// With its capacity, and whether it has a queue.
+    Link(u64, bool),
+    Processor,
+}
+
+/// What a shape takes where nothing else is on the links: latency and seconds a byte, bit by bit.
+type Alone = (u64, u64);
+
+/// What ties two things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Tie {
+    /// A rank has the group under this number.
+    Member(u32),
+    /// A rank sends to, or receives from, its peer of this number through the channel.
+    Sends(u32),
+    Receives(u32),
+    /// A rank runs on a processor.
+    RunsOn,
+    /// An exchange's shape of this number loads a link so much, bit by bit.
+    Loads(usize, u64),
+}
+
+/// Numbers for kinds, in the order of first use.
+struct Numbers<Key>(HashMap<Key, u64>);
+
+impl<Key: std::hash::Hash + Eq> Numbers<Key> {
+    fn of(&mut self, key: Key) -> u64 {
+        let next = self.0.len() as u64;
+        *self.0.entry(key).or_insert(next)
+    }
+}
+
+/// Where the things of each sort begin among all.
+struct Places {
+    groups: usize,
+    channels: usize,
+    shared: usize,
+}
+
+/// For each thing of a sort the place of the one that stands for it among those that are kept, and these.
+struct Kept {
+    place: Vec<u32>,
+    first: Vec<usize>,
+}
+
+impl Kept {
+    fn new(classes: &[u32]) -> Self {
+        let mut known: HashMap<u32, u32> = HashMap::new();
+        let mut first = Vec::new();
+        let place = classes.iter().enumerate().map(|(index, class)| {
+            *known.entry(*class).or_insert_with(|| {
+                first.push(index);
+                first.len() as u32 - 1
+            })
+        });
+        Self { place: place.collect(), first }
+    }
+}
+
+fn alone(shape: &Shape) -> Alone {
+    (shape.hop_latency.value().to_bits(), shape.seconds_per_byte.to_bits())
+}
+
+impl Lowered<'_> {
+    /// The same with one rank for all that must behave alike.
+    pub(crate) fn folded(mut self) -> Self {
+        if self.ranks.len() > self.processors {
+            return self;
+        }
+        let (classes, places) = self.classes();
+        let ranks = Kept::new(&classes[..places.groups]);
+        if ranks.first.len() == self.ranks.len() {
+            return self;
+        }
+        let groups = Kept::new(&classes[places.groups..places.channels]);
+        let channels = Kept::new(&classes[places.channels..places.shared]);
+        let shared = Kept::new(&classes[places.shared..]);
+        self.fold_groups(&ranks, &groups, &shared);
+        self.fold_channels(&ranks, &channels, &shared);
+        let first_processor = self.capacities.len() - self.processors;
+        self.ranks = ranks
+            .first
+            .iter()
+            .map(|&first| {
+                let mut rank = self.ranks[first].clone();
+                rank.processor = shared.place[rank.processor as usize];
+                rank.groups.iter_mut().for_each(|group| *group = groups.place[*group as usize]);
+                rank.sends.iter_mut().for_each(|channel| *channel = channels.place[*channel as usize]);
+                rank.receives.iter_mut().for_each(|channel| *channel = channels.place[*channel as usize]);
+                rank
+            })
+            .collect();
+        self.of_rank = ranks.place;
+        self.processors = shared.first.iter().filter(|&&first| first >= first_processor).count();
+        self.has_queue = shared.first.iter().filter_map(|&first| self.has_queue.get(first).copied()).collect();
+        self.capacities = shared.first.iter().map(|&first| self.capacities[first]).collect();
+        let mut next = 0;
+        for group in &mut self.groups {
+            group.first_exchange = next;
+            next += group.collectives.len() as u32;
+        }
+        for channel in &mut self.channels {
+            channel.first_exchange = next;
+            next += channel.bytes.len() as u32;
+        }
+        self.exchanges = next;
+        self
+    }
+
+    /// The class of each rank, group, channel, link and processor, in this order.
+    fn classes(&self) -> (Vec<u32>, Places) {
+        let mut ties = Ties::default();
+        let (mut kinds, mut tie_kinds) = (Numbers(HashMap::new()), Numbers(HashMap::new()));
+        for rank in &self.ranks {
+            ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work)));
+        }
+        let list_of = |rank: u32| self.ranks[rank as usize].list;
+        let first_group = self.ranks.len();
+        for group in &self.groups {
+            let (list, number) = group.members.first().map_or((0, 0), |&(member, number)| (list_of(member), number));
+            let alone = group.shapes().map(|shape| shape.map(alone));
+            let (size, measured, device) = (group.size, group.measured, group.kind);
+            ties.add(kinds.of(Kind::Group { list, number, size, alone, measured, device }));
+        }
+        let first_channel = first_group + self.groups.len();
+        for channel in &self.channels {
+            let lists = [channel.sender, channel.receiver].map(list_of);
+            let peers = [channel.send_peer, channel.receive_peer];
+            let (alone, measured, device) = (alone(&channel.shape), channel.measured, channel.kind);
+            ties.add(kinds.of(Kind::Channel { lists, peers, alone, measured, device }));
+        }
+        let first_shared = first_channel + self.channels.len();
+        for (index, capacity) in self.capacities.iter().enumerate() {
+            let kind = match self.has_queue.get(index) {
+                Some(&has_queue) => Kind::Link(capacity.to_bits(), has_queue),
+                None => Kind::Processor,
+            };
+            ties.add(kinds.of(kind));
+        }
+        let mut tie = |one: usize, other: usize, kind: Tie| ties.tie(one as u32, other as u32, tie_kinds.of(kind));
+        for (index, rank) in self.ranks.iter().enumerate() {
+            tie(index, first_shared + rank.processor as usize, Tie::RunsOn);
+        }
+        for (index, group) in self.groups.iter().enumerate() {
+            for &(member, number) in &group.members {
+                tie(member as usize, first_group + index, Tie::Member(number));
+            }
+            for (number, shape) in group.shapes().into_iter().enumerate() {
+                for &(link, load) in shape.into_iter().flat_map(|shape| &shape.loads) {
+                    tie(first_group + index, first_shared + link, Tie::Loads(number, load.to_bits()));
+                }
+            }
+        }
+        for (index, channel) in self.channels.iter().enumerate() {
+            tie(channel.sender as usize, first_channel + index, Tie::Sends(channel.send_peer));
+            tie(channel.receiver as usize, first_channel + index, Tie::Receives(channel.receive_peer));
+            for &(link, load) in &channel.shape.loads {
+                tie(first_channel + index, first_shared + link, Tie::Loads(0, load.to_bits()));
+            }
+        }
+        (ties.classes(), Places { groups: first_group, channels: first_channel, shared: first_shared })
+    }
+
+    fn fold_groups(&mut self, ranks: &Kept, groups: &Kept, shared: &Kept) {
+        let mut kept: Vec<_> = groups.first.iter().map(|&first| self.groups[first].clone()).collect();
+        for group in &mut kept {
+            let members: BTreeSet<(u32, u32)> =
+                group.members.iter().map(|&(member, number)| (ranks.place[member as usize], number)).collect();
+            group.members = members.into_iter().collect();
+            group.shapes_mut().into_iter().flatten().for_each(|shape| shape.loads.clear());
+        }
+        for (group, &place) in self.groups.iter().zip(&groups.place) {
+            let of_class = kept[place as usize].shapes_mut();
+            for (shape, folded) in group.shapes().into_iter().zip(of_class) {
+                if let (Some(shape), Some(folded)) = (shape, folded) {
+                    add_loads(shape, folded, shared);
+                }
+            }
+        }
+        self.groups = kept;
+    }
+
+    fn fold_channels(&mut self, ranks: &Kept, channels: &Kept, shared: &Kept) {
+        let mut kept: Vec<_> = channels.first.iter().map(|&first| self.channels[first].clone()).collect();
+        for channel in &mut kept {
+            channel.sender = ranks.place[channel.sender as usize];
+            channel.receiver = ranks.place[channel.receiver as usize];
+            channel.shape.loads.clear();
+        }
+        for (channel, &place) in self.channels.iter().zip(&channels.place) {
+            add_loads(&channel.shape, &mut kept[place as usize].shape, shared);
+        }
+        self.channels = kept;
+    }
+}
+
+/// Adds what an exchange loads of the links that are kept to the shape of the exchange that stands for it: each load by itself, as its own pace
+/// may be that of the link.
+fn add_loads(shape: &Shape, folded: &mut Shape, shared: &Kept) {
+    for &(link, load) in &shape.loads {
+        let place = shared.place[link];
+        if shared.first[place as usize] == link {
+            folded.loads.push((place as usize, load));
+        }
+    }
+}

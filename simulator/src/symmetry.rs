@@ -1,0 +1,139 @@
+//! What behaves alike: the coarsest equitable partition of a graph, by colour refinement (Weisfeiler and Leman 1968).
+//!
+//! Two things are of one class when they begin alike and, for every class and every kind of tie, have as many ties of that kind with
+//! members of that class. A system in which everything follows only from such counts then treats all members of a class alike, always, so that one
+//! of them can stand for all. This file does not know what the things are.
+
+use std::collections::HashMap;
+
+/// Things and their ties.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ties {
+    /// What each thing is before its ties are looked at.
+    kinds: Vec<u64>,
+    /// One thing, another, and what the tie is as the one sees it.
+    ties: Vec<(u32, u32, u64)>,
+}
+
+impl Ties {
+    /// A new thing, which is like others of its kind as far as one can see from itself.
+    pub(crate) fn add(&mut self, kind: u64) -> u32 {
+        self.kinds.push(kind);
+        self.kinds.len() as u32 - 1
+    }
+
+    /// Ties two things; `kind` is that of the tie from both sides.
+    pub(crate) fn tie(&mut self, one: u32, other: u32, kind: u64) {
+        self.ties.push((one, other, kind));
+        self.ties.push((other, one, kind));
+    }
+
+    /// The class of each thing. Classes are numbered in the order of their first members.
+    pub(crate) fn classes(mut self) -> Vec<u32> {
+        self.ties.sort_unstable();
+        let mut offsets = vec![0usize; self.kinds.len() + 1];
+        for &(one, ..) in &self.ties {
+            offsets[one as usize + 1] += 1;
+        }
+        for index in 1..offsets.len() {
+            offsets[index] += offsets[index - 1];
+        }
+        let mut known: HashMap<u64, u32> = HashMap::new();
+        let mut classes: Vec<u32> = self.kinds.iter().map(|kind| number(&mut known, *kind)).collect();
+        let mut count = known.len();
+        loop {
+            let mut known: HashMap<(u32, Vec<(u64, u32)>), u32> = HashMap::new();
+            let refined: Vec<u32> = (0..classes.len())
+                .map(|thing| {
+                    let own = &self.ties[offsets[thing]..offsets[thing + 1]];
+                    let mut seen: Vec<(u64, u32)> = own.iter().map(|&(_, other, kind)| (kind, classes[other as usize])).collect();
+                    seen.sort_unstable();
+                    number(&mut known, (classes[thing], seen))
+                })
+                .collect();
+            // Classes are only ever split: as many as before are the same as before.
+            if known.len() == count {
+                return classes;
+            }
+            count = known.len();
+            classes = refined;
+        }
+    }
+}
+
+/// The number of a key, in the order of first use; so it does not depend on the map's own order.
+fn number<Key: std::hash::Hash + Eq>(known: &mut HashMap<Key, u32>, key: Key) -> u32 {
+    let next = known.len() as u32;
+    *known.entry(key).or_insert(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ring(length: u32, odd_one: Option<u32>) -> Vec<u32> {
+        let mut ties = Ties::default();
+        for index in 0..length {
+            ties.add(u64::from(odd_one == Some(index)));
+        }
+        for index in 0..length {
+            ties.tie(index, (index + 1) % length, 7);
+        }
+        ties.classes()
+    }
+
+    #[test]
+    fn a_ring_is_one_class_until_someone_is_different() {
+        assert_eq!(ring(8, None), [0; 8]);
+        // Then what counts is the distance to that one.
+        assert_eq!(ring(8, Some(0)), [0, 1, 2, 3, 4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn kinds_of_ties_tell_apart() {
+        let mut ties = Ties::default();
+        let things: Vec<u32> = (0..4).map(|_| ties.add(0)).collect();
+        ties.tie(things[0], things[1], 1);
+        ties.tie(things[2], things[3], 2);
+        assert_eq!(ties.classes(), [0, 0, 1, 1]);
+    }
+
+    proptest! {
+        /// Within a class all have as many ties of each kind with each class, and no coarser partition that respects the kinds has this.
+        #[test]
+        fn classes_are_equitable(
+            kinds in proptest::collection::vec(0u64..2, 1..12),
+            pairs in proptest::collection::vec((0u32..12, 0u32..12, 0u64..2), 0..20),
+        ) {
+            let mut ties = Ties::default();
+            for &kind in &kinds {
+                ties.add(kind);
+            }
+            let inside = |&(one, other, _): &(u32, u32, u64)| (one as usize) < kinds.len() && (other as usize) < kinds.len();
+            let pairs: Vec<_> = pairs.into_iter().filter(inside).collect();
+            for &(one, other, kind) in &pairs {
+                ties.tie(one, other, kind);
+            }
+            let classes = ties.classes();
+            let seen = |thing: usize| {
+                let mut seen: Vec<(u64, u32)> = pairs
+                    .iter()
+                    .flat_map(|&(one, other, kind)| [(one, other, kind), (other, one, kind)])
+                    .filter(|&(one, ..)| one as usize == thing)
+                    .map(|(_, other, kind)| (kind, classes[other as usize]))
+                    .collect();
+                seen.sort_unstable();
+                seen
+            };
+            for one in 0..kinds.len() {
+                for other in 0..one {
+                    if classes[one] == classes[other] {
+                        prop_assert_eq!(kinds[one], kinds[other]);
+                        prop_assert_eq!(seen(one), seen(other));
+                    }
+                }
+            }
+        }
+    }
+}
