@@ -70,6 +70,21 @@ pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanE
     })
 }
 
+/// Compiles the training step alone, for who only simulates it.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
+    plan.validate()?;
+    let mesh = plan.mesh()?;
+    let training = Lowering::training(model, name, plan, &mesh)?;
+    limits::check(&training, plan, &mesh)?;
+    let cuts = Cuts::new(&training.graph, plan)?;
+    let states: Vec<StageState> =
+        (0..cuts.stages).map(|stage| StageState::plan(&training, &cuts, stage, plan, &mesh)).collect::<Result<_, _>>()?;
+    training.lower(plan, &mesh, &cuts, &states, Purpose::Training)
+}
+
 /// What a Program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
