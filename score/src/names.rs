@@ -121,6 +121,9 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
 pub(crate) fn format(row: &Row) -> Option<ProductFormat> {
     let text = row.precision.to_lowercase();
     let has = |word: &str| text.contains(word);
+    if row.stated_precision.to_lowercase().contains("tf32 off") {
+        return Some(ProductFormat::Fp32);
+    }
     Some(if has("nvfp4") || has("fp4") {
         ProductFormat::Nvfp4
     } else if has("mxfp8") {

@@ -29,7 +29,7 @@ pub struct Predicted {
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// Micro-batches and Program: one, or two of which the second has more.
-    programs: Vec<(usize, Program)>,
+    pub programs: Vec<(usize, Program)>,
     micro_batches: usize,
     memory: Vec<StageMemory>,
 }

@@ -16,6 +16,8 @@ pub struct Row {
     pub gpu: String,
     /// The precision's name.
     pub precision: String,
+    /// The precision in the source's words.
+    pub stated_precision: String,
     /// Who trained.
     pub framework: String,
     /// What joins devices.
@@ -74,6 +76,7 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
                 model: text("model"),
                 gpu: either("gpu", "gpu_norm"),
                 precision: either("prec_norm", "precision"),
+                stated_precision: text("precision"),
                 framework: text("framework"),
                 intra_link: text("intra_link"),
                 recompute: text("recompute"),

@@ -62,7 +62,7 @@ impl Run {
         let mut stand_ins = Vec::new();
         let per_node = row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
         let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
-        let cluster = profiles.cluster(device, names::link(row), per_node, rate).map_err(profile)?;
+        let cluster = profiles.cluster(device, names::link(row), per_node, devices, rate).map_err(profile)?;
         if rate.is_none() && devices > cluster.devices_per_node {
             stand_ins.push("the network's rate is not stated".into());
         }
@@ -70,7 +70,7 @@ impl Run {
             Some(format) => format,
             None if row.precision.contains("unknown") => {
                 stand_ins.push("the precision is not stated".into());
-                ProductFormat::Fp32
+                stack.precision
             }
             None => return refuse(format!("the precision `{}` is not known", row.precision)),
         };
@@ -251,6 +251,9 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
         return Ok(Model::Bert { layers, hidden, heads, ffn: Some(ffn), vocab, sequence, dropout: Default::default() });
     }
     if let (Some(experts), Some(top_k)) = (row.count("experts"), row.count("topk")) {
+        if layout.context > 1 {
+            return Err(Refusal("experts under context parallelism: the compiler has every rank of `context` compute all tokens".into()));
+        }
         if name.contains("deepseek") {
             stand_ins.push("latent attention and shared experts are simulated as plain ones".into());
         }

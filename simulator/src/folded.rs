@@ -5,6 +5,8 @@
 //! see stragglers, groups that lie differently on nodes (the group of the stage's first rank stands for all), or flows of different axes that
 //! meet on a link. For those there is [`crate::simulate`].
 //!
+//! The host of each rank launches its kernels in order and runs ahead of the device where it can: small kernels wait for it.
+//!
 //! The stack says which communication blocks kernels: that runs in the kernels' lane, in the Program's order. What does not has a lane of its
 //! own, and slows kernels and is slowed by them while both run.
 
@@ -52,8 +54,10 @@ enum Lane {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
-    /// So long, in this lane.
-    Alone(Picoseconds),
+    /// A kernel of so long.
+    Kernel(Picoseconds),
+    /// An exchange within the stage.
+    Exchange(Picoseconds),
     /// With the same collective of other stages.
     Together { exchange: u32, duration: Picoseconds },
     /// Arrives at the other side when it ends.
@@ -65,6 +69,8 @@ enum Work {
 struct Step {
     work: Work,
     lane: u16,
+    /// What the host takes to launch it; of the kernels' lane only.
+    host: Picoseconds,
     successors: Vec<u32>,
 }
 
@@ -122,7 +128,7 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
     let reachable: Vec<Reachable> =
         stage.groups.iter().map(|group| Reachable::of(group, mesh, rank, costs.cluster)).collect();
     let overlap = &costs.stack.overlap;
-    let mut kernels: HashMap<(foretell_models::Kernel, bool), Picoseconds> = HashMap::new();
+    let mut kernels: HashMap<(foretell_models::Kernel, bool), [Picoseconds; 2]> = HashMap::new();
     let mut lanes: Vec<Lane> = vec![Lane::Compute];
     let mut sent: BTreeMap<usize, u32> = BTreeMap::new();
     let mut received: BTreeMap<usize, u32> = BTreeMap::new();
@@ -130,7 +136,9 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
     let mut last_backward = None;
     let mut steps: Vec<Step> = Vec::with_capacity(stage.instructions.len());
     let mut deferred = Vec::new();
+    let exchange_launch = Picoseconds::from(costs.exchange_launch());
     for (index, instruction) in (0u32..).zip(&stage.instructions) {
+        let mut host = exchange_launch;
         let (lane, work) = match &instruction.operation {
             Operation::Compute { kernel, accumulate, group } => {
                 if instruction.phase == Phase::Backward || instruction.phase == Phase::Recompute {
@@ -142,10 +150,12 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                     reachable[group.0 as usize].members / 2
                 });
                 let kernel = kernel.without_constants();
-                let duration = *kernels.entry((kernel, *accumulate)).or_insert_with(|| {
-                    costs.kernel_time(&kernel.for_member(index_in_group), *accumulate, program.precision).into()
+                let [duration, launch] = *kernels.entry((kernel, *accumulate)).or_insert_with(|| {
+                    let time = costs.kernel_time(&kernel.for_member(index_in_group), *accumulate, program.precision);
+                    [time.device.into(), time.host.into()]
                 });
-                (Lane::Compute, Work::Alone(duration))
+                host = launch;
+                (Lane::Compute, Work::Kernel(duration))
             }
             Operation::Collective { kind, group, bytes, .. } => {
                 let place = &stage.groups[group.0 as usize];
@@ -154,7 +164,8 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                 if role == Role::Gradients {
                     size *= costs.stack.gradient_bytes / 4.0;
                 }
-                let duration = Picoseconds::from(reachable[group.0 as usize].time(*kind, size, costs.cluster));
+                let time = reachable[group.0 as usize].time(*kind, size, costs.cluster);
+                let duration = Picoseconds::from(time * costs.stack.communication);
                 let is_beside = match role {
                     Role::Tensor => overlap.tensor,
                     Role::Context => overlap.context,
@@ -176,7 +187,7 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                     *nth += 1;
                     (lane, Work::Together { exchange, duration })
                 } else {
-                    (lane, Work::Alone(duration))
+                    (lane, Work::Exchange(duration))
                 }
             }
             Operation::Send { stage: to, bytes } => {
@@ -186,7 +197,7 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                 let ranks = Group::across(vec![stage.stage.min(*to), stage.stage.max(*to)]);
                 let path = Reachable::of(&ranks, mesh, rank, costs.cluster);
                 let size = bytes.value() * costs.stack.message_scale;
-                let duration = path.message(size, costs.cluster).into();
+                let duration = Picoseconds::from(path.message(size, costs.cluster) * costs.stack.communication);
                 let lane = if overlap.pipeline { Lane::SendTo(*to) } else { Lane::Compute };
                 (lane, Work::Send { message, duration })
             }
@@ -196,13 +207,13 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                 *nth += 1;
                 (Lane::ReceiveFrom(*from), Work::Receive { message })
             }
-            Operation::Load { .. } => (Lane::Load, Work::Alone(Picoseconds::ZERO)),
+            Operation::Load { .. } => (Lane::Load, Work::Exchange(Picoseconds::ZERO)),
         };
         let lane = lanes.iter().position(|&known| known == lane).unwrap_or_else(|| {
             lanes.push(lane);
             lanes.len() - 1
         });
-        steps.push(Step { work, lane: lane as u16, successors: Vec::new() });
+        steps.push(Step { work, lane: lane as u16, host, successors: Vec::new() });
     }
     let waits_for = connect(stage, &mut steps, lanes.len(), last_backward, &deferred);
     Stage { steps, waits_for, lanes: lanes.len() }
@@ -298,6 +309,9 @@ struct Run<'a> {
     gathered: Vec<Vec<(u32, u32)>>,
     ready: Vec<(u32, u32)>,
     unfinished: usize,
+    /// When each stage's host has launched what it has launched.
+    host: Vec<Picoseconds>,
+    waits_for_messages: bool,
     compute: Vec<Picoseconds>,
     blocked: Vec<Picoseconds>,
     handled: u64,
@@ -320,6 +334,8 @@ impl<'a> Run<'a> {
             gathered: vec![Vec::new(); messages.participants.len()],
             ready: Vec::new(),
             unfinished: stages.iter().map(|stage| stage.steps.len()).sum(),
+            host: vec![Picoseconds::ZERO; stages.len()],
+            waits_for_messages: costs.stack.waits_for_messages,
             compute: vec![Picoseconds::ZERO; stages.len()],
             blocked: vec![Picoseconds::ZERO; stages.len()],
             handled: 0,
@@ -361,7 +377,7 @@ impl<'a> Run<'a> {
 
     fn start(&mut self, stage: u32, step: u32) {
         match self.stages[stage as usize].steps[step as usize].work {
-            Work::Alone(duration) => self.begin(stage, step, duration),
+            Work::Kernel(duration) | Work::Exchange(duration) => self.begin(stage, step, duration),
             Work::Send { duration, .. } => self.begin(stage, step, duration),
             Work::Receive { message } => {
                 if self.arrived[message as usize] {
@@ -385,14 +401,20 @@ impl<'a> Run<'a> {
     fn begin(&mut self, stage: u32, step: u32, duration: Picoseconds) {
         let index = stage as usize;
         let one = &self.stages[index].steps[step as usize];
-        if duration == Picoseconds::ZERO {
+        let lane = one.lane as usize;
+        // The host launches the kernels' lane in its order, ahead of the device where it can; a kernel waits for its launch.
+        let mut late = Picoseconds::ZERO;
+        if lane == 0 {
+            self.host[index] += one.host;
+            late = self.host[index].saturating_sub(self.now);
+        }
+        if duration + late == Picoseconds::ZERO {
             self.end(index, step);
             return;
         }
-        let lane = one.lane as usize;
         if lane == 0 {
             let time = match one.work {
-                Work::Alone(_) => &mut self.compute[index],
+                Work::Kernel(_) => &mut self.compute[index],
                 _ => &mut self.blocked[index],
             };
             *time += duration;
@@ -400,7 +422,7 @@ impl<'a> Run<'a> {
         self.generations[index][lane] += 1;
         let generation = self.generations[index][lane];
         self.running[index][lane] =
-            Some(Running { step, left: duration.0 as f64, rate: 0.0, since: self.now, generation });
+            Some(Running { step, left: (duration + late).0 as f64, rate: 0.0, since: self.now, generation });
         self.share(index);
     }
 
@@ -436,6 +458,9 @@ impl<'a> Run<'a> {
         self.unfinished -= 1;
         let stages = self.stages;
         let one = &stages[stage].steps[step as usize];
+        if self.waits_for_messages && matches!(one.work, Work::Receive { .. }) {
+            self.host[stage] = self.host[stage].max(self.now);
+        }
         if let Work::Send { message, .. } = one.work {
             self.arrived[message as usize] = true;
             if let Some((receiver, receive)) = self.waiting[message as usize].take() {

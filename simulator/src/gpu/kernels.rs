@@ -25,40 +25,56 @@ pub struct GpuCosts<'a> {
 }
 
 impl GpuCosts<'_> {
-    /// A kernel's duration: what the device takes, but no less than the host takes to launch it.
-    pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
-        let (device, launches) = self.device_time(kernel, accumulate, precision);
-        if launches == 0.0 {
-            return Seconds::ZERO;
+    /// What the device takes for an instruction's kernels, and what the host takes to launch them; nothing where the stack fuses them away.
+    pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
+        let (device, kernels, category) = self.device_time(kernel, accumulate, precision);
+        if kernels == 0.0 {
+            return KernelTime::default();
         }
-        (device + self.cluster.gpu.launch * launches).max(self.stack.host_launch * launches)
+        let launches = kernels * self.stack.launches_of(category);
+        KernelTime { device: device + self.cluster.gpu.launch * kernels, host: self.stack.host_launch * launches }
     }
 
-    /// Work on the device, and in how many kernels.
-    fn device_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> (Seconds, f64) {
+    /// What the host takes to launch a collective or a message.
+    pub fn exchange_launch(&self) -> Seconds {
+        self.stack.host_launch * self.stack.launches_of(Category::Exchange)
+    }
+
+    /// Work on the device, in how many kernels, and of what kind.
+    fn device_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> (Seconds, f64, Category) {
         let output = if accumulate { 8.0 } else { 4.0 };
         let element = precision.size().value();
-        let plain = |batch, rows, columns, contracted, output_bytes| {
+        let plain = |batch, rows, columns, contracted, output_bytes, cast: usize| {
             let product = Product { batch, rows, columns, contracted, operand_bytes: self.format.bytes(), output_bytes };
-            (self.product(&product) + self.casts(batch, rows, columns, contracted), 1.0)
+            (self.product(&product) + self.casts(batch * cast), 1.0, Category::Product)
         };
         match *kernel {
-            Kernel::Matmul { rows, columns, contracted, .. } => plain(1, rows, columns, contracted, element),
-            Kernel::MatmulInputGradient { rows, columns, contracted, .. } => plain(1, rows, contracted, columns, element),
-            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output),
-            Kernel::ExpertMatmul { experts, rows, columns, contracted } => plain(experts, rows, columns, contracted, element),
+            Kernel::Matmul { rows, columns, contracted, .. } => plain(1, rows, columns, contracted, element, rows * contracted),
+            Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
+                plain(1, rows, contracted, columns, element, rows * columns)
+            }
+            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
+            Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                plain(experts, rows, columns, contracted, element, rows * contracted)
+            }
             Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
-                plain(experts, rows, contracted, columns, element)
+                plain(experts, rows, contracted, columns, element, rows * columns)
             }
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-                plain(experts, columns, contracted, rows, output)
+                plain(experts, columns, contracted, rows, output, 0)
             }
-            Kernel::Convolution(window) => (self.convolution(window, precision), 1.0),
+            Kernel::Convolution(window) => (self.convolution(window, precision), 1.0, Category::Product),
             Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
-                (self.convolution(window, precision), 1.0)
+                (self.convolution(window, precision), 1.0, Category::Product)
             }
-            Kernel::Attention(sizes) => self.attention(&sizes, Pass::Forward, precision),
-            Kernel::AttentionGradient(sizes) => self.attention(&sizes, Pass::Backward, precision),
+            Kernel::Attention(sizes) => {
+                let (time, kernels) = self.attention(&sizes, Pass::Forward, precision);
+                (time, kernels, Category::Attention)
+            }
+            Kernel::AttentionGradient(sizes) => {
+                let (time, kernels) = self.attention(&sizes, Pass::Backward, precision);
+                (time, kernels, Category::Attention)
+            }
             Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => {
                 let step = Product {
                     batch: 1,
@@ -68,7 +84,7 @@ impl GpuCosts<'_> {
                     operand_bytes: element,
                     output_bytes: element,
                 };
-                (self.product(&step) * sizes.sequence as f64, sizes.sequence as f64)
+                (self.product(&step) * sizes.sequence as f64, sizes.sequence as f64, Category::Product)
             }
             kernel => self.memory_bound(&kernel, accumulate, precision),
         }
@@ -78,18 +94,17 @@ impl GpuCosts<'_> {
         product_time(product, self.format, &self.cluster.gpu, self.stack.product_scale(&self.cluster.device))
     }
 
-    /// Operands of a narrow format are cast, each once for each product that reads it.
-    fn casts(&self, batch: usize, rows: usize, columns: usize, contracted: usize) -> Seconds {
-        if !self.format.is_cast() {
-            return Seconds::ZERO;
-        }
-        let elements = batch as f64 * contracted as f64 * (rows + columns) as f64;
-        self.moved(elements * self.stack.cast_bytes)
+    /// Activations and their gradients are cast to a narrow format, and transposed for the weight's gradient, once; weights once a step.
+    fn casts(&self, elements: usize) -> Seconds {
+        if self.format.is_cast() { self.moved(elements as f64 * self.stack.cast_bytes) } else { Seconds::ZERO }
     }
 
+    /// Moving so many bytes, of which the last that the kernel before left may still be in the cache.
     fn moved(&self, bytes: f64) -> Seconds {
         let gpu = &self.cluster.gpu;
-        Seconds::new(bytes / (gpu.memory_bandwidth.value() * gpu.memory_efficiency))
+        let cached = bytes.min(gpu.cache.value());
+        let weight = bytes - cached + cached / gpu.cache_speed;
+        Seconds::new(weight / (gpu.memory_bandwidth.value() * gpu.memory_efficiency))
     }
 
     /// A convolution is a product whose rows are the output's pixels (implicit GEMM). Sixteen-bit even in fp8 runs.
@@ -150,18 +165,27 @@ impl GpuCosts<'_> {
         Seconds::new(kernel.flops().value() / (gpu.peak(format).value() * reached))
     }
 
-    fn memory_bound(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> (Seconds, f64) {
+    fn memory_bound(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> (Seconds, f64, Category) {
         let category = category(kernel);
         let share = self.stack.traffic_of(category);
         if share == 0.0 {
-            return (Seconds::ZERO, 0.0);
+            return (Seconds::ZERO, 0.0, category);
         }
         let mut bytes = kernel.bytes(precision).value();
         if accumulate {
             bytes += 4.0 * kernel.traffic().single as f64;
         }
-        (self.moved(bytes * share), self.stack.launches_of(category))
+        (self.moved(bytes * share) * self.stack.elementwise, 1.0, category)
     }
+}
+
+/// What an instruction's kernels take.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelTime {
+    /// On the device.
+    pub device: Seconds,
+    /// On the host, which launches them ahead of the device where it can.
+    pub host: Seconds,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,21 +261,21 @@ mod tests {
     #[test]
     fn what_a_stack_fuses_takes_no_time() {
         let profiles = Profiles::library().expect("the library is sound");
-        let cluster = profiles.cluster("a100-sxm-80g", None, 8, None).expect("known");
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("megatron-core").expect("known");
         let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16 };
         let bias = Kernel::BiasAdd { rows: 4096, columns: 4096 };
-        assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), Seconds::ZERO);
+        assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
         let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
-        assert!(costs.kernel_time(&norm, false, DataType::Bf16) > Seconds::ZERO);
+        assert!(costs.kernel_time(&norm, false, DataType::Bf16).device > Seconds::ZERO);
     }
 
     #[test]
-    fn no_kernel_is_shorter_than_its_launch() {
+    fn every_kernel_costs_the_host_a_launch() {
         let profiles = Profiles::library().expect("the library is sound");
-        let cluster = profiles.cluster("h100-sxm-80g", None, 8, None).expect("known");
+        let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("pytorch-eager").expect("known");
         let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16 };
-        assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16) >= stack.host_launch);
+        assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
     }
 }

@@ -12,7 +12,7 @@ mod nccl;
 mod product;
 mod profile;
 
-pub use kernels::GpuCosts;
+pub use kernels::{GpuCosts, KernelTime};
 pub use nccl::{Algorithm, Protocol, Reachable};
 pub use product::{Product, product_time};
 pub use profile::{

@@ -237,7 +237,7 @@ mod tests {
     fn cluster(device: &str, gigabits: f64) -> Cluster {
         let profiles = Profiles::library().expect("the library is sound");
         let rate = BytesPerSecond::new(gigabits * 1e9 / 8.0);
-        profiles.cluster(device, None, 8, Some(rate)).expect("is in the library")
+        profiles.cluster(device, None, 8, 64, Some(rate)).expect("is in the library")
     }
 
     /// Microseconds as measured; `collectives_measured.csv` names the sources.

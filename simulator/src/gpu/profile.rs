@@ -115,6 +115,10 @@ pub struct GpuKind {
     pub memory_bandwidth: BytesPerSecond,
     /// The share of it that streaming kernels reach.
     pub memory_efficiency: f64,
+    /// Bytes of an operand that the last level of cache still has from the kernel before.
+    pub cache: Bytes,
+    /// How many times faster than memory it is.
+    pub cache_speed: f64,
     /// The share of the peak that large products reach in sustained runs, by format; a wider format's where there is none.
     product: BTreeMap<ProductFormat, f64>,
     /// What a tile costs beside its work, as that many more of the contracted dimension.
@@ -129,6 +133,8 @@ pub struct GpuKind {
     pub launch: Seconds,
     /// The link between devices of a node, where the run does not say another.
     pub link: String,
+    /// What a device's node has of the network for each device, where the run does not say.
+    pub network_rate: BytesPerSecond,
     /// Where the figures are from.
     pub source: String,
     /// Whether kernels on it were measured, or the efficiencies are taken from a kin.
@@ -187,6 +193,10 @@ pub struct LinkKind {
     pub source: String,
 }
 
+fn half() -> ProductFormat {
+    ProductFormat::Bf16
+}
+
 fn unpadded() -> usize {
     1
 }
@@ -203,16 +213,20 @@ pub struct Network {
     pub efficiency: f64,
     /// The share of NCCL's network latency constants that applies.
     pub latency_scale: f64,
-    /// The rate of a node where the run does not say.
-    pub default_rate: BytesPerSecond,
     /// Where the figures are from.
     pub source: String,
 }
 
-/// What kind of memory-bound work a kernel is, as far as frameworks fuse it.
+/// What kind of work an instruction is, as far as frameworks launch or fuse it differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
+    /// Matrix products and convolutions.
+    Product,
+    /// Attention.
+    Attention,
+    /// Collectives and messages.
+    Exchange,
     /// Adding a bias.
     Bias,
     /// The sum of a gradient over rows, for a bias.
@@ -307,11 +321,20 @@ pub struct StackKind {
     /// The bytes that memory-bound kernels move, as a share of the Program's; 1 where none is stated, 0 where they are fused away.
     #[serde(default)]
     pub traffic: BTreeMap<Category, f64>,
+    /// The time of memory-bound kernels over what their bytes take: how far the stack's are from streaming.
+    #[serde(default = "one")]
+    pub elementwise: f64,
+    /// The time of collectives and messages over what NCCL's rule and the links' rates give: other traffic, skew between ranks.
+    #[serde(default = "one")]
+    pub communication: f64,
     /// Kernels that the host launches for an instruction of each of these kinds; 1 where none is stated.
     #[serde(default)]
     pub launches: BTreeMap<Category, f64>,
-    /// What the host needs to launch a kernel: no kernel is shorter.
+    /// What the host needs to launch a kernel. It runs ahead of the device as far as it can.
     pub host_launch: Seconds,
+    /// Whether the host waits for messages between stages before it launches more.
+    #[serde(default)]
+    pub waits_for_messages: bool,
     /// What the host needs between two micro-batches of a stage (schedule, timers, loss).
     #[serde(default)]
     pub micro_batch_overhead: Seconds,
@@ -328,6 +351,9 @@ pub struct StackKind {
     /// Bytes moved to cast one element of an operand to a narrow format.
     #[serde(default)]
     pub cast_bytes: f64,
+    /// The format of matrix products, where the run does not say.
+    #[serde(default = "half")]
+    pub precision: ProductFormat,
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
@@ -450,7 +476,7 @@ impl Profiles {
         self.stacks.keys().map(String::as_str)
     }
 
-    /// A cluster of nodes of `devices_per_node` such devices; link and rate of a node are the device's and the network's own where left out.
+    /// A cluster of `devices` devices in nodes of `devices_per_node`; link and rate of a node are the device's and the network's own where left out.
     ///
     /// # Errors
     /// [`ProfileError::Unknown`].
@@ -459,13 +485,20 @@ impl Profiles {
         device: &str,
         link: Option<&str>,
         devices_per_node: usize,
+        devices: usize,
         node_rate: Option<BytesPerSecond>,
     ) -> Result<Cluster, ProfileError> {
         let gpu = self.gpu(device)?.clone();
         let link = self.link(link.unwrap_or(&gpu.link))?.clone();
         let network = self.network.clone();
-        let node_rate = node_rate.unwrap_or(network.default_rate);
-        let hosts = link.domain.unwrap_or(devices_per_node).max(devices_per_node).max(1);
+        let node_rate = node_rate.unwrap_or(gpu.network_rate * devices_per_node.max(1) as f64);
+        // Jobs that need several domains take a power of two of each, so that no group of theirs straddles two.
+        let hosts = match link.domain {
+            Some(domain) if devices > domain => 1 << domain.ilog2(),
+            Some(_) => devices.max(devices_per_node),
+            None => devices_per_node,
+        };
+        let hosts = hosts.max(1);
         // All hosts of a domain send side by side.
         let node_rate = node_rate * (hosts as f64 / devices_per_node.max(1) as f64);
         Ok(Cluster { device: device.into(), gpu, link, network, devices_per_node: hosts, node_rate })
