@@ -4,9 +4,9 @@
 //! `cargo run --release -p foretell-score --example fit -- STACK[,STACK...] MOST_ROWS PASSES NAME...`
 //! where a NAME is a value of the stack such as `step_overhead` or `product:h100-sxm-80g`. Prints what was found, then every row's error.
 
-use foretell_score::{Part, Prepared, Row, Run, Split, prepare, published};
+use foretell_score::{Part, Prepared, Row, Run, Split, prepare, published, stated_memory};
 use foretell_simulator::gpu::{AttentionKind, Category, Profiles};
-use foretell_units::Seconds;
+use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 
 struct Case {
@@ -15,6 +15,9 @@ struct Case {
     prepared: Prepared,
     measured: f64,
 }
+
+/// What a value costs the objective for each e-fold that it is away from where the profile had it.
+const PULL: f64 = 0.003;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -41,31 +44,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         .collect();
     let mut values: Vec<f64> = names.iter().map(|name| cases.first().map_or(1.0, |case| get(&case.run, name))).collect();
-    let mut best = error(&cases);
+    let priors = values.clone();
+    // Values that the rows do not determine stay where physics put them.
+    let objective = |cases: &[Case], values: &[f64]| {
+        let far = |(value, prior): (&f64, &f64)| if *prior > 0.0 { (value / prior).ln().abs() } else { 0.0 };
+        error(cases) + PULL * values.iter().zip(&priors).map(far).sum::<f64>()
+    };
+    let mut best = objective(&cases, &values);
     eprintln!("{} rows, at first {best:.4}", cases.len());
-    let mut step = 0.25;
+    let mut step = 0.3;
     for _ in 0..passes {
-        let before = best;
         for (place, name) in names.iter().enumerate() {
             for factor in [1.0 + step, 1.0 / (1.0 + step)] {
                 let old = values[place];
                 let tried = if old == 0.0 { smallest(name) } else { old * factor };
                 cases.iter_mut().for_each(|case| set(&mut case.run, name, tried));
-                let error = error(&cases);
-                if error < best {
-                    best = error;
-                    values[place] = tried;
+                values[place] = tried;
+                let found = objective(&cases, &values);
+                if found < best {
+                    best = found;
                 } else {
+                    values[place] = old;
                     cases.iter_mut().for_each(|case| set(&mut case.run, name, old));
                 }
             }
         }
-        if before - best < 2e-4 {
-            step /= 2.0;
-            if step < 0.01 {
-                break;
-            }
-        }
+        step *= 0.75;
     }
     for (name, value) in names.iter().zip(&values) {
         println!("{name} = {value:.6}");
@@ -77,8 +81,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ratios.push(case.measured / predicted.step.value());
         let layout = &case.run.plan.layout;
         println!(
-            "{:+.3} {:>24} {:22} {:9} {:>4} n{:<5} d{} e{} t{} p{} c{} v{} sp{} z{} {:?} mb{} gb{} {:?} {:.4}s compute {:.3} {}",
+            "{:+.3} {} {:>24} {:22} {:9} {:>4} n{:<5} d{} e{} t{} p{} c{} v{} sp{} z{} {:?} mb{} gb{} {:?} {:.4}s compute {:.3} {}",
             error,
+            case.row.memory_bytes().map_or(String::new(), |bytes| format!("mem {:+.3} of {:.1}", stated_memory(&case.row, &case.run, predicted.memory) / bytes - 1.0, bytes / 1073741824.0)),
             case.row.row_id,
             case.row.model,
             case.run.cluster.device.split('-').next().unwrap_or(""),
@@ -106,14 +111,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     ratios.sort_by(f64::total_cmp);
     let at = |share: f64| ratios.get((share * (ratios.len().saturating_sub(1)) as f64).round() as usize).copied().unwrap_or(1.0);
-    println!("mean magnitude {best:.4}; spread [{:.3}, {:.3}]", at(0.1), at(0.9));
+    println!("mean magnitude {:.4}; spread [{:.3}, {:.3}]", error(&cases), at(0.1), at(0.9));
     Ok(())
 }
 
 fn error(cases: &[Case]) -> f64 {
+    let of_memory = std::env::var("OBJECTIVE").is_ok_and(|objective| objective == "memory");
     let errors: Vec<f64> = cases
         .par_iter()
+        .filter(|case| !of_memory || case.row.memory_bytes().is_some())
         .map(|case| match case.prepared.predict(&case.run) {
+            Ok(predicted) if of_memory => {
+                let stated = stated_memory(&case.row, &case.run, predicted.memory);
+                (stated / case.row.memory_bytes().unwrap_or(1.0)).ln().abs()
+            }
             Ok(predicted) => (predicted.step.value() / case.measured).ln().abs(),
             Err(_) => 1.0,
         })
@@ -185,6 +196,11 @@ fn get(run: &Run, name: &str) -> f64 {
         Some(("product", device)) => stack.product_scale(device),
         Some(("traffic", kind)) => category(kind).map_or(1.0, |kind| stack.traffic_of(kind)),
         Some(("launches", kind)) => category(kind).map_or(1.0, |kind| stack.launches_of(kind)),
+        Some(("memory", "gradient")) => stack.memory.gradient,
+        Some(("memory", "optimizer")) => stack.memory.optimizer,
+        Some(("memory", "activations")) => stack.memory.activations,
+        Some(("memory", "score")) => stack.memory.score,
+        Some(("memory", "context")) => stack.memory.context.value() / 1e9,
         _ => match name {
             "attention" => match stack.attention {
                 AttentionKind::Fused { scale } => scale,
@@ -218,6 +234,11 @@ fn set(run: &mut Run, name: &str, value: f64) {
         Some(("launches", kind)) => {
             category(kind).map(|kind| stack.launches.insert(kind, value));
         }
+        Some(("memory", "gradient")) => stack.memory.gradient = value,
+        Some(("memory", "optimizer")) => stack.memory.optimizer = value,
+        Some(("memory", "activations")) => stack.memory.activations = value,
+        Some(("memory", "score")) => stack.memory.score = value,
+        Some(("memory", "context")) => stack.memory.context = Bytes::new((value * 1e9) as u64),
         _ => match name {
             "attention" => match &mut stack.attention {
                 AttentionKind::Fused { scale } => *scale = value,

@@ -33,6 +33,6 @@ pub use csv::{TableError, read_table};
 pub use predict::{Predicted, Prepared, predict, prepare};
 pub use row::{Row, read_rows};
 pub use run::{Refusal, Run};
-pub use scoring::{Scored, Scores, published, score, to_csv};
+pub use scoring::{Scored, Scores, published, score, stated_memory, to_csv};
 pub use split::{Part, Split};
 pub use statistics::{Summary, Table};

@@ -7,7 +7,6 @@ use foretell_simulator::gpu::ProductFormat;
 type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
-    (&["v100", "t4"], ""),
     (&["v100", "16gb"], "v100-sxm-16g"),
     (&["v100"], "v100-sxm-32g"),
     (&["a100", "pcie", "40"], "a100-pcie-40g"),
@@ -75,9 +74,14 @@ fn find(names: &Names, text: &str) -> Option<&'static str> {
     names.iter().find(|(words, _)| fits(words)).map(|(_, name)| *name).filter(|name| !name.is_empty())
 }
 
-/// The profile of a row's device.
-pub(crate) fn device(row: &Row) -> Option<&'static str> {
-    find(DEVICES, &row.gpu)
+/// The profiles of a row's devices with the number of nodes of each: one, or several where it says `3 nodes A + 1 node B`. None where one is
+/// not known.
+pub(crate) fn node_kinds(row: &Row) -> Vec<(usize, &'static str)> {
+    let part = |text: &str| {
+        let nodes = text.split_once(" node").and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1);
+        find(DEVICES, text).map(|device| (nodes, device))
+    };
+    row.gpu.split(" + ").map(part).collect::<Option<Vec<_>>>().unwrap_or_default()
 }
 
 /// The profile of a row's software stack. A submission to MLPerf lists all that its image holds: there the model decides.
@@ -104,7 +108,7 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
 /// The profile of the link between devices of a node, where the row says another than the device's own.
 pub(crate) fn link(row: &Row) -> Option<&'static str> {
     let text = row.intra_link.to_lowercase();
-    let is_pcie = text.contains("pcie") && !text.contains("nvl");
+    let is_pcie = text.contains("pcie") && !text.contains("nvl") && !row.gpu.contains(" + ");
     if is_pcie {
         return Some(if text.contains('5') {
             "pcie5"
@@ -123,6 +127,9 @@ pub(crate) fn format(row: &Row) -> Option<ProductFormat> {
     let has = |word: &str| text.contains(word);
     if row.stated_precision.to_lowercase().contains("tf32 off") {
         return Some(ProductFormat::Fp32);
+    }
+    if row.stated_precision.to_lowercase().contains("unknown") {
+        return None;
     }
     Some(if has("nvfp4") || has("fp4") {
         ProductFormat::Nvfp4
@@ -153,11 +160,16 @@ mod tests {
 
     #[test]
     fn known_names_are_found_and_unknown_ones_are_not() {
-        assert_eq!(device(&row("A100-SXM4-80GB", "")), Some("a100-sxm-80g"));
-        assert_eq!(device(&row("H100-SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton)", "")), Some("h100-sxm-96g-500w"));
-        assert_eq!(device(&row("GB200", "")), Some("gb200"));
-        assert_eq!(device(&row("3 nodes V100-SXM2-16GB + 1 node T4", "")), None);
-        assert_eq!(device(&row("abacus", "")), None);
+        let kinds = |gpu| node_kinds(&row(gpu, ""));
+        assert_eq!(kinds("A100-SXM4-80GB"), [(1, "a100-sxm-80g")]);
+        assert_eq!(kinds("H100-SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton)"), [(1, "h100-sxm-96g-500w")]);
+        assert_eq!(kinds("GB200"), [(1, "gb200")]);
+        assert_eq!(
+            kinds("3 nodes V100-SXM2-16GB (p3.8xlarge) + 1 node T4 (g4dn.12xlarge)"),
+            [(3, "v100-sxm-16g"), (1, "t4")]
+        );
+        assert_eq!(kinds("abacus"), []);
+        assert_eq!(kinds("A100 + abacus"), []);
         assert_eq!(stack(&row("", "Megatron-DeepSpeed (1F1B)")), Some("megatron-deepspeed"));
         assert_eq!(stack(&row("", "my own")), None);
     }

@@ -5,10 +5,12 @@
 //! the pipeline is full, so this is exact from then on (`many_micro_batches_take_what_few_foretell`).
 
 use crate::run::{Refusal, Run};
-use foretell_program::{BufferRole, Plan, Program, Schedule, compile_training};
-use foretell_simulator::gpu::GpuCosts;
+use foretell_models::Kernel;
+use foretell_program::{BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
+use foretell_simulator::gpu::{AttentionKind, GpuCosts};
 use foretell_simulator::simulate_folded;
 use foretell_units::{DataType, Seconds};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A prediction.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +43,8 @@ struct StageMemory {
     gradient: f64,
     optimizer: f64,
     activations: f64,
+    /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
+    scores: f64,
 }
 
 /// Compiles what a prediction needs.
@@ -75,7 +79,7 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     Ok(Prepared { programs, micro_batches, memory })
 }
 
-fn memory_of(stage: &foretell_program::StageProgram, precision: DataType) -> StageMemory {
+fn memory_of(stage: &StageProgram, precision: DataType) -> StageMemory {
     let mut memory = StageMemory::default();
     for buffer in stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
         let elements = buffer.bytes.value() / buffer.data_type.size().value();
@@ -88,8 +92,43 @@ fn memory_of(stage: &foretell_program::StageProgram, precision: DataType) -> Sta
         }
     }
     let persistent = stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
+    memory.scores = kept_scores(stage);
     memory.activations = stage.arena.value() - persistent.map(|buffer| buffer.bytes.value()).sum::<f64>();
     memory
+}
+
+/// The most elements of scores at a time between an attention and its gradient: of those that are computed again only what was computed last.
+fn kept_scores(stage: &StageProgram) -> f64 {
+    let mut kept: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
+    // From the end: an attention whose gradient is still to come, and that is not computed again before it, keeps its scores.
+    let mut awaited: BTreeSet<(u32, Option<u32>)> = BTreeSet::new();
+    let mut keepers: Vec<bool> = vec![false; stage.instructions.len()];
+    let key = |instruction: &Instruction| (instruction.name, instruction.micro_batch);
+    for (index, instruction) in stage.instructions.iter().enumerate().rev() {
+        match instruction.operation {
+            Operation::Compute { kernel: Kernel::AttentionGradient(_), .. } => {
+                awaited.insert(key(instruction));
+            }
+            Operation::Compute { kernel: Kernel::Attention(_), .. } => keepers[index] = awaited.remove(&key(instruction)),
+            _ => {}
+        }
+    }
+    let (mut sum, mut most) = (0.0f64, 0.0f64);
+    for (instruction, keeps) in stage.instructions.iter().zip(keepers) {
+        match instruction.operation {
+            Operation::Compute { kernel: Kernel::Attention(sizes), .. } if keeps => {
+                let scores = (sizes.batch * sizes.heads()) as f64 * sizes.queries as f64 * sizes.keys as f64;
+                kept.insert(key(instruction), scores);
+                sum += scores;
+            }
+            Operation::Compute { kernel: Kernel::AttentionGradient(_), .. } => {
+                sum -= kept.remove(&key(instruction)).unwrap_or(0.0);
+            }
+            _ => {}
+        }
+        most = most.max(sum);
+    }
+    most
 }
 
 impl Prepared {
@@ -98,10 +137,10 @@ impl Prepared {
     /// # Errors
     /// [`Refusal`] where the Program deadlocks.
     pub fn predict(&self, run: &Run) -> Result<Predicted, Refusal> {
-        let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format };
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
-            let step = simulate_folded(program, &costs).map_err(|error| Refusal(error.to_string()))?;
+            let costs = |stage| GpuCosts { cluster: run.cluster_of(program, stage), stack: &run.stack, format: run.format };
+            let step = simulate_folded(program, costs).map_err(|error| Refusal(error.to_string()))?;
             let compute = step.compute.iter().copied().fold(Seconds::ZERO, Seconds::max);
             steps.push((*count, step.step, compute));
         }
@@ -126,7 +165,8 @@ impl Prepared {
             let optimizer = if single { 8.0 } else { rules.optimizer };
             let parameter = if single { 4.0 } else { rules.parameter };
             let gradient = if single { 4.0 } else { rules.gradient };
-            stage.parameter * parameter + stage.gradient * gradient + stage.optimizer * optimizer + stage.activations * rules.activations
+            let scores = if matches!(run.stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
+            stage.scores * scores * run.plan.precision.size().value() / 2.0 + stage.parameter * parameter + stage.gradient * gradient + stage.optimizer * optimizer + stage.activations * rules.activations
         };
         self.memory.iter().map(of_stage).fold(0.0, f64::max)
     }
@@ -138,4 +178,41 @@ impl Prepared {
 /// [`Refusal`] where it cannot be simulated.
 pub fn predict(run: &Run) -> Result<Predicted, Refusal> {
     prepare(run)?.predict(run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::read_rows;
+    use foretell_simulator::gpu::Profiles;
+
+    fn run(layout: &str, batch: usize) -> Run {
+        let header = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,vpp,mbs,gbs,zero,precision,framework,step_s";
+        let text = format!("{header}\na,t,GPT,8,1024,16,50257,1024,A100-SXM4-80GB,{layout},{batch},1,bf16,Megatron-LM 1,1\n");
+        let rows = read_rows(&text).expect("rows");
+        Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run")
+    }
+
+    #[test]
+    fn many_micro_batches_take_what_few_foretell() {
+        // Devices, dp, tp, pp, vpp, micro-batch.
+        for (layout, batch) in [("8,8,1,1,1,1", 96), ("8,2,2,2,1,1", 40), ("8,1,2,4,1,1", 24), ("4,1,1,4,2,1", 32), ("2,1,1,2,4,1", 24)] {
+            let run = run(layout, batch);
+            let prepared = prepare(&run).expect("compiles");
+            assert_eq!(prepared.programs.len(), 2, "{layout}: too few micro-batches to leave any out");
+            let few = prepared.predict(&run).expect("runs").step;
+            let program = compile_training(&run.model, "model", &run.plan).expect("compiles");
+            let all = Prepared { programs: vec![(prepared.micro_batches, program)], ..prepared };
+            let all = all.predict(&run).expect("runs").step;
+            assert!((few / all - 1.0).abs() < 2e-3, "{layout}: {few} beside {all}");
+        }
+    }
+
+    #[test]
+    fn more_devices_of_a_kind_take_less_time_and_less_memory() {
+        let one = predict(&run("1,1,1,1,1,1", 16)).expect("runs");
+        let eight = predict(&run("8,8,1,1,1,1", 16)).expect("runs");
+        assert!(eight.step < one.step && eight.memory < one.memory, "{eight:?} beside {one:?}");
+        assert!(one.p10 <= one.step && one.step <= one.p90);
+    }
 }

@@ -32,7 +32,7 @@ pub struct Row {
     pub quality: String,
     /// Anything else.
     pub notes: String,
-    cells: BTreeMap<String, String>,
+    pub(crate) cells: BTreeMap<String, String>,
 }
 
 impl Row {

@@ -3,7 +3,7 @@
 use crate::names;
 use crate::row::Row;
 use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Recompute, Schedule};
+use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Recompute, Schedule};
 use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind};
 use foretell_units::{BytesPerSecond, DataType};
 use std::fmt;
@@ -25,8 +25,10 @@ pub struct Run {
     pub model: Model,
     /// How it is laid out.
     pub plan: Plan,
-    /// On what.
+    /// On what. Where nodes differ, those of the first kind.
     pub cluster: Cluster,
+    /// Nodes of other kinds, which follow those of the first: each kind with the number of its first node.
+    pub others: Vec<(usize, Cluster)>,
     /// The profile of the software stack.
     pub stack: StackKind,
     /// Its name.
@@ -52,7 +54,10 @@ impl Run {
         if name.contains("lora") || row.notes.to_lowercase().contains("lora") || row.framework.contains("finetuning") {
             return refuse("fine-tuning of a part of the parameters is not simulated".into());
         }
-        let Some(device) = names::device(row) else { return refuse(format!("no profile of the device `{}`", row.gpu)) };
+        let kinds = names::node_kinds(row);
+        let Some(&(first_nodes, device)) = kinds.first() else {
+            return refuse(format!("no profile of the device `{}`", row.gpu));
+        };
         let Some(stack_name) = names::stack(row) else {
             return refuse(format!("no profile of the framework `{}`", row.framework));
         };
@@ -63,12 +68,21 @@ impl Run {
         let per_node = row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
         let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
         let cluster = profiles.cluster(device, names::link(row), per_node, devices, rate).map_err(profile)?;
+        let mut others = Vec::new();
+        let mut before = first_nodes;
+        for &(nodes, other) in kinds.iter().skip(1) {
+            others.push((before, profiles.cluster(other, None, per_node, devices, rate).map_err(profile)?));
+            before += nodes;
+        }
+        if !others.is_empty() {
+            stand_ins.push("nodes are taken to be filled in the order in which the row names them".into());
+        }
         if rate.is_none() && devices > cluster.devices_per_node {
             stand_ins.push("the network's rate is not stated".into());
         }
         let format = match names::format(row) {
             Some(format) => format,
-            None if row.precision.contains("unknown") => {
+            None if row.precision.is_empty() || row.stated_precision.to_lowercase().contains("unknown") => {
                 stand_ins.push("the precision is not stated".into());
                 stack.precision
             }
@@ -83,7 +97,23 @@ impl Run {
         if stack.estimated {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
-        Ok(Self { model, plan, cluster, stack, stack_name: stack_name.into(), format, stand_ins })
+        Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), format, stand_ins })
+    }
+}
+
+impl Run {
+    /// What the ranks of a stage run on: of several kinds the one that is slowest at products, for which the others wait.
+    pub fn cluster_of(&self, program: &Program, stage: usize) -> &Cluster {
+        if self.others.is_empty() {
+            return &self.cluster;
+        }
+        let kind_of = |rank: Rank| {
+            let node = rank.0 / self.cluster.devices_per_node;
+            self.others.iter().rev().find(|(first, _)| node >= *first).map_or(&self.cluster, |(_, cluster)| cluster)
+        };
+        let rate = |cluster: &Cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format);
+        let kinds = program.mesh.stage_ranks(stage).into_iter().map(kind_of);
+        kinds.min_by(|one, two| rate(one).total_cmp(&rate(two))).unwrap_or(&self.cluster)
     }
 }
 

@@ -116,7 +116,7 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
             scored.p10 = Some(predicted.p10.value());
             scored.p90 = Some(predicted.p90.value());
             scored.error = measured.map(|measured| step / measured - 1.0);
-            scored.predicted_memory_bytes = Some(memory(row, &run, predicted.memory));
+            scored.predicted_memory_bytes = Some(stated_memory(row, &run, predicted.memory));
             scored.calibrated = run.stand_ins.is_empty();
             scored.stack = Some(run.stack_name);
             scored.stand_ins = run.stand_ins;
@@ -127,7 +127,7 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
 }
 
 /// What the figure of the row's kind would be: what the allocator gave out, what it holds, or all that the device has in use.
-fn memory(row: &Row, run: &Run, allocated: f64) -> f64 {
+pub fn stated_memory(row: &Row, run: &Run, allocated: f64) -> f64 {
     let rules = &run.stack.memory;
     let kind = row.mem_kind.to_lowercase();
     let reserved = allocated * (1.0 + rules.fragmentation);
@@ -221,4 +221,61 @@ pub fn to_csv(rows: &[Scored]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some of every source.
+    fn some() -> Vec<Row> {
+        let rows = published().expect("sound");
+        assert!(rows.len() > 2000, "{}", rows.len());
+        rows.into_iter().step_by(67).collect()
+    }
+
+    #[test]
+    fn every_row_appears_once_with_a_prediction_or_a_reason() {
+        let rows = some();
+        let scores = score(&rows, &Split::library().expect("sound"));
+        assert_eq!(scores.rows.len(), rows.len());
+        for (row, scored) in rows.iter().zip(&scores.rows) {
+            assert_eq!(row.row_id, scored.row_id);
+            assert!(scored.predicted_step_seconds.is_some() != scored.refused.is_some(), "{scored:?}");
+        }
+        assert!(scores.refused.len() > 1 && scores.by_source.len() > 8);
+        assert!(!scores.by_source.contains_key(""));
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same() {
+        let rows = some();
+        let split = Split::library().expect("sound");
+        let on = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| score(&rows, &split))
+        };
+        assert_eq!(on(1), on(3));
+    }
+
+    #[test]
+    fn hostile_rows_are_refused_and_end_nothing() {
+        let text = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,mbs,gbs,precision,framework,step_s\n\
+            zero,t,GPT,0,0,0,0,0,A100,0,0,0,0,0,0,bf16,Megatron-LM,1\n\
+            huge,t,GPT,999999999999,999999999999,3,9e11,1e12,A100,1e11,1e11,1,1,9e11,9e11,bf16,Megatron-LM,1\n\
+            words,t,GPT,many,few,some,?,!,A100,a,b,c,d,e,f,bf16,Megatron-LM,soon\n\
+            none,,,,,,,,,,,,,,,,,\n\
+            odd,t,GPT,7,1024,16,50257,1024,A100,6,1,2,3,5,11,bf16,Megatron-LM,1\n\
+            unknown,t,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,1\n\
+            framework,t,GPT,8,1024,16,50257,1024,A100,8,8,1,1,1,8,bf16,by hand,1\n";
+        let rows = read_rows(text).expect("a table");
+        let scores = score(&rows, &Split::library().expect("sound"));
+        assert_eq!(scores.rows.len(), 7);
+        for row in &scores.rows {
+            assert!(row.refused.is_some(), "{row:?}");
+        }
+        let reason = |index: usize| scores.rows[index].refused.clone().unwrap_or_default();
+        assert_eq!(reason(5), "no profile of the device `abacus`");
+        assert_eq!(reason(6), "no profile of the framework `by hand`");
+    }
 }

@@ -80,15 +80,16 @@ struct Stage {
     lanes: usize,
 }
 
-/// Simulates one step of `program` by one rank a stage.
+/// Simulates one step of `program` by one rank a stage. `costs` says what a stage runs on: where its ranks have devices of several kinds, the
+/// slowest, for which the others wait.
 ///
 /// # Errors
 /// [`FoldedError::Deadlock`] where the Program's instructions wait for each other.
-pub fn simulate_folded(program: &Program, costs: &GpuCosts) -> Result<FoldedStep, FoldedError> {
+pub fn simulate_folded<'a>(program: &Program, costs: impl Fn(usize) -> GpuCosts<'a>) -> Result<FoldedStep, FoldedError> {
     let mut messages = Messages::default();
     let stages: Vec<Stage> =
-        program.stages.iter().map(|stage| lower(stage, program, costs, &mut messages)).collect();
-    Run::new(&stages, &messages, costs).run()
+        program.stages.iter().map(|stage| lower(stage, program, &costs(stage.stage), &mut messages)).collect();
+    Run::new(&stages, &messages, &costs(0)).run()
 }
 
 /// Messages and collectives that join stages, numbered as they are met.

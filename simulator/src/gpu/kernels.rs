@@ -171,11 +171,13 @@ impl GpuCosts<'_> {
         if share == 0.0 {
             return (Seconds::ZERO, 0.0, category);
         }
+        // Whole buckets stream in every stack.
+        let slower = if matches!(category, Category::Optimizer | Category::Bucket) { 1.0 } else { self.stack.elementwise };
         let mut bytes = kernel.bytes(precision).value();
         if accumulate {
             bytes += 4.0 * kernel.traffic().single as f64;
         }
-        (self.moved(bytes * share) * self.stack.elementwise, 1.0, category)
+        (self.moved(bytes * share) * slower, 1.0, category)
     }
 }
 

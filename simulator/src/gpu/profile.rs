@@ -303,6 +303,9 @@ pub struct MemoryRules {
     pub optimizer: f64,
     /// What activations take, as a share of the Program's.
     pub activations: f64,
+    /// Bytes kept of each score of attention that is not fused: softmax, what dropout keeps and leaves.
+    #[serde(default)]
+    pub score: f64,
     /// CUDA's context, NCCL's buffers, cuBLAS's workspaces: in what the allocator does not count.
     pub context: Bytes,
     /// Reserved and not used by the allocator, as a share of what is allocated.
