@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::{inputs, output};
 use foretell_reports::{Plot, ScatterPoint};
 use foretell_score::{Part, Scores, Split, published, read_rows, score, to_csv};
+use foretell_simulator::gpu::Profiles;
 use foretell_units::Seconds;
 use std::path::PathBuf;
 
@@ -32,7 +33,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         rows = published().map_err(|error| input(&error))?;
     }
     let split = Split::library().map_err(|error| input(&error))?;
-    let scores = score(&rows, &split);
+    let profiles = Profiles::library().map_err(|error| input(&error))?;
+    let scores = score(&rows, &split, profiles);
     if let Some(folder) = &arguments.plots {
         let undone = |error: &dyn std::fmt::Display| Failure::Undone(format!("{}: {error}", folder.display()));
         std::fs::create_dir_all(folder).map_err(|error| undone(&error))?;

@@ -25,7 +25,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (most, passes): (usize, usize) = (most.parse()?, passes.parse()?);
     let filter = std::env::var("ROWS").unwrap_or_default();
     let split = Split::library()?;
-    let profiles = Profiles::library()?;
+    // From a folder, to try values without a build.
+    let profiles = match std::env::var("PROFILES") {
+        Ok(folder) => {
+            let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.yaml"));
+            Profiles::read(&read("devices")?, &read("links")?, &read("stacks")?)?
+        }
+        Err(_) => Profiles::library()?.clone(),
+    };
+    let profiles = &profiles;
+    if stacks == "all" {
+        let scores = foretell_score::score(&published()?, &split, profiles);
+        println!("fit:\n{}\nscore:\n{}", scores.table(Some(Part::Fit)), scores.table(Some(Part::Score)));
+        std::fs::write(names.first().map_or("/tmp/scores.csv", String::as_str), foretell_score::to_csv(&scores.rows))?;
+        return Ok(());
+    }
     let rows = published()?;
     let mut candidates: Vec<(Row, Run)> = rows
         .into_iter()

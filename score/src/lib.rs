@@ -10,11 +10,12 @@
 //!
 //! ```
 //! use foretell_score::{Split, read_rows, score};
+//! use foretell_simulator::gpu::Profiles;
 //! let text = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,mbs,gbs,precision,framework,step_s\n\
 //!             a-1,mine,GPT-L24h1024,24,1024,16,50257,1024,A100-SXM4-80GB,8,8,1,1,4,32,fp16,Megatron-DeepSpeed (1F1B),0.2\n\
 //!             a-2,mine,GPT-L24h1024,24,1024,16,50257,1024,abacus,8,8,1,1,4,32,fp16,Megatron-DeepSpeed (1F1B),0.2\n";
 //! let rows = read_rows(text)?;
-//! let scored = score(&rows, &Split::library()?);
+//! let scored = score(&rows, &Split::library()?, Profiles::library()?);
 //! assert!(scored.rows[0].predicted_step_seconds.is_some());
 //! assert!(scored.rows[1].refused.as_ref().is_some_and(|reason| reason.contains("abacus")));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -72,21 +72,13 @@ pub struct Scores {
 }
 
 /// Predicts every row. The same on any number of threads.
-pub fn score(rows: &[Row], split: &Split) -> Scores {
-    let profiles = Profiles::library();
-    let rows: Vec<Scored> = rows
-        .par_iter()
-        .map(|row| {
-            let predicted = match profiles {
-                Ok(profiles) => Run::of(row, profiles)
-                    .and_then(|run| predict(&run).map(|predicted| (run, predicted)))
-                    .map_err(|refusal| refusal.to_string()),
-                Err(ref error) => Err(error.to_string()),
-            };
-            scored(row, split, predicted)
-        })
-        .collect();
-    Scores::of(rows)
+pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
+    let of_row = |row: &Row| {
+        let run = Run::of(row, profiles);
+        let predicted = run.and_then(|run| predict(&run).map(|predicted| (run, predicted)));
+        scored(row, split, predicted.map_err(|refusal| refusal.to_string()))
+    };
+    Scores::of(rows.par_iter().map(of_row).collect())
 }
 
 fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>) -> Scored {
@@ -237,7 +229,7 @@ mod tests {
     #[test]
     fn every_row_appears_once_with_a_prediction_or_a_reason() {
         let rows = some();
-        let scores = score(&rows, &Split::library().expect("sound"));
+        let scores = score(&rows, &Split::library().expect("sound"), Profiles::library().expect("sound"));
         assert_eq!(scores.rows.len(), rows.len());
         for (row, scored) in rows.iter().zip(&scores.rows) {
             assert_eq!(row.row_id, scored.row_id);
@@ -253,7 +245,7 @@ mod tests {
         let split = Split::library().expect("sound");
         let on = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            pool.install(|| score(&rows, &split))
+            pool.install(|| score(&rows, &split, Profiles::library().expect("sound")))
         };
         assert_eq!(on(1), on(3));
     }
@@ -269,7 +261,7 @@ mod tests {
             unknown,t,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,1\n\
             framework,t,GPT,8,1024,16,50257,1024,A100,8,8,1,1,1,8,bf16,by hand,1\n";
         let rows = read_rows(text).expect("a table");
-        let scores = score(&rows, &Split::library().expect("sound"));
+        let scores = score(&rows, &Split::library().expect("sound"), Profiles::library().expect("sound"));
         assert_eq!(scores.rows.len(), 7);
         for row in &scores.rows {
             assert!(row.refused.is_some(), "{row:?}");
