@@ -62,9 +62,10 @@ const STACKS: &Names = &[
     (&["pytorch eager"], "pytorch-eager"),
     (&["fsdp"], "mosaicml-composer"),
     (&["deeplearningexamples", "pytorch"], "deeplearningexamples-pytorch"),
+    (&["deeplearningexamples", "tensorflow2"], "deeplearningexamples-tensorflow2"),
     (&["deeplearningexamples", "tensorflow"], "deeplearningexamples-tensorflow"),
     (&["deeplearningexamples", "mxnet"], "mlperf-mxnet"),
-    (&["deeplearningexamples", "paddle"], "deeplearningexamples-tensorflow"),
+    (&["deeplearningexamples", "paddle"], "deeplearningexamples-paddle"),
     (&["nemo"], "mlperf-nemo"),
 ];
 
