@@ -259,7 +259,7 @@ impl Needs {
 
     /// Adds those of a training step.
     pub fn add(&mut self, compiled: &Compiled) {
-        let stages = compiled.training.stages.iter();
+        let stages = compiled.training.lists.iter();
         for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
             match &instruction.operation {
                 Operation::Compute { kernel, accumulate, .. } => {

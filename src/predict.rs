@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Axis, Compiled, Plan, Profile, Rank, Recompute};
+use foretell_program::{Compiled, Plan, Profile, Rank, Recompute};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{CostModel, Oversubscription, Prediction, Simulation};
 use foretell_topologies::Topology;
@@ -77,15 +77,14 @@ struct Misfit {
 /// The first device that is too small. Ranks go round the devices, as in the simulator, so that several may share one.
 fn misfit(compiled: &Compiled, topology: &Topology) -> Option<Misfit> {
     let mesh = &compiled.training.mesh;
-    let arenas = compiled.arenas();
-    let stage_of = |rank: usize| mesh.coordinates(Rank(rank)).along(Axis::Pipeline);
     let (ranks, devices) = (mesh.world_size(), topology.device_count());
     topology.devices().take(ranks).enumerate().find_map(|(index, device)| {
-        let stages: Vec<usize> = (index..ranks).step_by(devices).map(stage_of).collect();
-        let need = stages.iter().map(|&stage| arenas[stage]).fold(Bytes::ZERO, |sum, arena| sum + arena);
+        let sharers: Vec<Rank> = (index..ranks).step_by(devices).map(Rank).collect();
+        let need = sharers.iter().map(|&rank| compiled.arena_of(rank)).fold(Bytes::ZERO, |sum, arena| sum + arena);
         let kind = topology.device_kind(device);
-        let largest = stages.iter().copied().max_by_key(|&stage| (arenas[stage], std::cmp::Reverse(stage)))?;
-        let misfit = Misfit { stage: largest, ranks: stages.len(), need, kind: kind.name.clone(), limit: kind.memory };
+        let largest = sharers.iter().copied().max_by_key(|&rank| (compiled.arena_of(rank), std::cmp::Reverse(rank)))?;
+        let misfit =
+            Misfit { stage: mesh.stage_of(largest), ranks: sharers.len(), need, kind: kind.name.clone(), limit: kind.memory };
         (need > kind.memory).then_some(misfit)
     })
 }

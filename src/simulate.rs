@@ -122,7 +122,7 @@ fn path_table(path: &CriticalPath) -> String {
 
 fn path_document(path: &CriticalPath, program: &Program) -> Value {
     let segments = path.segments.iter().map(|segment| {
-        let stage = program.stage_of(segment.rank);
+        let stage = program.list_of(segment.rank);
         let instruction = stage.instruction(segment.instruction);
         let (start, end) = (Seconds::from(segment.start), Seconds::from(segment.end));
         json!({

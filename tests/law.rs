@@ -50,11 +50,53 @@ struct Case {
     clip: bool,
     precision: &'static str,
     seed: u64,
+    /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages' own.
+    uneven: Option<Uneven>,
 }
+
+/// A layout that is not the same for all ranks: its text, its stages, and the parts into which its first stage cuts samples.
+#[derive(Clone, Copy, Debug)]
+struct Uneven {
+    text: &'static str,
+    pipeline: usize,
+    parts: usize,
+}
+
+const fn uneven(text: &'static str, pipeline: usize, parts: usize) -> Uneven {
+    Uneven { text, pipeline, parts }
+}
+
+/// Of shares that are not equal, in stages that are.
+const SHARES: [Uneven; 4] = [
+    uneven("data: 2, shares: [2, 1]", 1, 3),
+    uneven("data: 2, tensor: 2, shares: [1, 3]", 1, 4),
+    uneven("data: 3, shares: [1, 2, 1]", 1, 4),
+    uneven("data: 2, shares: [3, 1], pipeline: 2", 2, 4),
+];
+
+/// Of stages that are not as large as each other.
+const MESHES: [Uneven; 8] = [
+    uneven("pipeline: 2, stages: [{data: 2}, {data: 1}]", 2, 2),
+    uneven("pipeline: 2, stages: [{data: 1}, {data: 3, shares: [1, 2, 1]}]", 2, 1),
+    uneven("pipeline: 2, stages: [{data: 1}, {tensor: 2}]", 2, 1),
+    uneven("pipeline: 2, stages: [{data: 2, tensor: 2}, {data: 2, shares: [1, 1]}]", 2, 2),
+    uneven("pipeline: 3, stages: [{tensor: 2}, {data: 2}, {data: 1}]", 3, 1),
+    uneven("pipeline: 2, stages: [{data: 4}, {data: 2, tensor: 2}]", 2, 4),
+    uneven("pipeline: 2, stages: [{data: 2, shares: [3, 1]}, {data: 2}]", 2, 4),
+    uneven("pipeline: 3, stages: [{data: 1}, {data: 2, tensor: 2}, {data: 1}]", 3, 1),
+];
+
+/// The same with sequences that are shared out.
+const SEQUENCES: [Uneven; 3] = [
+    uneven("pipeline: 2, stages: [{context: 2}, {tensor: 2}]", 2, 1),
+    uneven("pipeline: 2, stages: [{data: 2, context: 2}, {context: 4}]", 2, 2),
+    uneven("pipeline: 2, stages: [{tensor: 2, context: 2}, {data: 2, context: 1}]", 2, 1),
+];
 
 impl Case {
     fn global_batch(&self) -> usize {
-        self.data * self.expert * self.micro_batch * self.micro_batches
+        let parts = self.uneven.map_or(self.data * self.expert, |uneven| uneven.parts);
+        parts * self.micro_batch * self.micro_batches
     }
 
     /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding. fp16's
@@ -66,13 +108,17 @@ impl Case {
         let (schedule, virtual_stages) = schedule;
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
         let batch = self.global_batch();
-        let shard_group = if self.hybrid && *zero > 0 && *data == 4 { ", shard_group: 2" } else { "" };
+        let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
+        let mesh = match self.uneven {
+            Some(uneven) => uneven.text.into(),
+            None => format!("data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, expert: {expert}"),
+        };
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
              training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
-             layout: {{data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, context_method: {context_method}, expert: {expert}, \
+             layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
              sequence_parallel: {sequence_parallel}{cuts}}}\n"
         )
@@ -95,6 +141,7 @@ impl Case {
             sequence_parallel: false,
             schedule: ("1f1b", 1),
             cuts: None,
+            uneven: None,
             ..self.clone()
         }
     }
@@ -170,12 +217,22 @@ prop_compose! {
         precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
         expert in 1usize..3,
         seed in 0u64..100,
+        uneven in proptest::option::weighted(0.25, proptest::sample::select([&SHARES[..], &MESHES, &SEQUENCES].concat())),
     ) -> Case {
+        let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
+        let is_uneven_in_sequence = |one: &Uneven| SEQUENCES.iter().any(|other| other.text == one.text);
+        // What several stages share they must hold alike, and not every sequence can be cut into four.
+        let shares_parameters = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
+        let uneven = uneven.filter(|one| !(is_uneven_in_sequence(one) && !has_sequence));
+        let uneven = uneven.filter(|one| !(shares_parameters && one.text.contains("stages")) && one.pipeline <= blocks);
+        // Only the vocabulary of an LSTM has a width that `tensor` shares out.
+        let uneven = uneven.filter(|one| !(model.contains("lstm") && one.text.contains("tensor")));
+        let pipeline = uneven.map_or(pipeline, |uneven| uneven.pipeline);
+        let micro_batch = uneven.map_or(micro_batch, |uneven| if uneven.parts == 1 { 8 } else { 4 });
         // Not every model has as many blocks as there would be chunks.
         let schedule = if pipeline * schedule.1 > blocks { ("zb-h1", 1) } else { schedule };
         let cuts = cuts(blocks, pipeline * schedule.1, seed);
         // Images have no sequence to share out.
-        let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
         let context = if has_sequence { context } else { 1 };
         // Nor can every sequence be cut into three or four: BERT's and the first GPT's are of twelve, T5's of ten and six.
         let divides = context < 3 || model.contains("sequence: 12") || (context == 4 && model.contains("sequence: 8"));
@@ -183,7 +240,7 @@ prop_compose! {
         let expert = if model.contains("moe") && data * tensor * pipeline * context < 4 { expert } else { 1 };
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, optimizer, bucket,
-            zero, hybrid, sequence_parallel, clip, precision, seed,
+            zero, hybrid, sequence_parallel, clip, precision, seed, uneven,
         }
     }
 }
@@ -228,6 +285,38 @@ proptest! {
     }
 }
 
+/// Every way to be uneven, on a model that can be cut every way.
+#[test]
+fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
+    for (index, uneven) in [&SHARES[..], &MESHES, &SEQUENCES].concat().into_iter().enumerate() {
+        let dropping =
+            "{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 8, tied_embeddings: false, dropout: 0.2}";
+        check(&Case {
+            model: dropping,
+            data: 1,
+            tensor: 1,
+            pipeline: uneven.pipeline,
+            context: 1,
+            context_method: if index % 2 == 0 { "gather" } else { "ring" },
+            expert: 1,
+            precision: if index % 3 == 2 { "bf16" } else { "fp32" },
+            cuts: None,
+            micro_batch: 4,
+            micro_batches: 3,
+            schedule: (["1f1b", "gpipe", "zb-h1"][index % 3], 1),
+            recompute: if index % 4 == 1 { "full" } else { "none" },
+            optimizer: "adamw",
+            bucket: "4KiB",
+            zero: index % 4,
+            hybrid: false,
+            sequence_parallel: index % 2 == 1,
+            clip: index % 2 == 0,
+            seed: 5,
+            uneven: Some(uneven),
+        });
+    }
+}
+
 #[test]
 fn tcp_and_shared_memory_train_to_the_same_bits() {
     for precision in ["fp32", "bf16"] {
@@ -252,6 +341,7 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
             clip: false,
             precision,
             seed: 1,
+            uneven: None,
         };
         let scratch = Scratch::new();
         let near = scratch.train(&case.plan(), 4, 1, &[]);
@@ -289,6 +379,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
                 sequence_parallel: false,
                 clip: false,
                 seed: 5,
+                uneven: None,
             });
         }
     }
@@ -329,6 +420,7 @@ fn ring_attention_obeys_the_law() {
             sequence_parallel: false,
             clip: false,
             seed: 5,
+            uneven: None,
         });
     }
 }
@@ -361,6 +453,7 @@ fn dropout_drops_the_same_in_every_dimension() {
                 sequence_parallel: tensor > 1,
                 clip: false,
                 seed: 5,
+                uneven: None,
             });
         }
     }

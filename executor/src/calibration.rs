@@ -270,7 +270,7 @@ impl KernelBench {
             let Some((reads, writes)) = sets.sets.get(turn) else { break };
             let (hyperparameters, precision) = (&hyperparameters, self.precision);
             let call =
-                KernelCall { kernel, reads, writes, accumulate, hyperparameters, group_index: 0, batch_part: 0, precision };
+                KernelCall { kernel, reads, writes, accumulate, hyperparameters, group_index: 0, samples_before: 0, precision };
             // The first round over the sets warms up.
             if round == sets.sets.len().min(8) {
                 counted_from = Some(clock::now());

@@ -6,7 +6,7 @@ use crate::job::{Bits, EvaluationReport, Job, Report, StepReport, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{data::Dataset, supported};
-use foretell_program::{Axis, MetricKind, Rank, Timeline, compile};
+use foretell_program::{MetricKind, Rank, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -126,7 +126,7 @@ pub fn execute(
     progress(Progress::Started { steps });
     let mut collector = Collector::new(mesh.world_size(), compiled.training.predictions, compiled.training.samples);
     let predictions_per_sample = compiled.training.predictions / compiled.training.samples.max(1);
-    let mut arenas = vec![Bytes::ZERO; mesh.size(Axis::Pipeline)];
+    let mut arenas = vec![Bytes::ZERO; mesh.stage_count()];
     let mut outcome =
         Outcome { steps: Vec::new(), evaluations: Vec::new(), arenas: Vec::new(), timeline: None, world_size: mesh.world_size() };
     let mut running = mesh.world_size();
@@ -156,7 +156,7 @@ pub fn execute(
                 }
             }
             Report::Finished { arena } => {
-                let stage = mesh.coordinates(Rank(rank)).along(Axis::Pipeline);
+                let stage = mesh.stage_of(Rank(rank));
                 arenas[stage] = arenas[stage].max(arena);
                 running -= 1;
             }

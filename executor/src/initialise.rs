@@ -4,14 +4,21 @@
 use crate::arena::Arena;
 use crate::half::Half;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
-use foretell_program::{Coordinates, Initial, InitialShare, Mesh, Placements, StageProgram};
+use foretell_program::{Coordinates, Initial, InitialShare, Placements, StageMesh, StageProgram};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 use sha2::{Digest, Sha256};
 
 /// Fills all parameters, their master copies and running statistics of a rank.
-pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, arena: &Arena, seed: u64) {
+pub(crate) fn initialise(
+    stage: &StageProgram,
+    graph: &Graph,
+    mesh: &StageMesh,
+    coordinates: Coordinates,
+    arena: &Arena,
+    seed: u64,
+) {
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
@@ -46,7 +53,7 @@ pub(crate) fn initialise(stage: &StageProgram, graph: &Graph, mesh: &Mesh, coord
 }
 
 /// The part of a tensor's start that a rank holds.
-fn share_of(share: &InitialShare, graph: &Graph, mesh: &Mesh, coordinates: Coordinates, seed: u64) -> Vec<f32> {
+fn share_of(share: &InitialShare, graph: &Graph, mesh: &StageMesh, coordinates: Coordinates, seed: u64) -> Vec<f32> {
     let tensor = graph.tensor(share.tensor);
     let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
     let mut part = vec![0.0; share.placements.local_shape(&full, mesh).iter().product()];
@@ -88,7 +95,14 @@ fn stream(seed: u64, name: &str) -> ChaCha8Rng {
 }
 
 /// Copies the part of a tensor that a rank holds.
-fn take_share(whole: &[f32], tensor: &Tensor, placements: &Placements, mesh: &Mesh, coordinates: Coordinates, share: &mut [f32]) {
+fn take_share(
+    whole: &[f32],
+    tensor: &Tensor,
+    placements: &Placements,
+    mesh: &StageMesh,
+    coordinates: Coordinates,
+    share: &mut [f32],
+) {
     let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
     let local = placements.local_shape(&full, mesh);
     let start = placements.local_start(&full, mesh, coordinates);
@@ -128,9 +142,9 @@ mod tests {
             let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");
             let graph = model.graph("mlp", &GraphOptions::ONE).expect("it is a model");
-            let (mesh, stage) = (&compiled.training.mesh, compiled.training.stage_of(Rank(1)).clone());
+            let (mesh, stage) = (&compiled.training.mesh, compiled.training.list_of(Rank(1)).clone());
             let arena = Arena::new(stage.arena).expect("a small arena");
-            initialise(&stage, &graph, mesh, mesh.coordinates(Rank(1)), &arena, 3);
+            initialise(&stage, &graph, mesh.stage(0), mesh.coordinates(Rank(1)), &arena, 3);
             (stage, arena)
         };
         let (single, single_arena) = started(DataType::Fp32);

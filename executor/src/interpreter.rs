@@ -12,7 +12,7 @@ use crate::line::Line;
 use crate::machine;
 use crate::samples::Samples;
 use crate::transport::Transport;
-use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, Program, Rank, StageProgram, Stream};
+use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, PeerId, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,18 +25,20 @@ pub(crate) enum StreamKey {
     Compute,
     Load,
     Group(Group),
-    SendTo(usize),
-    ReceiveFrom(usize),
+    SendTo(Rank),
+    ReceiveFrom(Rank),
 }
 
 impl StreamKey {
-    fn of(stage: &StageProgram, stream: &Stream) -> Self {
+    fn of(program: &Program, rank: Rank, stream: &Stream) -> Self {
+        let list = program.list_of(rank);
+        let peer = |PeerId(index): &PeerId| list.peers[*index as usize].of(&program.mesh, rank);
         match stream {
             Stream::Compute => StreamKey::Compute,
             Stream::Load => StreamKey::Load,
-            Stream::Group(GroupId(index)) => StreamKey::Group(stage.groups[*index as usize].clone()),
-            Stream::SendTo(stage) => StreamKey::SendTo(*stage),
-            Stream::ReceiveFrom(stage) => StreamKey::ReceiveFrom(*stage),
+            Stream::Group(GroupId(index)) => StreamKey::Group(list.groups[*index as usize].clone()),
+            Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
+            Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
         }
     }
 }
@@ -47,8 +49,8 @@ impl fmt::Display for StreamKey {
             StreamKey::Compute => formatter.write_str("compute"),
             StreamKey::Load => formatter.write_str("load"),
             StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
-            StreamKey::SendTo(stage) => write!(formatter, "to-stage-{stage}"),
-            StreamKey::ReceiveFrom(stage) => write!(formatter, "from-stage-{stage}"),
+            StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
+            StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
         }
     }
 }
@@ -71,8 +73,8 @@ struct Playlist {
     operands: Vec<Operands>,
     /// By group: which part the rank has of what the group's axes cut.
     group_index: Vec<usize>,
-    /// Which part of the batch the rank has.
-    batch_part: usize,
+    /// Samples of a micro-batch that lie on ranks before this one.
+    samples_before: usize,
     precision: DataType,
     /// What the run reports: one number each.
     metrics: Vec<(Metric, Operand)>,
@@ -138,9 +140,8 @@ impl Interpreter {
         let (mesh, precision) = (first.mesh.clone(), first.precision);
         let mut keys = vec![StreamKey::Compute];
         for program in programs {
-            let stage = program.stage_of(rank);
-            for stream in &stage.streams {
-                let key = StreamKey::of(stage, stream);
+            for stream in &program.list_of(rank).streams {
+                let key = StreamKey::of(program, rank, stream);
                 if !keys.contains(&key) {
                     keys.push(key);
                 }
@@ -150,7 +151,7 @@ impl Interpreter {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
         }
-        let stages = programs.iter().flat_map(|program| &program.stages);
+        let stages = programs.iter().flat_map(|program| &program.lists);
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =
@@ -265,11 +266,11 @@ impl Drop for Interpreter {
 
 impl Playlist {
     fn new(program: &Program, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
-        let stage = program.stage_of(rank);
+        let stage = program.list_of(rank);
         let slot_of: Vec<usize> = stage
             .streams
             .iter()
-            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(stage, stream)).unwrap_or(0))
+            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(program, rank, stream)).unwrap_or(0))
             .collect();
         let mut lists = vec![Vec::new(); keys.len()];
         let mut after = Vec::with_capacity(stage.instructions.len());
@@ -291,15 +292,16 @@ impl Playlist {
             });
         }
         let coordinates = mesh.coordinates(rank);
-        let group_index = stage.groups.iter().map(|group| mesh.part_along(&group.axes, coordinates)).collect();
-        let batch_part = mesh.batch_part(coordinates);
+        let stage_mesh = mesh.stage_at(coordinates);
+        let group_index = stage.groups.iter().map(|group| stage_mesh.part_along(&group.axes, coordinates)).collect();
+        let samples_before = stage_mesh.samples_before(coordinates);
         let metrics = stage
             .metrics
             .iter()
             .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
             .collect::<Result<_, ExecutorError>>()?;
         let precision = program.precision;
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, batch_part, precision, metrics })
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, samples_before, precision, metrics })
     }
 }
 
@@ -332,7 +334,7 @@ fn compute(
                 accumulate: *accumulate,
                 hyperparameters,
                 group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
-                batch_part: playlist.batch_part,
+                samples_before: playlist.samples_before,
                 precision: playlist.precision,
             };
             // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
@@ -449,6 +451,7 @@ mod tests {
         let stage = StageProgram {
             stage: 0,
             streams: vec![Stream::Group(GroupId(0)), stream],
+            peers: Vec::new(),
             groups: vec![Group::along(Axis::Data)],
             buffers: vec![buffer],
             instructions: vec![instruction(0, all_reduce), instruction(1, other)],
@@ -457,7 +460,8 @@ mod tests {
             arena: BYTES,
         };
         Program {
-            stages: vec![stage],
+            lists: vec![stage],
+            list_of_rank: vec![0, 0],
             mesh: Mesh::new(|axis| if axis == Axis::Data { 2 } else { 1 }, &[]).expect("two ranks"),
             precision: DataType::Fp32,
             samples: 1,

@@ -6,13 +6,13 @@ use crate::half::Half;
 use crate::interpreter::StreamKey;
 use crate::samples::Samples;
 use crate::transport::{Channel, Group, Number, Reduction, StreamNumber, Transport};
-use foretell_program::{Axis, Collective, Mesh, Operation, Rank};
+use foretell_program::{Collective, Mesh, Operation, Rank};
 use foretell_units::DataType;
 use std::sync::Arc;
 
 /// A stream's own end of the transport.
 pub(crate) enum Line {
-    Load { batch_part: usize, half: Option<Half> },
+    Load { samples_before: usize, half: Option<Half> },
     Group(Box<Group>),
     Peer(Channel),
 }
@@ -36,12 +36,11 @@ impl Line {
         transport: &Arc<dyn Transport>,
     ) -> Result<Self, ExecutorError> {
         let coordinates = mesh.coordinates(rank);
-        let my_stage = coordinates.along(Axis::Pipeline);
-        let peer = |stage: usize| mesh.rank(coordinates.with(Axis::Pipeline, stage)).0;
-        let number = |from: usize, to: usize| if from < to { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
+        let number =
+            |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
         Ok(match key {
             StreamKey::Compute | StreamKey::Load => {
-                Line::Load { batch_part: mesh.batch_part(coordinates), half: Half::of(precision) }
+                Line::Load { samples_before: mesh.stage_at(coordinates).samples_before(coordinates), half: Half::of(precision) }
             }
             StreamKey::Group(group) => {
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
@@ -53,8 +52,8 @@ impl Line {
                 }
                 Line::Group(Box::new(Group::new(Arc::clone(transport), &members, StreamNumber(number as u16))?))
             }
-            StreamKey::SendTo(stage) => Line::Peer(transport.open(peer(*stage), number(my_stage, *stage))?),
-            StreamKey::ReceiveFrom(stage) => Line::Peer(transport.open(peer(*stage), number(*stage, my_stage))?),
+            StreamKey::SendTo(peer) => Line::Peer(transport.open(peer.0, number(rank, *peer))?),
+            StreamKey::ReceiveFrom(peer) => Line::Peer(transport.open(peer.0, number(*peer, rank))?),
         })
     }
 
@@ -70,9 +69,9 @@ impl Line {
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
         match (self, operation, reads, writes) {
-            (Line::Load { batch_part, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
+            (Line::Load { samples_before, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
                 // SAFETY: the caller gives this place to us alone.
-                unsafe { samples.load(*input, *half, first_sample + *batch_part * count, *count, write) }
+                unsafe { samples.load(*input, *half, first_sample + *samples_before, *count, write) }
             }
             (Line::Peer(channel), Operation::Send { .. }, [read], _) => {
                 // SAFETY: as above.

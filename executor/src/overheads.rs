@@ -92,6 +92,7 @@ fn program(member: &Member, count: usize, handing: bool) -> Result<Program, Exec
         stage,
         streams: vec![Stream::Compute, Stream::Group(GroupId(0))],
         groups: vec![Group::along(Axis::Data)],
+        peers: Vec::new(),
         buffers: vec![buffer.clone()],
         instructions: (0..count).map(instruction).collect(),
         names: vec!["overhead".into()],
@@ -99,7 +100,8 @@ fn program(member: &Member, count: usize, handing: bool) -> Result<Program, Exec
         arena: bytes,
     };
     Ok(Program {
-        stages: (0..member.world_size).map(stage).collect(),
+        lists: (0..member.world_size).map(stage).collect(),
+        list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         samples: 1,
@@ -141,7 +143,7 @@ fn time_kernel() -> Result<Seconds, ExecutorError> {
         accumulate: false,
         hyperparameters: &hyperparameters,
         group_index: 0,
-        batch_part: 0,
+        samples_before: 0,
         precision: DataType::Fp32,
     };
     let start = clock::now();

@@ -12,7 +12,7 @@ use crate::recording::Recording;
 use crate::samples::Samples;
 use crate::{clock, supported};
 use foretell_models::GraphOptions;
-use foretell_program::{Axis, Compiled, Plan, compile};
+use foretell_program::{Compiled, Plan, compile};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,10 +46,10 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(member.rank);
-    let arena = Arena::new(compiled.arenas()[coordinates.along(Axis::Pipeline)])?;
+    let arena = Arena::new(compiled.arena_of(member.rank))?;
     // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
-    initialise(compiled.training.stage_of(member.rank), &graph, &mesh, coordinates, &arena, job.seed);
+    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arena, job.seed);
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arena, Arc::clone(&member.transport), Arc::new(samples))?;
@@ -74,7 +74,7 @@ impl Run<'_> {
     fn steps(&mut self) -> Result<(), ExecutorError> {
         let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
         let total = self.job.length.steps(per_epoch)?;
-        let mut recording = Recording::new(self.compiled.training.stage_of(self.member.rank).instructions.len());
+        let mut recording = Recording::new(self.compiled.training.list_of(self.member.rank).instructions.len());
         let mut order = self.dataset.epoch_order(0);
         for step in 0..total {
             let (epoch, within) = (step / per_epoch, step % per_epoch);

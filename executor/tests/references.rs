@@ -124,7 +124,7 @@ fn run(graph: &Graph, memory: &mut [Vec<u32>]) {
             accumulate,
             hyperparameters: &Hyperparameters::default(),
             group_index: 0,
-            batch_part: 0,
+            samples_before: 0,
             precision: DataType::Fp32,
         };
         // SAFETY: every tensor has memory of its own that lives until the end.

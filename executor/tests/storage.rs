@@ -31,7 +31,7 @@ fn every_instruction_has_operands_as_its_kernel_wants_them() {
                     let layout = Layout { data, tensor, pipeline, micro_batch: 2, ..Layout::default() };
                     let plan = Plan { precision, optimizer, ..Plan::new(layout, 8) };
                     let compiled = compile(&model, "model", &plan).expect("it can be laid out");
-                    let stages = compiled.training.stages.iter().chain(&compiled.evaluation.stages);
+                    let stages = compiled.training.lists.iter().chain(&compiled.evaluation.lists);
                     for (stage, instruction) in stages.flat_map(|stage| stage.instructions.iter().map(move |one| (stage, one))) {
                         let Operation::Compute { kernel, .. } = &instruction.operation else { continue };
                         if matches!(kernel, Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }) {

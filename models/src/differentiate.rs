@@ -16,6 +16,7 @@ pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
     let mut backward = Backward {
         graph: graph.clone(),
         contributions: BTreeMap::new(),
+        block: 0,
         parameter_gradients: BTreeMap::new(),
         needed: needs_gradient(graph),
         normalizer,
@@ -41,8 +42,10 @@ fn needs_gradient(graph: &Graph) -> Vec<bool> {
 
 struct Backward {
     graph: Graph,
-    /// The gradients that users of a tensor have sent back so far.
-    contributions: BTreeMap<TensorId, Vec<Operand>>,
+    /// The gradients that users of a tensor have sent back so far, each with the block of its user.
+    contributions: BTreeMap<TensorId, Vec<(TensorId, usize)>>,
+    /// The block of the operator that is visited.
+    block: usize,
     /// The gradient tensor of each parameter that has one by now.
     parameter_gradients: BTreeMap<TensorId, TensorId>,
     needed: Vec<bool>,
@@ -53,6 +56,7 @@ impl Backward {
     /// Adds the gradient operators of one forward operator, whose users have all been visited.
     fn operator(&mut self, id: OperatorId) {
         let forward = self.graph.operators[id.0].clone();
+        self.block = forward.block;
         match forward.kind {
             OperatorKind::CrossEntropy => return self.cross_entropy(id, &forward.outputs[2]),
             OperatorKind::CrossEntropyOfStatistics => {
@@ -76,14 +80,14 @@ impl Backward {
                 self.weight_gradient(id, OperatorKind::MatmulWeightGradient(layout), vec![dy, input(0)], &[1]);
             }
             OperatorKind::BiasAdd => {
-                self.send_back(&input(0), dy.tensor);
+                self.send_back(input(0).tensor, dy.tensor);
                 self.weight_gradient(id, OperatorKind::BiasGradient, vec![dy], &[1]);
             }
             OperatorKind::Relu => self.input_gradient(id, OperatorKind::ReluGradient, vec![dy, output(0)], 0),
             OperatorKind::Gelu => self.input_gradient(id, OperatorKind::GeluGradient, vec![dy, input(0)], 0),
             OperatorKind::Add => {
-                self.send_back(&input(0), dy.tensor);
-                self.send_back(&input(1), dy.tensor);
+                self.send_back(input(0).tensor, dy.tensor);
+                self.send_back(input(1).tensor, dy.tensor);
             }
             OperatorKind::Convolution(window) => {
                 self.input_gradient(id, OperatorKind::ConvolutionInputGradient(window), vec![dy.clone(), input(1)], 0);
@@ -190,7 +194,7 @@ impl Backward {
             std::iter::once(projected.clone()).chain(state.iter().map(|state| self.gradient_tensor(state))).collect();
         self.push(id, kind, Pass::InputGradient, reads, writes.clone());
         for (input, gradient) in [0, 2].into_iter().zip(writes) {
-            self.send_back(&forward.inputs[input], gradient.tensor);
+            self.send_back(forward.inputs[input].tensor, gradient.tensor);
         }
         let reads = [projected, forward.outputs[0].clone()].into_iter().chain(state).collect();
         self.weight_gradient(id, OperatorKind::LstmWeightGradient { initial }, reads, &[1]);
@@ -205,9 +209,7 @@ impl Backward {
         let reads = vec![dy, forward.inputs[0].clone(), forward.inputs[1].clone(), saved];
         let dx = self.gradient_tensor(&forward.inputs[0]);
         self.push(id, OperatorKind::BatchNormInputGradient, Pass::InputGradient, reads, vec![dx.clone(), sums.clone()]);
-        if self.needed[forward.inputs[0].tensor.0] {
-            self.contributions.entry(forward.inputs[0].tensor).or_default().push(dx);
-        }
+        self.send_back(forward.inputs[0].tensor, dx.tensor);
         self.weight_gradient(id, OperatorKind::BatchNormWeightGradient, vec![sums], &[1, 2]);
     }
 
@@ -219,7 +221,7 @@ impl Backward {
         }
         let dx = self.gradient_tensor(&input);
         self.push(id, kind, Pass::InputGradient, reads, vec![dx.clone()]);
-        self.contributions.entry(input.tensor).or_default().push(dx);
+        self.send_back(input.tensor, dx.tensor);
     }
 
     /// Adds an operator that makes the gradients of several inputs in one pass, and adds to those of the parameters among `parameters` that
@@ -240,10 +242,7 @@ impl Backward {
         }
         self.push(id, kind, Pass::InputGradient, reads, writes);
         for (&index, gradient) in inputs.iter().zip(made) {
-            let input = forward.inputs[index].tensor;
-            if self.needed[input.0] {
-                self.contributions.entry(input).or_default().push(gradient);
-            }
+            self.send_back(forward.inputs[index].tensor, gradient.tensor);
         }
     }
 
@@ -283,43 +282,52 @@ impl Backward {
         TensorId(self.graph.tensors.len() - 1)
     }
 
-    /// The gradient of `input` is `gradient` itself: an addition's.
-    fn send_back(&mut self, input: &Operand, gradient: TensorId) {
-        if self.needed[input.tensor.0] {
-            let contribution = Operand { tensor: gradient, axes: input.axes.clone() };
-            self.contributions.entry(input.tensor).or_default().push(contribution);
+    /// Takes a gradient of `input` from the operator that is visited, if anyone needs it.
+    fn send_back(&mut self, input: TensorId, gradient: TensorId) {
+        if self.needed[input.0] {
+            self.contributions.entry(input).or_default().push((gradient, self.block));
         }
     }
 
-    /// The whole gradient of a tensor: the sum of what its users sent back. The additions belong to the operator that made it.
+    /// The whole gradient of a tensor: the sum of what its users sent back. What users in one block send back is summed there, so that where they are
+    /// in another stage than the maker one tensor crosses; the other additions belong to the operator that made it.
     fn gradient(&mut self, output: &Operand, maker: &Operator) -> Option<TensorId> {
         let contributions = self.contributions.remove(&output.tensor)?;
-        let mut parts = contributions.into_iter();
-        let mut sum = parts.next()?;
-        for part in parts {
-            let tensor = self.graph.tensor(output.tensor).clone();
-            let total =
-                self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions.clone(), tensor.storage);
-            let loops: Vec<Loop> = tensor
-                .dimensions
-                .iter()
-                .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
-                .collect();
-            let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
-            let operand = |tensor| Operand { tensor, axes: axes.clone() };
-            self.graph.operators.push(Operator {
-                name: format!("{}.gradient_sum", maker.name),
-                kind: OperatorKind::Add,
-                loops,
-                inputs: vec![operand(sum.tensor), operand(part.tensor)],
-                outputs: vec![operand(total)],
-                block: maker.block,
-                pass: Pass::InputGradient,
-                forward: None,
-            });
-            sum = operand(total);
-        }
-        Some(sum.tensor)
+        let of_blocks: Vec<TensorId> = contributions
+            .chunk_by(|one, next| one.1 == next.1)
+            .filter_map(|of_block| {
+                let block = of_block.first()?.1;
+                of_block
+                    .iter()
+                    .map(|&(gradient, _)| gradient)
+                    .reduce(|sum, part| self.add(output.tensor, maker, block, sum, part))
+            })
+            .collect();
+        of_blocks.into_iter().reduce(|sum, part| self.add(output.tensor, maker, maker.block, sum, part))
+    }
+
+    /// Adds an operator that adds two gradients of a tensor.
+    fn add(&mut self, tensor: TensorId, maker: &Operator, block: usize, sum: TensorId, part: TensorId) -> TensorId {
+        let tensor = self.graph.tensor(tensor).clone();
+        let loops: Vec<Loop> = tensor
+            .dimensions
+            .iter()
+            .map(|one| Loop { name: one.name, extent: one.extent, role: Extent::Rows, shardable: true })
+            .collect();
+        let total = self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions, tensor.storage);
+        let axes: Vec<Option<LoopId>> = (0..loops.len()).map(|index| Some(LoopId(index))).collect();
+        let operand = |tensor| Operand { tensor, axes: axes.clone() };
+        self.graph.operators.push(Operator {
+            name: format!("{}.gradient_sum", maker.name),
+            kind: OperatorKind::Add,
+            loops,
+            inputs: vec![operand(sum), operand(part)],
+            outputs: vec![operand(total)],
+            block,
+            pass: Pass::InputGradient,
+            forward: None,
+        });
+        total
     }
 
     fn push(&mut self, id: OperatorId, kind: OperatorKind, pass: Pass, inputs: Vec<Operand>, outputs: Vec<Operand>) {

@@ -58,8 +58,8 @@ impl From<DropoutRate> for f64 {
 /// The sizes of a dropout on one rank, and which part of the whole it is.
 ///
 /// The whole is `[samples of the batch, parts * positions, features]`. Of sample `s` of this rank's the number in the batch is
-/// `first_sample + batch_part * samples + s`, and its first position is `part * positions`, with the rank's parts of the batch and of the
-/// positions, which a call says. Whether an element is kept is a hash of the seed, the step, the site, the sample's number and the
+/// `first_sample + samples_before + s`, with what of the micro-batch lies on ranks before this one, and its first position is `part * positions`, with
+/// the rank's part of the positions; a call says both. Whether an element is kept is a hash of the seed, the step, the site, the sample's number and the
 /// element's index in its sample, so it is the same in every layout, when it is computed again and in the gradient; no mask is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Dropout {

@@ -693,6 +693,29 @@ pub enum Kernel {
         /// As in [`Kernel::Interleave`].
         inner: usize,
     },
+    /// Some neighbouring columns of a matrix: what of a tensor goes to one rank of another mesh. Reads x `[rows, columns]`; writes y
+    /// `[rows, part]`.
+    TakeColumns {
+        /// Rows of both.
+        rows: usize,
+        /// Columns of the whole.
+        columns: usize,
+        /// The first column that is taken.
+        start: usize,
+        /// How many are.
+        part: usize,
+    },
+    /// The reverse: reads x `[rows, part]`; writes these columns of y `[rows, columns]`, and leaves its others.
+    PutColumns {
+        /// As in [`Kernel::TakeColumns`].
+        rows: usize,
+        /// As in [`Kernel::TakeColumns`].
+        columns: usize,
+        /// As in [`Kernel::TakeColumns`].
+        start: usize,
+        /// As in [`Kernel::TakeColumns`].
+        part: usize,
+    },
 }
 
 /// Elements read and written, by the kind of number.
@@ -786,6 +809,8 @@ impl Kernel {
             Kernel::Slice { .. } => "slice",
             Kernel::Interleave { .. } => "interleave",
             Kernel::Deinterleave { .. } => "deinterleave",
+            Kernel::TakeColumns { .. } => "take_columns",
+            Kernel::PutColumns { .. } => "put_columns",
         }
     }
 
@@ -1068,6 +1093,9 @@ impl Kernel {
             Kernel::Slice { outer, inner, .. } => traffic(outer * inner, outer * inner, 0),
             Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {
                 traffic(outer * parts * inner, outer * parts * inner, 0)
+            }
+            Kernel::TakeColumns { rows, part, .. } | Kernel::PutColumns { rows, part, .. } => {
+                traffic(rows * part, rows * part, 0)
             }
         }
     }

@@ -16,7 +16,7 @@ pub fn compute_bound(program: &Program, topology: &Topology, costs: &CostModel) 
     };
     let mut known = HashMap::new();
     let mut longest = Picoseconds::ZERO;
-    for stage in &program.stages {
+    for stage in &program.lists {
         let mut total = Picoseconds::ZERO;
         for instruction in &stage.instructions {
             if let Operation::Compute { kernel, accumulate, .. } = &instruction.operation

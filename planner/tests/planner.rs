@@ -178,7 +178,7 @@ fn the_memory_that_was_foretold_is_the_compilers() {
     let compiled = compile(&model, "model", &best.plan).expect("it was compiled before");
     assert_eq!(best.prediction.peak_memory_bytes, compiled.arenas());
     let kernels = |stage: &StageProgram| stage.instructions.len();
-    assert!(compiled.training.stages.iter().map(kernels).sum::<usize>() > 0);
+    assert!(compiled.training.lists.iter().map(kernels).sum::<usize>() > 0);
 }
 
 fn refusal(change: impl Fn(&mut Request<'_>)) -> PlannerError {

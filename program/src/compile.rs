@@ -3,26 +3,34 @@
 //! 1. the graph of one mesh-wide micro-batch, with its gradients (`foretell-models`);
 //! 2. a strategy for every operator, and so the placement of every tensor ([`crate::strategy`]);
 //! 3. fusion ([`crate::fusion`]);
+//!    (these three for each mesh that a stage has, as if all stages had it);
 //! 4. cutting into chunks, and what each stage keeps from step to step ([`cuts`], [`state`]);
-//! 5. each stage's instructions, in its schedule's order ([`emit`], with communication from the table of conversions, and
-//!    [`messages`] between stages, and [`ring`] attention);
-//! 6. the memory plan, and dependencies between streams ([`crate::memory`], [`dependencies`]).
+//! 5. who sends what to whom where stages' meshes differ, and so which ranks run one list ([`reshard`]);
+//! 6. each list's instructions, in its stage's order ([`emit`], with communication from the table of conversions, and
+//!    [`messages`] between stages ([`passing`]), and [`ring`] attention);
+//! 7. the memory plan, and dependencies between streams ([`crate::memory`], [`dependencies`]).
 //!
 //! Layouts end here: what leaves is instructions.
 
+mod append;
 mod convert;
 mod cuts;
 mod dependencies;
 mod emit;
+mod keep;
 mod limits;
 mod messages;
+mod passing;
+mod recompute;
+mod reshard;
 mod ring;
 mod state;
 mod update;
+mod zero;
 
 use crate::fusion::fuse;
 use crate::memory;
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, Coordinates, Mesh, Rank, StageMesh};
 use crate::plan::{Plan, PlanError};
 use crate::program::{Operation, Program, StageProgram};
 use crate::schedule::StagePass;
@@ -31,6 +39,7 @@ use cuts::Cuts;
 use emit::StageEmitter;
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
 use foretell_units::{Bytes, Flops};
+use reshard::{Crossings, Part};
 use state::StageState;
 
 /// The Programs of a run, over one arena: what is kept from step to step lies in the same place in both.
@@ -43,10 +52,15 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// The bytes of each stage's arena: what training and evaluation need at most.
+    /// The bytes of each stage's largest arena: what training and evaluation need at most.
     pub fn arenas(&self) -> Vec<Bytes> {
         let both = self.training.arenas().into_iter().zip(self.evaluation.arenas());
         both.map(|(training, evaluation)| training.max(evaluation)).collect()
+    }
+
+    /// The bytes of a rank's arena.
+    pub fn arena_of(&self, rank: Rank) -> Bytes {
+        self.training.list_of(rank).arena.max(self.evaluation.list_of(rank).arena)
     }
 }
 
@@ -58,15 +72,22 @@ impl Compiled {
 pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
-    let training = Lowering::training(model, name, plan, &mesh)?;
-    limits::check(&training, plan, &mesh)?;
-    let cuts = Cuts::new(&training.graph, plan)?;
-    let states: Vec<StageState> =
-        (0..cuts.stages).map(|stage| StageState::plan(&training, &cuts, stage, plan, &mesh)).collect::<Result<_, _>>()?;
-    let evaluation = Lowering::evaluation(model, name, plan, &mesh)?;
+    let training = Lowerings::new(model, name, plan, &mesh, Purpose::Training)?;
+    for lowering in &training.0 {
+        limits::check(lowering, plan)?;
+    }
+    let cuts = Cuts::new(&training.any().graph, plan)?;
+    let evaluation = Lowerings::new(model, name, plan, &mesh, Purpose::Evaluation)?;
+    let crossings = [Crossings::new(&training, &cuts, &mesh)?, Crossings::new(&evaluation, &cuts, &mesh)?];
+    let parts = reshard::parts(&mesh, &[&crossings[0], &crossings[1]]);
+    let mut states: Vec<StageState> = Vec::with_capacity(parts.len());
+    for part in &parts {
+        states.push(StageState::plan(training.of_part(part, &mesh), &cuts, part.stage, plan, &mesh)?);
+    }
+    let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states };
     Ok(Compiled {
-        training: training.lower(plan, &mesh, &cuts, &states, Purpose::Training)?,
-        evaluation: evaluation.lower(plan, &mesh, &cuts, &states, Purpose::Evaluation)?,
+        training: run.lower(&training, &crossings[0], Purpose::Training)?,
+        evaluation: run.lower(&evaluation, &crossings[1], Purpose::Evaluation)?,
     })
 }
 
@@ -92,8 +113,10 @@ enum Purpose {
     Evaluation,
 }
 
-/// A graph that is shared out and fused, ready to be cut into stages.
+/// A graph that is shared out over the ranks of one stage's mesh and fused, ready to be cut into stages.
 struct Lowering {
+    /// The mesh over which the whole model is shared out, as if every stage had it and every rank as many samples.
+    mesh: StageMesh,
     graph: Graph,
     sharding: Sharding,
     /// For each tensor its readers.
@@ -102,64 +125,66 @@ struct Lowering {
     makers: Vec<Option<OperatorId>>,
 }
 
-impl Lowering {
-    fn training(model: &Model, name: &str, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let graph = model.graph(name, &graph_options(model, plan, false)?)?;
-        // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
-        let normalizer = plan.global_batch * graph.predictions_per_sample;
-        Self::shard(&differentiate(&graph, normalizer), plan, mesh)
-    }
+/// One lowering for each mesh that a stage has, and each number of samples that a rank has. They number tensors alike.
+struct Lowerings(Vec<Lowering>);
 
-    fn evaluation(model: &Model, name: &str, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let graph = model.graph(name, &graph_options(model, plan, true)?)?;
-        Self::shard(&graph, plan, mesh)
-    }
-
-    fn shard(graph: &Graph, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let sharding = Sharding::choose(graph, mesh, plan.layout.sequence_parallel, plan.layout.context_method)?;
-        let (graph, sharding) = fuse(graph, sharding);
-        Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding })
-    }
-
-    fn lower(
-        &self,
-        plan: &Plan,
-        mesh: &Mesh,
-        cuts: &Cuts,
-        states: &[StageState],
-        purpose: Purpose,
-    ) -> Result<Program, PlanError> {
-        let micro_batches = plan.micro_batches()?;
-        let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
-        if purpose == Purpose::Evaluation {
-            // What is left of lists that do not wait for each other in a circle does not either.
-            orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
-        }
-        let receives = messages::receives(self, cuts, plan.layout.schedule, &orders);
-        let mut stages = Vec::with_capacity(cuts.stages);
-        for (stage, state) in states.iter().enumerate() {
-            let mut emitter = StageEmitter::new(self, plan, mesh, cuts, stage, state);
-            emitter.tasks(&orders[stage], &receives[stage]);
-            if purpose == Purpose::Training {
-                emitter.update();
+impl Lowerings {
+    fn new(model: &Model, name: &str, plan: &Plan, mesh: &Mesh, purpose: Purpose) -> Result<Self, PlanError> {
+        // Only the stage of the last block has a head, whose loss is cut into parts of the vocabulary.
+        let positions = plan.layout.pipeline.saturating_mul(plan.layout.virtual_stages);
+        let head = plan.layout.schedule.place(plan.layout.pipeline, plan.layout.virtual_stages, positions.saturating_sub(1)).0;
+        let vocabulary_parts = mesh.stage(head).size(Axis::Tensor);
+        let mut lowerings: Vec<Lowering> = Vec::new();
+        for own in mesh.distinct_stages() {
+            for samples in own.distinct_samples() {
+                let even = own.with_even_samples(samples);
+                if !lowerings.iter().any(|lowering| lowering.mesh == even) {
+                    lowerings.push(Lowering::new(model, name, plan, even, vocabulary_parts, purpose)?);
+                }
             }
-            let mut program = emitter.finish();
-            dependencies::connect(&mut program);
-            memory::plan(&mut program);
-            dependencies::prune(&mut program);
-            stages.push(program);
         }
-        let graph_flops: Flops = self.graph.model_flops();
-        Ok(Program {
-            mesh: mesh.clone(),
-            precision: plan.precision,
-            hardware_flops: stages.iter().map(|stage| hardware_flops(stage, mesh)).sum(),
-            stages,
-            samples: plan.global_batch,
-            predictions: plan.global_batch * self.graph.predictions_per_sample,
-            tokens: self.graph.tokens_per_sample.map(|tokens| tokens * plan.global_batch),
-            model_flops: graph_flops * micro_batches as f64,
-        })
+        Ok(Self(lowerings))
+    }
+
+    /// One of them, to ask what is the same in all: which blocks and which stages make and read what.
+    fn any(&self) -> &Lowering {
+        &self.0[0]
+    }
+
+    /// That of the rank at a position of a stage's mesh.
+    fn of(&self, mesh: &StageMesh, coordinates: Coordinates) -> &Lowering {
+        let even = mesh.with_even_samples(mesh.samples(coordinates));
+        self.0.iter().find(|lowering| lowering.mesh == even).unwrap_or(self.any())
+    }
+
+    fn of_part(&self, part: &Part, mesh: &Mesh) -> &Lowering {
+        part.ranks.first().map_or(self.any(), |&rank| self.of(mesh.stage(part.stage), mesh.coordinates(rank)))
+    }
+}
+
+impl Lowering {
+    fn new(
+        model: &Model,
+        name: &str,
+        plan: &Plan,
+        mesh: StageMesh,
+        vocabulary_parts: usize,
+        purpose: Purpose,
+    ) -> Result<Self, PlanError> {
+        let inference = purpose == Purpose::Evaluation;
+        let options = GraphOptions {
+            batch: mesh.samples_at_once(),
+            normalization_groups: normalization_groups(model, plan, &mesh)?,
+            inference,
+            vocabulary_parts,
+        };
+        let forward = model.graph(name, &options)?;
+        // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
+        let normalizer = plan.global_batch * forward.predictions_per_sample;
+        let graph = if inference { forward } else { differentiate(&forward, normalizer) };
+        let sharding = Sharding::choose(&graph, &mesh, plan.layout.sequence_parallel, plan.layout.context_method)?;
+        let (graph, sharding) = fuse(&graph, sharding);
+        Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding, mesh })
     }
 
     /// The stages other than `stage` whose operators read a tensor.
@@ -179,37 +204,85 @@ impl Lowering {
     }
 }
 
-/// The sizes of the graph of one mesh-wide micro-batch.
-fn graph_options(model: &Model, plan: &Plan, inference: bool) -> Result<GraphOptions, PlanError> {
-    let batch = plan.layout.samples_at_once();
-    let normalization_groups = match plan.batch_norm_group {
-        Some(group) if model.has_batch_norm() => {
-            if group == 0 || !plan.layout.micro_batch.is_multiple_of(group) {
-                return Err(PlanError::Indivisible {
-                    what: "micro_batch".into(),
-                    value: plan.layout.micro_batch,
-                    by: "batch_norm_group".into(),
-                    divisor: group,
-                    hint: "samples that share statistics lie on one rank: choose a group that divides the micro-batch".into(),
-                });
-            }
-            batch / group
-        }
-        _ => plan.layout.batch_ranks(),
-    };
-    Ok(GraphOptions { batch, normalization_groups, inference, vocabulary_parts: plan.layout.tensor })
+/// Groups of samples that share batch statistics, if all ranks of a stage have as many.
+fn normalization_groups(model: &Model, plan: &Plan, mesh: &StageMesh) -> Result<usize, PlanError> {
+    let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else { return Ok(mesh.batch_parts()) };
+    let samples = mesh.samples_at_once() / mesh.batch_parts();
+    if group == 0 || !samples.is_multiple_of(group) {
+        return Err(PlanError::Indivisible {
+            what: "micro_batch".into(),
+            value: samples,
+            by: "batch_norm_group".into(),
+            divisor: group,
+            hint: "samples that share statistics lie on one rank: choose a group that divides the micro-batch".into(),
+        });
+    }
+    Ok(mesh.samples_at_once() / group)
 }
 
-/// The matrix products that the ranks of a stage run, each counted as for model FLOPs (attention in full), so that the two differ by what is
+/// What all lists of a run share.
+struct Run<'a> {
+    plan: &'a Plan,
+    mesh: &'a Mesh,
+    cuts: &'a Cuts,
+    parts: &'a [Part],
+    /// By part.
+    states: &'a [StageState],
+}
+
+impl Run<'_> {
+    fn lower(&self, lowerings: &Lowerings, crossings: &Crossings, purpose: Purpose) -> Result<Program, PlanError> {
+        let Run { plan, mesh, cuts, .. } = *self;
+        let micro_batches = plan.micro_batches()?;
+        let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
+        if purpose == Purpose::Evaluation {
+            // What is left of lists that do not wait for each other in a circle does not either.
+            orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
+        }
+        let any = lowerings.any();
+        let receives = messages::receives(any, cuts, plan.layout.schedule, &orders);
+        let mut lists = Vec::with_capacity(self.parts.len());
+        let mut list_of_rank = vec![0; mesh.world_size()];
+        let mut flops = Flops::ZERO;
+        for (part, state) in self.parts.iter().zip(self.states) {
+            let routes = crossings.routes(part.stage, &part.ranks);
+            let mut emitter = StageEmitter::new(lowerings.of_part(part, mesh), plan, mesh, cuts, part.stage, state, &routes);
+            emitter.tasks(&orders[part.stage], &receives[part.stage]);
+            if purpose == Purpose::Training {
+                emitter.update();
+            }
+            let mut program = emitter.finish();
+            dependencies::connect(&mut program);
+            memory::plan(&mut program);
+            dependencies::prune(&mut program);
+            part.ranks.iter().for_each(|rank| list_of_rank[rank.0] = lists.len() as u32);
+            flops += hardware_flops(&program) * part.ranks.len() as f64;
+            lists.push(program);
+        }
+        let samples_at_once = plan.layout.samples_at_once() as f64;
+        let graph_flops: Flops = any.graph.model_flops() * (samples_at_once / any.mesh.samples_at_once() as f64);
+        Ok(Program {
+            mesh: mesh.clone(),
+            precision: plan.precision,
+            hardware_flops: flops,
+            lists,
+            list_of_rank,
+            samples: plan.global_batch,
+            predictions: plan.global_batch * any.graph.predictions_per_sample,
+            tokens: any.graph.tokens_per_sample.map(|tokens| tokens * plan.global_batch),
+            model_flops: graph_flops * micro_batches as f64,
+        })
+    }
+}
+
+/// The matrix products that a rank runs, each counted as for model FLOPs (attention in full), so that the two differ by what is
 /// computed again and by what several ranks compute alike, and by nothing else.
-fn hardware_flops(stage: &StageProgram, mesh: &Mesh) -> Flops {
-    let one_rank: Flops = stage
-        .instructions
+fn hardware_flops(list: &StageProgram) -> Flops {
+    list.instructions
         .iter()
         .filter_map(|instruction| match &instruction.operation {
             Operation::Compute { kernel, .. } => Some(kernel.model_flops()),
             _ => None,
         })
-        .sum();
-    one_rank * (mesh.world_size() / mesh.size(Axis::Pipeline)) as f64
+        .sum()
 }

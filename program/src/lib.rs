@@ -1,7 +1,7 @@
 //! The compiler from a model and a plan to a Program, and the types that both of its interpreters share.
 //!
 //! The nouns: a [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is recomputed. [`compile`] makes a
-//! [`Program`] of it: for each pipeline stage a list of [`Instruction`]s on [`Stream`]s, with explicit dependencies, and a memory plan
+//! [`Program`] of it: for each pipeline stage, or the ranks of one that do alike, a list of [`Instruction`]s on [`Stream`]s, with explicit dependencies, and a memory plan
 //! that gives every [`Buffer`] its place in one arena. A [`Timeline`] says when each instruction ran, foretold or measured; a [`Profile`]
 //! holds what a calibration measured.
 //!
@@ -14,7 +14,7 @@
 //! let model = Model::named("mlp")?;
 //! let layout = Layout { data: 2, micro_batch: 16, ..Layout::default() };
 //! let compiled = compile(&model, "mlp", &Plan::new(layout, 64))?;
-//! let stage = &compiled.training.stages[0];
+//! let stage = &compiled.training.lists[0];
 //! assert!(stage.instructions.iter().any(|instruction| instruction.operation.kind() == "all_reduce"));
 //! # Ok::<(), foretell_program::PlanError>(())
 //! ```
@@ -35,13 +35,16 @@ mod timeline;
 
 pub use compile::{Compiled, compile, compile_training};
 pub use memory::in_place_input;
-pub use mesh::{Axis, Coordinates, Group, Mesh, Rank};
+pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Conversion, Placement, Placements, conversion};
-pub use plan::{ContextMethod, Layout, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, Training};
+pub use plan::{
+    ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, StageLayout,
+    Training,
+};
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{
     Buffer, BufferId, BufferRole, Collective, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric, MetricKind,
-    Operation, Phase, Program, StageProgram, Stream, StreamId,
+    Operation, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{Schedule, StagePass, Task};

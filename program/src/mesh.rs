@@ -93,61 +93,79 @@ impl Coordinates {
     }
 }
 
-/// The sizes of the axes and the order in which they vary over the ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mesh {
-    sizes: [usize; 6],
-    /// Fastest first; every axis once.
-    order: [Axis; 6],
+/// The mesh of one pipeline stage: the sizes of its axes, and how its ranks share out samples.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StageMesh {
+    /// In the order of [`Axis::WITHIN_STAGE`].
+    sizes: [usize; 5],
+    /// Samples of a micro-batch on one rank, for each position along `shard` and `data` (the latter slower).
+    samples: Vec<usize>,
 }
 
-impl Mesh {
-    /// A mesh whose axes vary in `order`, the first fastest; axes that it leaves out follow in the usual order.
-    /// Returns `None` where an axis is named twice or a size is 0.
-    pub fn new(size_of: impl Fn(Axis) -> usize, order: &[Axis]) -> Option<Self> {
-        let mut complete: Vec<Axis> = Vec::with_capacity(Axis::ALL.len());
-        for &axis in order.iter().chain(Axis::ALL.iter().filter(|axis| !order.contains(axis))) {
-            if complete.contains(&axis) {
-                return None;
-            }
-            complete.push(axis);
-        }
-        let sizes = Axis::ALL.map(size_of);
-        if sizes.contains(&0) {
-            return None;
-        }
-        Some(Self { sizes, order: complete.try_into().ok()? })
+impl StageMesh {
+    /// A mesh whose ranks have `samples` samples of a micro-batch each, or, where there are several numbers, those of their position along
+    /// `shard` and `data` together. Returns `None` where a size or a number is 0, or there is not one number for each position.
+    pub fn new(size_of: impl Fn(Axis) -> usize, samples: &[usize]) -> Option<Self> {
+        let sizes = Axis::WITHIN_STAGE.map(size_of);
+        let positions = sizes[Axis::Shard.index()].checked_mul(sizes[Axis::Data.index()])?;
+        let samples = if let [all] = samples { vec![*all; positions] } else { samples.to_vec() };
+        let is_valid = samples.len() == positions && !sizes.contains(&0) && !samples.contains(&0);
+        is_valid.then_some(Self { sizes, samples })
+    }
+
+    /// How many ranks there are along an axis; 1 along the pipeline.
+    pub fn size(&self, axis: Axis) -> usize {
+        self.sizes.get(axis.index()).copied().unwrap_or(1)
     }
 
     /// How many ranks there are.
-    pub fn world_size(&self) -> usize {
+    pub fn ranks(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// How many ranks there are along an axis.
-    pub fn size(&self, axis: Axis) -> usize {
-        self.sizes[axis.index()]
+    /// Samples of a micro-batch over all ranks.
+    pub fn samples_at_once(&self) -> usize {
+        self.samples.iter().sum::<usize>() * self.size(Axis::Expert)
     }
 
-    /// The rank at a position.
-    pub fn rank(&self, coordinates: Coordinates) -> Rank {
-        let mut stride = 1;
-        let mut rank = 0;
-        for axis in self.order {
-            rank += coordinates.along(axis) * stride;
-            stride *= self.size(axis);
-        }
-        Rank(rank)
+    /// Samples of a micro-batch on one rank, which need not be the same for all.
+    pub fn samples(&self, coordinates: Coordinates) -> usize {
+        self.samples[self.sample_position(coordinates)]
+    }
+
+    /// Samples of a micro-batch that come before a rank's own.
+    pub fn samples_before(&self, coordinates: Coordinates) -> usize {
+        let position = self.sample_position(coordinates);
+        let earlier: usize = self.samples[..position].iter().sum();
+        earlier * self.size(Axis::Expert) + coordinates.along(Axis::Expert) * self.samples[position]
+    }
+
+    /// The numbers of samples that ranks have, each once, ascending.
+    pub fn distinct_samples(&self) -> Vec<usize> {
+        let mut samples = self.samples.clone();
+        samples.sort_unstable();
+        samples.dedup();
+        samples
+    }
+
+    /// Whether all ranks have as many samples.
+    pub fn is_even(&self) -> bool {
+        self.samples.iter().all(|samples| *samples == self.samples[0])
+    }
+
+    /// The same with `samples` samples on every rank.
+    pub fn with_even_samples(&self, samples: usize) -> Self {
+        Self { sizes: self.sizes, samples: vec![samples; self.samples.len()] }
+    }
+
+    /// Whether the axes are as long as another's, however samples are shared out.
+    pub fn is_as_large_as(&self, other: &Self) -> bool {
+        self.sizes == other.sizes
     }
 
     /// How many parts the samples are cut into.
     pub fn batch_parts(&self) -> usize {
         Axis::BATCH.iter().map(|&axis| self.size(axis)).product()
-    }
-
-    /// Which of [`Mesh::batch_parts`] is a position's.
-    pub fn batch_part(&self, coordinates: Coordinates) -> usize {
-        Axis::BATCH.iter().rev().fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
     }
 
     /// Which part a position has of what the axes `axes` of a stage cut together, each once: the later of [`Axis::WITHIN_STAGE`] cuts first.
@@ -156,21 +174,147 @@ impl Mesh {
         cutting.fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
     }
 
+    fn sample_position(&self, coordinates: Coordinates) -> usize {
+        coordinates.along(Axis::Data) * self.size(Axis::Shard) + coordinates.along(Axis::Shard)
+    }
+}
+
+/// The ranks of a run: a mesh for each pipeline stage, and the order in which the axes vary over the ranks.
+///
+/// Where all stages are as large, the pipeline is an axis like the others. Where they are not, the ranks of a stage follow those of the stage
+/// before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// Of every stage; one for all of them where they are alike.
+    stages: Vec<StageMesh>,
+    /// How many stages there are.
+    pipeline: usize,
+    /// Where stages are not as large as each other: the first rank of each, and then how many there are.
+    firsts: Option<Vec<usize>>,
+    /// Fastest first; every axis once.
+    order: [Axis; 6],
+}
+
+impl Mesh {
+    /// A mesh of stages that are alike, with one sample of a micro-batch on every rank. Its axes vary in `order`, the first fastest; axes that
+    /// it leaves out follow in the usual order. Returns `None` where an axis is named twice or a size is 0.
+    pub fn new(size_of: impl Fn(Axis) -> usize, order: &[Axis]) -> Option<Self> {
+        Self::alike(StageMesh::new(&size_of, &[1])?, size_of(Axis::Pipeline), order)
+    }
+
+    /// A mesh of `pipeline` stages that are alike. Returns `None` as [`Mesh::new`] does.
+    pub fn alike(stage: StageMesh, pipeline: usize, order: &[Axis]) -> Option<Self> {
+        (pipeline > 0).then_some(Self { stages: vec![stage], pipeline, firsts: None, order: complete(order)? })
+    }
+
+    /// A mesh of stages that have meshes of their own. Returns `None` as [`Mesh::new`] does.
+    pub fn of_stages(stages: Vec<StageMesh>, order: &[Axis]) -> Option<Self> {
+        let first = stages.first()?;
+        if stages.iter().all(|stage| stage == first) {
+            return Self::alike(first.clone(), stages.len(), order);
+        }
+        let firsts = (!stages.iter().all(|stage| stage.is_as_large_as(first))).then(|| {
+            let mut firsts = vec![0];
+            firsts.extend(stages.iter().scan(0, |end, stage| {
+                *end += stage.ranks();
+                Some(*end)
+            }));
+            firsts
+        });
+        Some(Self { pipeline: stages.len(), stages, firsts, order: complete(order)? })
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        match &self.firsts {
+            Some(firsts) => firsts[self.pipeline],
+            None => self.stages[0].ranks() * self.pipeline,
+        }
+    }
+
+    /// How many pipeline stages there are.
+    pub fn stage_count(&self) -> usize {
+        self.pipeline
+    }
+
+    /// The mesh of a stage.
+    pub fn stage(&self, stage: usize) -> &StageMesh {
+        self.stages.get(stage).unwrap_or(&self.stages[0])
+    }
+
+    /// The meshes of stages, each at least once: of stages that are alike only one.
+    pub fn distinct_stages(&self) -> &[StageMesh] {
+        &self.stages
+    }
+
+    /// The mesh of the stage of a position.
+    pub fn stage_at(&self, coordinates: Coordinates) -> &StageMesh {
+        self.stage(coordinates.along(Axis::Pipeline))
+    }
+
+    /// The rank at a position.
+    pub fn rank(&self, coordinates: Coordinates) -> Rank {
+        let stage = coordinates.along(Axis::Pipeline);
+        let mut stride = 1;
+        let mut rank = self.firsts.as_ref().map_or(0, |firsts| firsts[stage]);
+        for axis in self.order {
+            if axis == Axis::Pipeline && self.firsts.is_some() {
+                continue;
+            }
+            rank += coordinates.along(axis) * stride;
+            stride *= self.length(stage, axis);
+        }
+        Rank(rank)
+    }
+
     /// The position of a rank.
     pub fn coordinates(&self, rank: Rank) -> Coordinates {
-        let mut rest = rank.0;
         let mut coordinates = Coordinates([0; 6]);
+        let mut rest = rank.0;
+        let mut stage = 0;
+        if let Some(firsts) = &self.firsts {
+            stage = firsts.partition_point(|&first| first <= rest).saturating_sub(1);
+            rest -= firsts[stage];
+            coordinates = coordinates.with(Axis::Pipeline, stage);
+        }
         for axis in self.order {
-            coordinates = coordinates.with(axis, rest % self.size(axis));
-            rest /= self.size(axis);
+            if axis == Axis::Pipeline && self.firsts.is_some() {
+                continue;
+            }
+            coordinates = coordinates.with(axis, rest % self.length(stage, axis));
+            rest /= self.length(stage, axis);
         }
         coordinates
     }
 
     /// The ranks of a pipeline stage, ascending.
     pub fn stage_ranks(&self, stage: usize) -> Vec<Rank> {
-        (0..self.world_size()).map(Rank).filter(|&rank| self.coordinates(rank).along(Axis::Pipeline) == stage).collect()
+        match &self.firsts {
+            Some(firsts) => (firsts[stage]..firsts[stage + 1]).map(Rank).collect(),
+            None => (0..self.world_size()).map(Rank).filter(|&rank| self.stage_of(rank) == stage).collect(),
+        }
     }
+
+    /// The pipeline stage of a rank.
+    pub fn stage_of(&self, rank: Rank) -> usize {
+        self.coordinates(rank).along(Axis::Pipeline)
+    }
+
+    fn length(&self, stage: usize, axis: Axis) -> usize {
+        if axis == Axis::Pipeline { self.pipeline } else { self.stage(stage).size(axis) }
+    }
+}
+
+/// An order with the axes that it leaves out, in the usual order; `None` where one stands twice.
+fn complete(order: &[Axis]) -> Option<[Axis; 6]> {
+    let mut complete: Vec<Axis> = Vec::with_capacity(Axis::ALL.len());
+    for &axis in order.iter().chain(Axis::ALL.iter().filter(|axis| !order.contains(axis))) {
+        if complete.contains(&axis) {
+            return None;
+        }
+        complete.push(axis);
+    }
+    complete.try_into().ok()
 }
 
 /// Which ranks talk to each other: from the view of one rank, those that differ from it on these axes only.
@@ -199,13 +343,24 @@ impl Group {
         Self { axes: vec![Axis::Pipeline], stages }
     }
 
+    /// All ranks of all stages, whose meshes may differ.
+    pub fn everyone(mesh: &Mesh) -> Self {
+        Self { axes: Axis::ALL.to_vec(), stages: (0..mesh.stage_count()).collect() }
+    }
+
     /// The members, as `rank` (one of them) sees them; every member sees the same list.
     pub fn members(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
         let mut members = vec![mesh.coordinates(rank)];
-        for &axis in &self.axes {
-            let positions: Vec<usize> = if axis == Axis::Pipeline { self.stages.clone() } else { (0..mesh.size(axis)).collect() };
-            members =
-                members.iter().flat_map(|&member| positions.iter().map(move |&position| member.with(axis, position))).collect();
+        // The pipeline first: how long the other axes are may depend on the stage.
+        for &axis in self.axes.iter().rev() {
+            let positions = |member: &Coordinates| match axis {
+                Axis::Pipeline => self.stages.clone(),
+                _ => (0..mesh.stage_at(*member).size(axis)).collect(),
+            };
+            members = members
+                .iter()
+                .flat_map(|member| positions(member).into_iter().map(|position| member.with(axis, position)))
+                .collect();
         }
         let mut ranks: Vec<Rank> = members.into_iter().map(|member| mesh.rank(member)).collect();
         ranks.sort_unstable();
@@ -271,18 +426,45 @@ mod tests {
         };
         for order in [&[Axis::Tensor, Axis::Context][..], &[Axis::Context, Axis::Data, Axis::Tensor]] {
             let mesh = Mesh::new(size, order).expect("a valid mesh");
+            let stage = mesh.stage(0);
             for rank in (0..mesh.world_size()).map(Rank) {
                 let coordinates = mesh.coordinates(rank);
                 let [tensor, context] = [Axis::Tensor, Axis::Context].map(|axis| coordinates.along(axis));
-                assert_eq!(mesh.part_along(&[Axis::Tensor, Axis::Context], coordinates), context * 2 + tensor);
-                assert_eq!(mesh.part_along(&Axis::BATCH, coordinates), mesh.batch_part(coordinates));
+                assert_eq!(stage.part_along(&[Axis::Tensor, Axis::Context], coordinates), context * 2 + tensor);
+                assert_eq!(stage.part_along(&Axis::BATCH, coordinates), stage.samples_before(coordinates));
                 for axis in [Axis::Tensor, Axis::Context, Axis::Data] {
                     let members = Group::along(axis).members(&mesh, rank);
                     let place = members.iter().position(|&member| member == rank);
-                    assert_eq!(Some(mesh.part_along(&[axis], coordinates)), place, "of one axis: the place among the members");
+                    assert_eq!(Some(stage.part_along(&[axis], coordinates)), place, "of one axis: the place among the members");
                 }
             }
         }
+    }
+
+    #[test]
+    fn stages_may_have_meshes_of_their_own() {
+        let stage = |data, tensor, samples: &[usize]| {
+            let size = |axis| match axis {
+                Axis::Tensor => tensor,
+                Axis::Data => data,
+                _ => 1,
+            };
+            StageMesh::new(size, samples).expect("a valid mesh")
+        };
+        let stages = vec![stage(3, 1, &[2, 1, 1]), stage(1, 2, &[4]), stage(2, 2, &[2])];
+        let mesh = Mesh::of_stages(stages, &[]).expect("a valid mesh");
+        assert_eq!(mesh.world_size(), 9);
+        for rank in (0..9).map(Rank) {
+            assert_eq!(mesh.rank(mesh.coordinates(rank)), rank);
+            assert!(mesh.stage_ranks(mesh.stage_of(rank)).contains(&rank));
+            assert_eq!(Group::everyone(&mesh).members(&mesh, rank), (0..9).map(Rank).collect::<Vec<_>>());
+        }
+        assert_eq!(mesh.stage_ranks(1), [Rank(3), Rank(4)]);
+        assert_eq!(Group::along(Axis::Data).members(&mesh, Rank(6)), [Rank(6), Rank(8)]);
+        let before = |rank| mesh.stage(0).samples_before(mesh.coordinates(Rank(rank)));
+        assert_eq!([before(0), before(1), before(2)], [0, 2, 3]);
+        assert!((0..3).all(|stage| mesh.stage(stage).samples_at_once() == 4));
+        assert!(StageMesh::new(|_| 1, &[2, 2]).is_none(), "a number for each position, or one for all");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! All communication within a stage is the conversion between what a producer leaves and what a consumer wants. Data, tensor and
 //! sequence parallelism are choices of placements; nothing here knows their names.
 
-use crate::mesh::{Axis, Coordinates, Mesh};
+use crate::mesh::{Axis, Coordinates, StageMesh};
 use crate::program::Collective;
 
 /// How a tensor lies along one axis of the mesh.
@@ -52,7 +52,7 @@ impl Placements {
     }
 
     /// Where a rank's share of a shape begins, dimension by dimension.
-    pub fn local_start(&self, shape: &[usize], mesh: &Mesh, coordinates: Coordinates) -> Vec<usize> {
+    pub fn local_start(&self, shape: &[usize], mesh: &StageMesh, coordinates: Coordinates) -> Vec<usize> {
         let mut extent = shape.to_vec();
         let mut start = vec![0; shape.len()];
         for &axis in Axis::WITHIN_STAGE.iter().rev() {
@@ -65,7 +65,7 @@ impl Placements {
     }
 
     /// One rank's share of a shape.
-    pub fn local_shape(&self, shape: &[usize], mesh: &Mesh) -> Vec<usize> {
+    pub fn local_shape(&self, shape: &[usize], mesh: &StageMesh) -> Vec<usize> {
         let mut local = shape.to_vec();
         for axis in Axis::WITHIN_STAGE {
             if let Placement::Shard(dimension) = self.get(axis) {

@@ -1,7 +1,12 @@
 //! The plan: the choices that make a Program of a model and a topology. Its form in files is the contract's "A plan file".
 
-use crate::mesh::{Axis, Mesh};
-use crate::schedule::Schedule;
+mod layout;
+mod training;
+
+pub use layout::{ContextMethod, Layout, Recompute, StageLayout};
+pub use training::{LossScale, Optimizer, Training};
+
+use crate::mesh::Mesh;
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -33,191 +38,6 @@ pub struct Plan {
     /// How ranks keep in step.
     #[serde(default)]
     pub mode: Mode,
-}
-
-/// The mesh and the choices of placement and order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Layout {
-    /// Ranks that share out samples.
-    pub data: usize,
-    /// Ranks that share out operators' weights.
-    pub tensor: usize,
-    /// Stages that share out the layers.
-    pub pipeline: usize,
-    /// Ranks that share out positions.
-    pub context: usize,
-    /// How attention sees the keys and values of other ranks of `context`.
-    pub context_method: ContextMethod,
-    /// Ranks that share out experts.
-    pub expert: usize,
-    /// How far `tensor` splits one expert.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub expert_tensor: Option<usize>,
-    /// Whether norms are shared out over `tensor` along the sequence.
-    pub sequence_parallel: bool,
-    /// Model chunks a rank; one but in schedules that order more.
-    pub virtual_stages: usize,
-    /// The order of micro-batches in the stages.
-    pub schedule: Schedule,
-    /// ZeRO's stage: 0 none, 1 optimizer state, 2 + gradients, 3 + parameters.
-    pub zero: usize,
-    /// Ranks of a shard group; all of `data` if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub shard_group: Option<usize>,
-    /// What is computed again in the backward pass instead of kept.
-    pub recompute: Recompute,
-    /// Samples of one micro-batch on one rank of `data`.
-    pub micro_batch: usize,
-    /// Blocks of the model in each chunk, in the model's order; as even as can be if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cuts: Option<Vec<usize>>,
-    /// Which axis varies fastest over the devices; then the rest in the usual order.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub placement: Option<Vec<Axis>>,
-    /// Bytes of gradients that are reduced together.
-    pub bucket: Bytes,
-}
-
-impl Default for Layout {
-    fn default() -> Self {
-        Self {
-            data: 1,
-            tensor: 1,
-            pipeline: 1,
-            context: 1,
-            context_method: ContextMethod::Gather,
-            expert: 1,
-            expert_tensor: None,
-            sequence_parallel: false,
-            virtual_stages: 1,
-            schedule: Schedule::OneForwardOneBackward,
-            zero: 0,
-            shard_group: None,
-            recompute: Recompute::None,
-            micro_batch: 1,
-            cuts: None,
-            placement: None,
-            // PyTorch DDP's default.
-            bucket: Bytes::new(25 << 20),
-        }
-    }
-}
-
-impl Layout {
-    /// Ranks that share out samples: those of `data`, and those of `expert` outside of experts.
-    pub fn batch_ranks(&self) -> usize {
-        self.data.saturating_mul(self.expert)
-    }
-
-    /// Ranks over which ZeRO shards what it shards; 1 without ZeRO.
-    pub fn shard_ranks(&self) -> usize {
-        if self.zero == 0 { 1 } else { self.shard_group.unwrap_or(self.data) }
-    }
-
-    /// Samples of one micro-batch over all ranks.
-    pub fn samples_at_once(&self) -> usize {
-        self.micro_batch.saturating_mul(self.batch_ranks())
-    }
-}
-
-/// How attention whose positions are shared out over `context` sees all keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ContextMethod {
-    /// Every rank gathers all of them, and scatters the sums of their gradients.
-    #[default]
-    Gather,
-    /// They go round the ranks part by part while these compute, so that no rank ever has more than three parts at a time (ring attention, Liu et
-    /// al. 2023). Attention over a sequence of another length, and with relative positions, gathers all the same.
-    Ring,
-}
-
-/// What is computed again in the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Nothing: every activation that the backward pass needs is kept.
-    #[default]
-    None,
-    /// Attention's own operators: what they make is large, and quickly made again (Korthikanti et al. 2022).
-    Selective,
-    /// Every repeated block, from its input.
-    Full,
-    /// The first so many repeated blocks of each stage, from their input.
-    FullLayers(usize),
-}
-
-/// Who updates the parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Optimizer {
-    /// Stochastic gradient descent, with a velocity when the momentum is not zero.
-    #[default]
-    Sgd,
-    /// Adam (Kingma and Ba 2015).
-    Adam,
-    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
-    AdamW,
-}
-
-/// What the optimizer is told. What is left out takes PyTorch's default.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Training {
-    /// The step size; 0.05 for SGD and 0.001 for Adam(W) if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub learning_rate: Option<f32>,
-    /// SGD: the share of the last step's direction.
-    pub momentum: f32,
-    /// SGD: whether the step looks ahead (Nesterov).
-    pub nesterov: bool,
-    /// The pull of every parameter towards zero.
-    pub weight_decay: f32,
-    /// Adam: the decay of the first moment.
-    pub beta1: f32,
-    /// Adam: the decay of the second moment.
-    pub beta2: f32,
-    /// Adam: what keeps the division finite.
-    pub epsilon: f32,
-    /// The largest norm of the whole gradient; a longer one is shortened to it. Not clipped if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f32>,
-    /// How the loss is scaled in `fp16`, whose smallest numbers gradients fall below.
-    pub loss_scale: LossScale,
-}
-
-/// Dynamic loss scaling (Micikevicius et al. 2018), with PyTorch's defaults of `GradScaler`: a step whose gradient overflows is skipped and
-/// halves the scale, a streak of good ones doubles it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LossScale {
-    /// The scale of the first step.
-    pub initial: f32,
-    /// Steps without an overflow after which the scale is doubled.
-    pub growth_interval: u32,
-}
-
-impl Default for LossScale {
-    fn default() -> Self {
-        Self { initial: 65536.0, growth_interval: 2000 }
-    }
-}
-
-impl Default for Training {
-    fn default() -> Self {
-        Self {
-            learning_rate: None,
-            momentum: 0.9,
-            nesterov: false,
-            weight_decay: 0.0,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            clip_norm: None,
-            loss_scale: LossScale::default(),
-        }
-    }
 }
 
 /// Whose run it is: host overheads, fusions and overlap follow from it.
@@ -315,38 +135,37 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Invalid`] where a size is 0 or an axis is named twice.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
-        let shard = self.layout.shard_ranks();
-        if shard == 0 || !self.layout.data.is_multiple_of(shard) {
-            return Err(PlanError::Indivisible {
-                what: "data".into(),
-                value: self.layout.data,
-                by: "shard_group".into(),
-                divisor: shard,
-                hint: "choose a shard group that divides `data`, or leave it out".into(),
-            });
-        }
-        let size = |axis| match axis {
-            Axis::Tensor => self.layout.tensor,
-            Axis::Context => self.layout.context,
-            Axis::Expert => self.layout.expert,
-            Axis::Shard => shard,
-            Axis::Data => self.layout.data / shard,
-            Axis::Pipeline => self.layout.pipeline,
-        };
-        let order = self.layout.placement.clone().unwrap_or_default();
-        let ranks = Axis::ALL.into_iter().try_fold(1usize, |product, axis| product.checked_mul(size(axis)));
-        if ranks.is_none_or(|ranks| ranks > MOST_RANKS) {
+        let layout = &self.layout;
+        layout.validate_stages()?;
+        let sizes = |stage: StageLayout| [stage.data, stage.tensor, stage.context, stage.expert];
+        let ranks_of = |stage| sizes(layout.stage(stage)).into_iter().try_fold(1usize, usize::checked_mul);
+        let different = (0..layout.different_stages()).try_fold(0usize, |sum, stage| sum.checked_add(ranks_of(stage)?));
+        let alike = if layout.stages.is_some() { 1 } else { layout.pipeline };
+        if different.and_then(|ranks| ranks.checked_mul(alike)).is_none_or(|ranks| ranks > MOST_RANKS) {
             return Err(PlanError::Invalid {
                 field: "layout",
                 reason: format!("its sizes multiply to more than {MOST_RANKS} ranks"),
                 hint: "lower `data`, `tensor` or `pipeline`".into(),
             });
         }
-        Mesh::new(size, &order).ok_or_else(|| PlanError::Invalid {
+        let order = layout.placement.clone().unwrap_or_default();
+        let invalid = || PlanError::Invalid {
             field: "layout",
             reason: "a mesh size is 0, or `placement` names an axis twice".into(),
             hint: "every size is at least 1, and every axis stands once".into(),
-        })
+        };
+        if different == Some(0) || layout.pipeline == 0 {
+            return Err(invalid());
+        }
+        let mut stages = (0..layout.different_stages()).map(|stage| layout.stage_mesh(stage)).collect::<Result<Vec<_>, _>>()?;
+        let mesh = match (&layout.stages, stages.pop()) {
+            (None, Some(stage)) => Mesh::alike(stage, layout.pipeline, &order),
+            (_, last) => {
+                stages.extend(last);
+                Mesh::of_stages(stages, &order)
+            }
+        };
+        mesh.ok_or_else(invalid)
     }
 
     /// Micro-batches of a step.
@@ -354,15 +173,20 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Indivisible`] where the global batch is not a multiple of what the ranks of `data` take at once.
     pub fn micro_batches(&self) -> Result<usize, PlanError> {
-        let Layout { micro_batch, data, expert, .. } = self.layout;
-        let at_once = micro_batch.checked_mul(data).and_then(|samples| samples.checked_mul(expert)).unwrap_or(0);
+        let at_once = self.layout.samples_at_once();
         if at_once == 0 || self.global_batch == 0 || !self.global_batch.is_multiple_of(at_once) {
+            let StageLayout { data, expert, shares, .. } = self.layout.stage(0);
+            let data = match shares {
+                Some(shares) => format!("shares {shares:?}"),
+                None => format!("data {data}"),
+            };
+            let micro_batch = self.layout.micro_batch;
             return Err(PlanError::Indivisible {
                 what: "global_batch".into(),
                 value: self.global_batch,
                 by: match expert {
-                    1 => format!("micro_batch {micro_batch} x data {data}"),
-                    _ => format!("micro_batch {micro_batch} x data {data} x expert {expert}"),
+                    1 => format!("micro_batch {micro_batch} x {data}"),
+                    _ => format!("micro_batch {micro_batch} x {data} x expert {expert}"),
                 },
                 divisor: at_once,
                 hint: "choose a global batch that is a multiple of it, or a smaller micro-batch".into(),
@@ -386,6 +210,7 @@ impl Plan {
                 "leave it out, or give it the value of `tensor`",
             );
         }
+        self.layout.validate_stages()?;
         self.validate_chunks()?;
         if zero > 3 {
             return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");
@@ -426,48 +251,6 @@ impl Plan {
             reason: format!("{chunks}, but schedule `{schedule}` orders {ordered} of the model a stage"),
             hint: hint.into(),
         })
-    }
-}
-
-impl Training {
-    /// Refuses values with which no optimizer makes a step that means anything.
-    fn validate(&self) -> Result<(), PlanError> {
-        let refuse = |field, value: f32, what: &str, hint: &str| {
-            Err(PlanError::Invalid { field, reason: format!("{value} is not {what}"), hint: hint.into() })
-        };
-        let amounts = [
-            ("training.learning_rate", self.learning_rate.unwrap_or(0.0), "leave it out for the usual one"),
-            ("training.momentum", self.momentum, "leave it out for 0.9"),
-            ("training.weight_decay", self.weight_decay, "leave it out for 0"),
-        ];
-        for (field, value, hint) in amounts {
-            if !value.is_finite() || value < 0.0 {
-                return refuse(field, value, "a finite number of at least 0", hint);
-            }
-        }
-        let decays =
-            [("training.beta1", self.beta1, "leave it out for 0.9"), ("training.beta2", self.beta2, "leave it out for 0.999")];
-        for (field, value, hint) in decays {
-            if !(0.0..1.0).contains(&value) {
-                return refuse(field, value, "from 0 up to but not 1", hint);
-            }
-        }
-        if !self.epsilon.is_finite() || self.epsilon <= 0.0 {
-            return refuse("training.epsilon", self.epsilon, "a finite number above 0", "leave it out for 1e-8");
-        }
-        if let Some(clip) = self.clip_norm
-            && (!clip.is_finite() || clip <= 0.0)
-        {
-            return refuse("training.clip_norm", clip, "a finite number above 0", "leave it out for no clipping");
-        }
-        let LossScale { initial, growth_interval } = self.loss_scale;
-        if !initial.is_normal() || initial < 1.0 {
-            return refuse("training.loss_scale.initial", initial, "a finite number of at least 1", "leave it out for 65536");
-        }
-        if growth_interval == 0 {
-            return refuse("training.loss_scale.growth_interval", 0.0, "at least 1", "leave it out for 2000");
-        }
-        Ok(())
     }
 }
 

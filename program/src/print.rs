@@ -1,13 +1,13 @@
 //! A Program as text that a person can follow: `foretell simulate --dump-program`.
 
-use crate::program::{BufferId, Instruction, Operation, Program, StageProgram};
+use crate::program::{BufferId, Instruction, Operation, PeerId, Program, StageProgram};
 use std::fmt::{self, Display, Formatter, Write as _};
 
 impl Display for Program {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-        for stage in &self.stages {
-            let ranks = self.mesh.stage_ranks(stage.stage);
-            let ranks: Vec<String> = ranks.iter().map(|rank| rank.0.to_string()).collect();
+        for (number, stage) in self.lists.iter().enumerate() {
+            let own = self.list_of_rank.iter().enumerate().filter(|(_, list)| **list as usize == number);
+            let ranks: Vec<String> = own.map(|(rank, _)| rank.to_string()).collect();
             writeln!(
                 formatter,
                 "stage {} (ranks {}), arena {} ({} bytes), {} instructions",
@@ -50,8 +50,8 @@ fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String
         Operation::Collective { group, bytes, .. } => {
             format!("{} {} {bytes}", operation.kind(), stage.groups[group.0 as usize])
         }
-        Operation::Send { stage, bytes } => format!("send to stage {stage} {bytes}"),
-        Operation::Receive { stage, bytes } => format!("receive from stage {stage} {bytes}"),
+        Operation::Send { peer, bytes } => format!("send {} {bytes}", peer_name(stage, "to", *peer)),
+        Operation::Receive { peer, bytes } => format!("receive {} {bytes}", peer_name(stage, "from", *peer)),
         _ => operation.kind().to_string(),
     };
     let micro_batch = instruction.micro_batch.map_or(String::new(), |index| format!("mb{index}"));
@@ -60,6 +60,8 @@ fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String
     list(&mut text, stage, "writes", &instruction.writes);
     let stream = match &stage.streams[instruction.stream.0 as usize] {
         crate::Stream::Group(group) => stage.groups[group.0 as usize].to_string(),
+        crate::Stream::SendTo(peer) => peer_name(stage, "to", *peer),
+        crate::Stream::ReceiveFrom(peer) => peer_name(stage, "from", *peer),
         other => other.to_string(),
     };
     // Writing to a String cannot fail.
@@ -69,6 +71,15 @@ fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String
         let _ = write!(text, " after {}", after.join(" "));
     }
     text
+}
+
+/// A peer in words: its stage, and where it is not the one of the same position which of the list's peers there.
+fn peer_name(list: &StageProgram, direction: &str, peer: PeerId) -> String {
+    let Some(known) = list.peers.get(peer.0 as usize) else { return format!("{direction} peer {}", peer.0) };
+    match known.ranks {
+        None => format!("{direction} stage {}", known.stage),
+        Some(_) => format!("{direction} stage {} (peer {})", known.stage, peer.0),
+    }
 }
 
 fn list(text: &mut String, stage: &StageProgram, title: &str, buffers: &[BufferId]) {

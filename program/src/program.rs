@@ -1,7 +1,8 @@
 //! The Program: what each rank does in one step, instruction by instruction, and where everything lies in its memory.
 //!
-//! There is one list a pipeline stage, since the ranks of a stage run the same code on their own shards. The simulator gives an
-//! instruction a duration, the executor a thread and a kernel; neither needs to know why it is there.
+//! There is one list for all ranks that run the same code on their own shards: a pipeline stage, or the part of it that has as many samples and
+//! sends and receives alike. The simulator gives an instruction a duration, the executor a thread and a kernel; neither needs to know why it
+//! is there.
 
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};
@@ -29,6 +30,10 @@ pub struct StreamId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupId(pub u16);
 
+/// A peer's place in [`StageProgram::peers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u16);
+
 /// A program for every rank of a mesh.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -36,8 +41,10 @@ pub struct Program {
     pub mesh: Mesh,
     /// The number format of activations and matrix products.
     pub precision: DataType,
-    /// One list of instructions a pipeline stage.
-    pub stages: Vec<StageProgram>,
+    /// The lists of instructions, in the order of their pipeline stages: one for each of these, or several for ranks that do not do alike.
+    pub lists: Vec<StageProgram>,
+    /// By rank: which of the lists it runs.
+    pub list_of_rank: Vec<u32>,
     /// Samples that one run of it takes from the data set.
     pub samples: usize,
     /// Predictions that the loss is summed over.
@@ -53,17 +60,33 @@ pub struct Program {
 
 impl Program {
     /// The list that a rank runs.
-    pub fn stage_of(&self, rank: Rank) -> &StageProgram {
-        &self.stages[self.mesh.coordinates(rank).along(Axis::Pipeline)]
+    pub fn list_of(&self, rank: Rank) -> &StageProgram {
+        &self.lists[self.list_index(rank)]
     }
 
-    /// The bytes of each stage's arena.
+    /// Which of the lists a rank runs.
+    pub fn list_index(&self, rank: Rank) -> usize {
+        self.list_of_rank[rank.0] as usize
+    }
+
+    /// Each rank's list, where a stage has one: what [`Program::list_of_rank`] is then.
+    pub fn one_list_a_stage(mesh: &Mesh) -> Vec<u32> {
+        (0..mesh.world_size()).map(|rank| mesh.stage_of(Rank(rank)) as u32).collect()
+    }
+
+    /// The bytes of each stage's largest arena.
     pub fn arenas(&self) -> Vec<Bytes> {
-        self.stages.iter().map(|stage| stage.arena).collect()
+        let mut arenas = vec![Bytes::ZERO; self.mesh.stage_count()];
+        for list in &self.lists {
+            if let Some(arena) = arenas.get_mut(list.stage) {
+                *arena = list.arena.max(*arena);
+            }
+        }
+        arenas
     }
 }
 
-/// What the ranks of one pipeline stage run.
+/// What ranks of one pipeline stage run.
 #[derive(Clone, Debug)]
 pub struct StageProgram {
     /// The stage's position on the pipeline axis.
@@ -72,6 +95,8 @@ pub struct StageProgram {
     pub streams: Vec<Stream>,
     /// The process groups that its collectives use.
     pub groups: Vec<Group>,
+    /// Whom its ranks send to and receive from.
+    pub peers: Vec<Peer>,
     /// Everything that lies in memory.
     pub buffers: Vec<Buffer>,
     /// One step. The order is one in which a single stream could run them all.
@@ -101,6 +126,27 @@ impl StageProgram {
     }
 }
 
+/// A rank of another stage, for each of those that run a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The stage.
+    pub stage: usize,
+    /// For each rank of the list, in order, which. Where there is none it is the one of the same position: the two stages' meshes are
+    /// equal.
+    pub ranks: Option<Vec<(Rank, Rank)>>,
+}
+
+impl Peer {
+    /// Who it is to a rank.
+    pub fn of(&self, mesh: &Mesh, rank: Rank) -> Rank {
+        let listed = self.ranks.as_ref().and_then(|ranks| {
+            let place = ranks.binary_search_by_key(&rank, |&(own, _)| own).ok()?;
+            Some(ranks[place].1)
+        });
+        listed.unwrap_or_else(|| mesh.rank(mesh.coordinates(rank).with(Axis::Pipeline, self.stage)))
+    }
+}
+
 /// A queue of instructions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
@@ -110,10 +156,10 @@ pub enum Stream {
     Load,
     /// Collectives of one group, by its place in [`StageProgram::groups`].
     Group(GroupId),
-    /// Sends to the rank of the same position in another stage.
-    SendTo(usize),
-    /// Receives from the rank of the same position in another stage.
-    ReceiveFrom(usize),
+    /// Sends to one peer.
+    SendTo(PeerId),
+    /// Receives from one peer.
+    ReceiveFrom(PeerId),
 }
 
 /// What a buffer is for.
@@ -242,17 +288,17 @@ pub enum Operation {
         /// The format of an element.
         data_type: DataType,
     },
-    /// Sends the one read to the rank of the same position in another stage.
+    /// Sends the one read to a rank of another stage.
     Send {
-        /// The stage.
-        stage: usize,
+        /// Which.
+        peer: PeerId,
         /// How much.
         bytes: Bytes,
     },
-    /// Receives the one write from the rank of the same position in another stage.
+    /// Receives the one write from a rank of another stage.
     Receive {
-        /// The stage.
-        stage: usize,
+        /// Which.
+        peer: PeerId,
         /// How much.
         bytes: Bytes,
     },
@@ -260,9 +306,10 @@ pub enum Operation {
     Load {
         /// What of a sample.
         input: InputKind,
-        /// The first sample, counted within the step's global batch, of the ranks that have the batch's first part.
+        /// The first sample of the micro-batch, counted within the step's global batch; a rank's own begin later by as many as
+        /// [`crate::StageMesh::samples_before`] says.
         first_sample: usize,
-        /// Samples of one rank; those of the batch's next part follow ([`Mesh::batch_part`]).
+        /// Samples of the rank.
         samples: usize,
     },
 }
@@ -357,8 +404,8 @@ impl fmt::Display for Stream {
             Stream::Compute => formatter.pad("compute"),
             Stream::Load => formatter.pad("load"),
             Stream::Group(group) => formatter.pad(&format!("group {}", group.0)),
-            Stream::SendTo(stage) => formatter.pad(&format!("to stage {stage}")),
-            Stream::ReceiveFrom(stage) => formatter.pad(&format!("from stage {stage}")),
+            Stream::SendTo(peer) => formatter.pad(&format!("to peer {}", peer.0)),
+            Stream::ReceiveFrom(peer) => formatter.pad(&format!("from peer {}", peer.0)),
         }
     }
 }

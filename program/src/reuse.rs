@@ -61,7 +61,7 @@ mod tests {
         let model = Model::Mlp { widths: vec![4096, 4096, 4096, 4096] };
         let plan = Plan::new(Layout { micro_batch: 64, ..Layout::default() }, 64);
         let compiled = compile(&model, "m", &plan).expect("a plan that fits");
-        let stage = &compiled.training.stages[0];
+        let stage = &compiled.training.lists[0];
         let distances = reuse_distances(stage);
         assert_eq!(distances.len(), stage.instructions.len());
         let products: Vec<usize> =

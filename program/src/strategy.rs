@@ -6,7 +6,7 @@
 //! Megatron-LM's layout (Shoeybi et al. 2019), on a perceptron the alternation of columns and rows; no model is named here. With
 //! sequence parallelism (Korthikanti et al. 2022) `tensor` takes the sequence of those that are left.
 
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{ContextMethod, PlanError};
 use foretell_models::{
@@ -30,7 +30,7 @@ impl Strategy {
     }
 
     /// One rank's extents of an operator's loops.
-    pub(crate) fn local_extents(self, operator: &Operator, mesh: &Mesh) -> Vec<usize> {
+    pub(crate) fn local_extents(self, operator: &Operator, mesh: &StageMesh) -> Vec<usize> {
         let mut extents = operator.extents();
         for axis in Axis::WITHIN_STAGE {
             if let Some(LoopId(index)) = self.get(axis) {
@@ -71,7 +71,7 @@ impl Sharding {
     /// Chooses strategies for a graph with or without gradients.
     pub(crate) fn choose(
         graph: &Graph,
-        mesh: &Mesh,
+        mesh: &StageMesh,
         sequence_parallel: bool,
         context_method: ContextMethod,
     ) -> Result<Self, PlanError> {
@@ -106,7 +106,7 @@ impl Sharding {
     }
 
     /// One rank's extents of an operator's loops.
-    pub(crate) fn local_extents(&self, graph: &Graph, id: OperatorId, mesh: &Mesh) -> Vec<usize> {
+    pub(crate) fn local_extents(&self, graph: &Graph, id: OperatorId, mesh: &StageMesh) -> Vec<usize> {
         let operator = &graph.operators[id.0];
         match self.kept[id.0] {
             Some(placements) => placements.local_shape(&operator.extents(), mesh),
@@ -183,7 +183,7 @@ pub(crate) fn makers(graph: &Graph) -> Vec<Option<OperatorId>> {
 
 struct Chooser<'a> {
     graph: &'a Graph,
-    mesh: &'a Mesh,
+    mesh: &'a StageMesh,
     sequence_parallel: bool,
     context_method: ContextMethod,
     consumers: Vec<Vec<OperatorId>>,

@@ -1,199 +1,11 @@
-//! What holds for every Program, whatever the layout: no race, no deadlock, sends that meet receives, memory that is never shared.
+//! What holds for every Program, whatever the layout.
+
+mod soundness;
 
 use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
-use foretell_program::{
-    BufferId, Collective, ContextMethod, GroupId, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute,
-    Schedule, StageProgram, Stream, Training, compile,
-};
+use foretell_program::{ContextMethod, Layout, Plan, Recompute, Schedule, StageLayout, StageProgram, compile};
 use proptest::prelude::*;
-
-/// For each instruction, how many instructions of each stream are over before it begins.
-fn clocks(stage: &StageProgram) -> Vec<Vec<u32>> {
-    let mut known = vec![vec![0u32; stage.streams.len()]; stage.streams.len()];
-    let mut clocks = Vec::new();
-    for (index, instruction) in stage.instructions.iter().enumerate() {
-        let stream = instruction.stream.0 as usize;
-        for id in &instruction.after {
-            assert!((id.0 as usize) < index, "instruction {index} waits for a later one");
-            let theirs: &Vec<u32> = &clocks[id.0 as usize];
-            let other = stage.instructions[id.0 as usize].stream.0 as usize;
-            for (mine, &their) in known[stream].iter_mut().zip(theirs) {
-                *mine = (*mine).max(their);
-            }
-            known[stream][other] = known[stream][other].max(id.0 + 1);
-        }
-        clocks.push(known[stream].clone());
-        known[stream][stream] = index as u32 + 1;
-    }
-    clocks
-}
-
-fn root(stage: &StageProgram, id: BufferId) -> BufferId {
-    stage.buffer(id).parent.unwrap_or(id)
-}
-
-/// Every two accesses of the same memory, one of them a write, are ordered.
-fn assert_no_race(stage: &StageProgram) {
-    let clocks = clocks(stage);
-    let mut accesses: Vec<(u64, u64, usize, bool)> = Vec::new();
-    for (index, instruction) in stage.instructions.iter().enumerate() {
-        for (list, writes) in [(&instruction.reads, false), (&instruction.writes, true)] {
-            for &id in list {
-                let buffer = stage.buffer(id);
-                let (start, end) = (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count());
-                assert!(end <= stage.arena.count(), "{} lies outside the arena", buffer.name);
-                let whole = stage.buffer(root(stage, id));
-                assert!(start >= whole.offset.count() && end <= whole.offset.count() + whole.bytes.count());
-                accesses.push((start, end, index, writes));
-            }
-        }
-    }
-    for (position, first) in accesses.iter().enumerate() {
-        for second in &accesses[position + 1..] {
-            let overlap = first.0 < second.1 && second.0 < first.1;
-            if !overlap || !(first.3 || second.3) || first.2 == second.2 {
-                continue;
-            }
-            let stream = stage.instructions[first.2].stream;
-            let ordered = stage.instructions[second.2].stream == stream || clocks[second.2][stream.0 as usize] > first.2 as u32;
-            assert!(ordered, "instructions {} and {} of stage {} race", first.2, second.2, stage.stage);
-        }
-    }
-}
-
-/// What is read was written, and not overwritten by something else in between: runs the list over a memory of names.
-fn assert_reads_what_was_written(stage: &StageProgram) {
-    let mut memory: Vec<(u64, u64, BufferId)> = stage
-        .buffers
-        .iter()
-        .enumerate()
-        .filter(|(_, buffer)| buffer.persistent && buffer.parent.is_none())
-        .map(|(index, buffer)| (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count(), BufferId(index as u32)))
-        .collect();
-    for (index, instruction) in stage.instructions.iter().enumerate() {
-        for &id in &instruction.reads {
-            let id = root(stage, id);
-            assert!(
-                memory.iter().any(|&(.., held)| held == id),
-                "instruction {index} reads {} that is gone",
-                stage.buffer(id).name
-            );
-        }
-        for &id in &instruction.writes {
-            let id = root(stage, id);
-            let (start, end) =
-                (stage.buffer(id).offset.count(), stage.buffer(id).offset.count() + stage.buffer(id).bytes.count());
-            memory.retain(|&(from, until, held)| held == id || from >= end || until <= start);
-            if !memory.iter().any(|&(.., held)| held == id) {
-                memory.push((start, end, id));
-            }
-        }
-    }
-}
-
-/// Between two stages the n-th send is the n-th receive, in size and in name.
-fn assert_sends_meet_receives(program: &Program) {
-    for from in &program.stages {
-        for to in &program.stages {
-            let sends: Vec<_> = from
-                .instructions
-                .iter()
-                .filter(|one| matches!(one.operation, Operation::Send { stage, .. } if stage == to.stage))
-                .map(|one| (from.name_of(one), one.micro_batch, from.buffer(one.reads[0]).shape.clone()))
-                .collect();
-            let receives: Vec<_> = to
-                .instructions
-                .iter()
-                .filter(|one| matches!(one.operation, Operation::Receive { stage, .. } if stage == from.stage))
-                .map(|one| (to.name_of(one), one.micro_batch, to.buffer(one.writes[0]).shape.clone()))
-                .collect();
-            assert_eq!(sends, receives, "from stage {} to stage {}", from.stage, to.stage);
-        }
-    }
-}
-
-/// Runs the lists of all stages, each stream on its own, where a message passes only when both ends have come to it: no buffer holds it.
-/// Collectives within a stage are its own affair; those of several stages need all of them.
-fn assert_no_deadlock(program: &Program) {
-    let streams: Vec<Vec<Vec<usize>>> = program
-        .stages
-        .iter()
-        .map(|stage| {
-            let of = |stream: usize| {
-                (0..stage.instructions.len()).filter(move |&one| stage.instructions[one].stream.0 as usize == stream)
-            };
-            (0..stage.streams.len()).map(|stream| of(stream).collect()).collect()
-        })
-        .collect();
-    let mut next: Vec<Vec<usize>> = streams.iter().map(|streams| vec![0; streams.len()]).collect();
-    let mut done: Vec<Vec<bool>> = program.stages.iter().map(|stage| vec![false; stage.instructions.len()]).collect();
-    // The instruction at the head of a stream, if it waits for nothing of its own stage.
-    let head = |next: &[Vec<usize>], done: &[Vec<bool>], stage: usize, stream: usize| {
-        let &id = streams[stage][stream].get(next[stage][stream])?;
-        let after = &program.stages[stage].instructions[id].after;
-        after.iter().all(|other| done[stage][other.0 as usize]).then_some(id)
-    };
-    let stream_of = |stage: usize, wanted: &Stream| program.stages[stage].streams.iter().position(|one| one == wanted);
-    loop {
-        let mut progress = false;
-        for (stage, lists) in streams.iter().enumerate() {
-            for stream in 0..lists.len() {
-                while let Some(id) = head(&next, &done, stage, stream) {
-                    let others: Vec<(usize, Option<usize>)> = match &program.stages[stage].instructions[id].operation {
-                        Operation::Send { stage: to, .. } => vec![(*to, stream_of(*to, &Stream::ReceiveFrom(stage)))],
-                        Operation::Receive { stage: from, .. } => vec![(*from, stream_of(*from, &Stream::SendTo(stage)))],
-                        Operation::Collective { group, .. } => {
-                            let group = &program.stages[stage].groups[group.0 as usize];
-                            let others = group.stages.iter().filter(|&&other| other != stage);
-                            others
-                                .map(|&other| {
-                                    let number = program.stages[other].groups.iter().position(|one| one == group);
-                                    let stream =
-                                        number.and_then(|number| stream_of(other, &Stream::Group(GroupId(number as u16))));
-                                    (other, stream)
-                                })
-                                .collect()
-                        }
-                        _ => Vec::new(),
-                    };
-                    let heads: Option<Vec<(usize, usize, usize)>> = others
-                        .iter()
-                        .map(|&(other, stream)| Some((other, stream?, head(&next, &done, other, stream?)?)))
-                        .collect();
-                    let Some(heads) = heads else { break };
-                    for (stage, stream, id) in heads.into_iter().chain([(stage, stream, id)]) {
-                        next[stage][stream] += 1;
-                        done[stage][id] = true;
-                    }
-                    progress = true;
-                }
-            }
-        }
-        if !progress {
-            break;
-        }
-    }
-    for (stage, done) in program.stages.iter().zip(&done) {
-        let hanging: Vec<&str> =
-            stage.instructions.iter().zip(done).filter(|(_, done)| !**done).map(|(one, _)| stage.name_of(one)).collect();
-        assert!(
-            hanging.is_empty(),
-            "deadlock: stage {} never runs {} instructions, first {}",
-            stage.stage,
-            hanging.len(),
-            hanging[0]
-        );
-    }
-}
-
-fn assert_sound(program: &Program) {
-    assert_sends_meet_receives(program);
-    assert_no_deadlock(program);
-    for stage in &program.stages {
-        assert_reads_what_was_written(stage);
-        assert_no_race(stage);
-    }
-}
+use soundness::assert_sound;
 
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
@@ -313,7 +125,7 @@ proptest! {
         assert_sound(&compiled.training);
         assert_sound(&compiled.evaluation);
         // What is kept lies in the same place in both, so that they can share an arena.
-        for (training, evaluation) in compiled.training.stages.iter().zip(&compiled.evaluation.stages) {
+        for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
             let kept = |stage: &StageProgram| -> Vec<_> {
                 stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
             };
@@ -322,502 +134,66 @@ proptest! {
     }
 }
 
-fn program(model: &Model, layout: Layout, batch: usize) -> Program {
-    compile(model, "model", &Plan::new(layout, batch)).expect("a plan that fits").training
-}
-
-fn count(stage: &StageProgram, kind: &str) -> usize {
-    stage.instructions.iter().filter(|one| one.operation.kind() == kind).count()
-}
-
-#[test]
-fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
-    let model = Model::Mlp { widths: vec![8, 16, 4] };
-    let layout = Layout { data: 2, tensor: 2, micro_batch: 2, ..Layout::default() };
-    let program = program(&model, layout, 4);
-    let stage = &program.stages[0];
-    // z is partial over `tensor` (one all-reduce), the gradients over `data` (one bucket for shards, one for what is whole).
-    assert_eq!(count(stage, "all_reduce"), 3, "{program}");
-    let weight = |name: &str| stage.buffers.iter().find(|one| one.name == name).expect("a weight").shape.clone();
-    assert_eq!(weight("0.weight"), [8, 8], "columns are shared out");
-    assert_eq!(weight("2.weight"), [4, 8], "and then rows");
-    assert_eq!(weight("2.bias"), [4], "the bias after the sum is whole");
-}
-
-#[test]
-fn a_transformer_layer_has_megatrons_four_all_reduces() {
-    let model = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
-    // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
-    assert_eq!(count(&program.stages[0], "all_reduce"), 3 * 4 + 2, "{program}");
-    assert_eq!(count(&program.stages[0], "all_gather"), 1);
-}
-
-#[test]
-fn attention_reads_its_packed_projection_without_a_copy() {
-    let gpt = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    for recompute in [Recompute::None, Recompute::Full] {
-        let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
-        let kinds = ["split", "join", "attention_gradient"].map(|kind| count(&program.stages[0], kind));
-        assert_eq!(kinds, [0, 0, 3], "{program}");
+prop_compose! {
+    /// The mesh of one stage that shares out four samples at once, or a multiple of four.
+    fn stage_layouts()(
+        (data, expert, shares) in prop_oneof![
+            Just((1usize, 1usize, None)), Just((2, 1, None)), Just((4, 1, None)),
+            Just((2, 1, Some(vec![3, 1]))), Just((2, 1, Some(vec![1, 1]))), Just((3, 1, Some(vec![1, 2, 1]))),
+            Just((2, 1, Some(vec![2, 6]))),
+        ],
+        tensor in prop_oneof![3 => Just(1usize), 2 => Just(2), 1 => Just(4)],
+        context in prop_oneof![4 => Just(1usize), 1 => Just(2), 1 => Just(4)],
+    ) -> StageLayout {
+        StageLayout { data, tensor, context, expert, shares }
     }
 }
 
-#[test]
-fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
-    let llama = |kv_heads| Model::Llama {
-        layers: 2,
-        hidden: 32,
-        heads: 8,
-        kv_heads: Some(kv_heads),
-        ffn: 48,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: false,
-        rope_theta: 10_000,
-    };
-    for (kv_heads, shape) in [(8, vec![4, 4, 32]), (2, vec![1, 4, 4, 32])] {
-        let program = program(&llama(kv_heads), Layout { tensor: 2, ..Layout::default() }, 1);
-        let stage = &program.stages[0];
-        // Megatron's four a layer, and those of the shared out vocabulary: the embedding's sum, and the head's in the backward pass.
-        assert_eq!(count(stage, "all_reduce"), 2 * 4 + 2, "{program}");
-        let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
-        assert_eq!(query.shape, shape);
-    }
-}
-
-#[test]
-fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
-    let model = Model::Gpt {
-        layers: 6,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 32,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
-    let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
-    assert_eq!(count(&none.stages[0], "attention"), 6);
-    assert_eq!(count(&full.stages[0], "attention"), 12);
-    assert!(
-        full.stages[0].arena.value() < 0.8 * none.stages[0].arena.value(),
-        "{} {}",
-        full.stages[0].arena,
-        none.stages[0].arena
-    );
-}
-
-#[test]
-fn one_forward_one_backward_holds_less_than_gpipe() {
-    let model = Model::Mlp { widths: vec![64; 9] };
-    let layout = |schedule| Layout { pipeline: 2, micro_batch: 64, schedule, ..Layout::default() };
-    let gpipe = program(&model, layout(Schedule::Gpipe), 64 * 8);
-    let one = program(&model, layout(Schedule::OneForwardOneBackward), 64 * 8);
-    assert!(one.stages[0].arena.value() < 0.6 * gpipe.stages[0].arena.value());
-}
-
-#[test]
-fn tied_embeddings_in_two_stages_are_summed_over_both() {
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 16,
-        heads: 2,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
-    for stage in &program.stages {
-        let shared = stage.instructions.iter().filter(|one| {
-            matches!(one.operation, Operation::Collective { kind: Collective::AllReduce, group, .. }
-                if stage.groups[group.0 as usize].stages == [0, 1])
-        });
-        assert_eq!(shared.count(), 1);
-    }
-}
-
-#[test]
-fn the_same_plan_gives_the_same_program() {
-    let model = Model::named("resnet18").expect("in the zoo");
-    let layout = Layout { data: 2, tensor: 2, pipeline: 2, micro_batch: 2, ..Layout::default() };
-    assert_eq!(program(&model, layout.clone(), 8).to_string(), program(&model, layout, 8).to_string());
-}
-
-#[test]
-fn hardware_arithmetic_is_never_less_than_the_models() {
-    let model = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 32,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let odd = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 63,
-        sequence: 32,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let ratio = |model: &Model, tensor, recompute| {
-        let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
-        program.hardware_flops.value() / program.model_flops.value()
-    };
-    assert!((ratio(&model, 1, Recompute::None) - 1.0).abs() < 1e-12, "nothing is done twice");
-    assert!((ratio(&model, 2, Recompute::None) - 1.0).abs() < 1e-12, "ranks share out all products");
-    assert!(ratio(&odd, 2, Recompute::None) > 1.0, "a vocabulary that does not divide is whole on every rank");
-    assert!(ratio(&model, 1, Recompute::Full) > 1.2, "blocks are computed again");
-}
-
-#[test]
-fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
-    let model = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
-    let stage = &program.stages[0];
-    // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
-    // all-gather, and what a product reads is gathered again for its weight's gradient.
-    assert_eq!(count(stage, "reduce_scatter"), 3 * 4 + 2, "{program}");
-    assert!(count(stage, "all_gather") >= 3 * 4 + 2, "{program}");
-    let activations = |stage: &StageProgram| {
-        let norms = stage.instructions.iter().filter(|one| one.operation.kind() == "layer_norm");
-        norms.map(|one| stage.buffer(one.writes[0]).shape.clone()).collect::<Vec<_>>()
-    };
-    assert!(activations(stage).iter().all(|shape| shape[..] == [1, 4, 32]), "norms have half of the sequence: {program}");
-    // The gradients of what every rank has whole are sums over the ranks of `tensor`, too.
-    assert!(count(stage, "all_reduce") >= 1);
-}
-
-#[test]
-fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
-    // A long sequence, of which attention would gather all.
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 32,
-        heads: 4,
-        ffn: Some(32),
-        vocab: 16,
-        sequence: 4096,
-        tied_embeddings: false,
-        dropout: Default::default(),
-    };
-    let compiled = |context_method, precision| {
-        let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
-        let plan = Plan { precision, ..Plan::new(layout, 1) };
-        compile(&model, "model", &plan).expect("a plan that fits").training
-    };
-    for precision in [foretell_units::DataType::Fp32, foretell_units::DataType::Bf16] {
-        let [gather, ring] = [ContextMethod::Gather, ContextMethod::Ring].map(|method| compiled(method, precision));
-        let [gathers, rings] = [&gather, &ring].map(|program| &program.stages[0]);
-        assert_eq!(count(gathers, "shift"), 0);
-        // Of each layer k and v go on three times in the forward pass, when it is run again and in the backward pass, in which their
-        // gradients go on four times.
-        assert_eq!(count(rings, "shift"), 2 * (3 * 2 * 3 + 2 * 4), "{ring}");
-        assert_eq!(count(rings, "attention"), 2 * 2 * 4);
-        assert_eq!(count(rings, "attention_gradient"), 2 * 4);
-        // Other operators gather nothing along a sequence.
-        assert_eq!(count(rings, "all_gather"), 0, "{ring}");
-        assert!(count(gathers, "all_gather") >= 2 * 2);
-        assert!(rings.arena < gathers.arena, "{} {}", rings.arena, gathers.arena);
-        assert_eq!(ring.hardware_flops, gather.hardware_flops, "the same products in other parts");
-        // What attention reads and writes at a time: the rank's own, and two parts that come and go.
-        let whole = 2 * 4096 * 32 * precision.size().count();
-        let room = |stage: &StageProgram, kind: &str| {
-            let mut touched = std::collections::BTreeSet::new();
-            for one in stage.instructions.iter().filter(|one| one.operation.kind() == kind && one.phase == Phase::Forward) {
-                touched.extend(one.reads[1..3].iter().copied().filter(|&read| stage.name_of(one) == stage.buffer(read).name));
-            }
-            touched.iter().map(|&id| stage.buffer(id).bytes.count()).sum::<u64>()
+prop_compose! {
+    fn uneven_layouts()(
+        (layout, _) in layouts(),
+        stages in proptest::collection::vec(stage_layouts(), 1..4),
+        uniform in any::<bool>(),
+        micro_batches in 1usize..5,
+    ) -> (Layout, usize) {
+        let first = stages[0].clone();
+        let pipeline = stages.len();
+        let parts = first.shares.as_ref().map_or(first.data, |shares| shares.iter().sum()) * first.expert;
+        // Eight samples at once can be shared out in all of these ways.
+        let micro_batch = 8 / parts;
+        let base = Layout { pipeline, micro_batch, shard_group: None, context: 1, tensor: 1, data: 1, ..layout };
+        let StageLayout { data, tensor, context, expert, shares } = first;
+        let layout = match uniform {
+            true => Layout { data, tensor, context, expert, shares, ..base },
+            false => Layout { stages: Some(stages), ..base },
         };
-        assert_eq!(room(rings, "attention"), 2 * whole / 2, "two of four parts in each of two layers");
+        (layout, 8 * micro_batches)
     }
 }
 
-#[test]
-fn attention_that_is_no_ring_gathers_all_the_same() {
-    let model = Model::named("t5-small").expect("in the zoo");
-    let layout = |context_method| Layout { context: 2, context_method, ..Layout::default() };
-    let [gather, ring] = [ContextMethod::Gather, ContextMethod::Ring].map(|method| program(&model, layout(method), 1));
-    let kinds = |program: &Program| ["shift", "all_gather"].map(|kind| count(&program.stages[0], kind));
-    // Relative positions everywhere but in attention over the encoder's sequence.
-    assert_eq!(kinds(&gather)[0], 0);
-    assert!(kinds(&ring)[1] > 0);
-}
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-#[test]
-fn zero_shards_what_it_says() {
-    let model = Model::Mlp { widths: vec![64, 64, 64, 16] };
-    let program = |zero| program(&model, Layout { data: 4, zero, ..Layout::default() }, 8);
-    let kept = |program: &Program, role| -> u64 {
-        let buffers = program.stages[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
-        buffers.map(|one| one.bytes.count()).sum()
-    };
-    use foretell_program::BufferRole::{Gradient, OptimizerState, Parameter};
-    let whole = program(0);
-    let shares = |zero| {
-        let program = program(zero);
-        [Parameter, Gradient, OptimizerState].map(|role| kept(&whole, role) as f64 / kept(&program, role) as f64)
-    };
-    let is_about =
-        |shares: [f64; 3], expected: [f64; 3]| shares.iter().zip(expected).all(|(one, two)| (one / two - 1.0).abs() < 0.02);
-    assert!(is_about(shares(1), [1.0, 1.0, 4.0]), "{:?}", shares(1));
-    assert!(is_about(shares(2), [1.0, 4.0, 4.0]), "{:?}", shares(2));
-    assert!(is_about(shares(3), [4.0, 4.0, 4.0]), "{:?}", shares(3));
-    let hybrid = Layout { data: 4, zero: 3, shard_group: Some(2), ..Layout::default() };
-    let hybrid = compile(&model, "model", &Plan::new(hybrid, 8)).expect("a plan that fits").training;
-    assert!((kept(&whole, Parameter) as f64 / kept(&hybrid, Parameter) as f64 - 2.0).abs() < 0.02);
-    // Two kinds of groups: shards within a shard group, sums over those of the same position in all of them.
-    assert_eq!(hybrid.stages[0].groups.len(), 2);
-}
-
-#[test]
-fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
-    let model = Model::Gpt {
-        layers: 4,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: false,
-        dropout: DropoutRate::NONE,
-    };
-    let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
-    let stage = &program.stages[0];
-    let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
-        stage.instructions.iter().position(predicate).expect("there is one")
-    };
-    let gathers: Vec<usize> =
-        (0..stage.instructions.len()).filter(|&index| stage.instructions[index].operation.kind() == "all_gather").collect();
-    let attention = first(&|one| one.operation.kind().starts_with("attention"));
-    // Before the first layer's attention: the embedding's, the first layer's own and the second's.
-    assert!(gathers.iter().filter(|&&index| index < attention).count() >= 3, "{program}");
-    // And they are dropped: fewer bytes at once than all parameters.
-    let all: u64 = gathers.iter().map(|&index| stage.buffer(stage.instructions[index].writes[0]).bytes.count()).sum();
-    assert!(stage.arena.count() < all * 3, "{} and {all}", stage.arena);
-}
-
-#[test]
-fn an_all_reduced_tensor_is_whole_for_everyone() {
-    // A sum that is made in place leaves no summands: whoever reads the buffer afterwards finds what is whole.
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 16,
-        heads: 4,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
-    for stage in &program.stages {
-        let mut summed = std::collections::BTreeSet::new();
-        for instruction in &stage.instructions {
-            if let Operation::Collective { kind: Collective::AllReduce, .. } = instruction.operation
-                && !stage.buffer(instruction.writes[0]).persistent
-            {
-                assert!(summed.insert(instruction.writes[0]), "{} is summed twice", stage.name_of(instruction));
-            }
-        }
-        assert!(!summed.is_empty());
-    }
-}
-
-/// What `compile` says of a plan that it refuses.
-fn refusal(model: &Model, plan: &Plan) -> String {
-    let error = compile(model, "m", plan).expect_err("it is to be refused").to_string();
-    assert!(error.contains("; hint: "), "{error}");
-    error
-}
-
-#[test]
-fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
-    let layout = |tensor| Layout { tensor, ..Layout::default() };
-    let refused = |model: &Model, tensor| refusal(model, &Plan::new(layout(tensor), 4));
-    let perceptron = Model::Mlp { widths: vec![784, 512, 512, 10] };
-    let error = refused(&perceptron, 3);
-    assert!(error.starts_with("`features` of `0` (512) is not divisible by tensor (3)"), "{error}");
-    let gpt = Model::Gpt {
-        layers: 1,
-        hidden: 30,
-        heads: 5,
-        ffn: Some(25),
-        vocab: 33,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-    };
-    let error = refused(&gpt, 2);
-    assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
-    let error = refused(&Model::Mlp { widths: vec![8, 4] }, 2);
-    assert!(error.starts_with("`tensor`: `m` has no width that 2 ranks could share out"), "{error}");
-    assert!(compile(&perceptron, "m", &Plan::new(layout(4), 4)).is_ok());
-}
-
-#[test]
-fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
-    let small = Model::Mlp { widths: vec![8, 8, 4] };
-    let layout = Layout::default();
-    let plan = |layout: Layout, global_batch| Plan::new(layout, global_batch);
-    let max = usize::MAX;
-    let cases = [
-        (small.clone(), plan(layout.clone(), 1 << 30), "raise `micro_batch`"),
-        (small.clone(), plan(layout.clone(), max), "`global_batch`: more than"),
-        (small.clone(), plan(Layout { micro_batch: max, data: 2, ..layout.clone() }, 1 << 32), "is not divisible by"),
-        (small.clone(), plan(Layout { data: max, tensor: max, ..layout.clone() }, 1 << 32), "global_batch (4294967296)"),
-        (small.clone(), plan(Layout { tensor: max, pipeline: max, ..layout.clone() }, 8), "multiply to more than"),
-        (
-            small.clone(),
-            plan(Layout { pipeline: 2, cuts: Some(vec![max, 3]), ..layout.clone() }, 8),
-            "does not share out 2 blocks",
-        ),
-        (Model::Mlp { widths: vec![2; 2000] }, plan(Layout { pipeline: 1500, ..layout.clone() }, 8), "use 1024 stages or less"),
-        (
-            Model::Mlp { widths: vec![1 << 24, 1 << 16, 4] },
-            plan(Layout { micro_batch: 1 << 22, ..layout.clone() }, 1 << 32),
-            "makes more than 256 PiB",
-        ),
-        (
-            Model::Resnet { depth: 18, stem: Stem::Imagenet, image: 8192, channels: 3, classes: 10, width: 64 },
-            plan(Layout { micro_batch: 2, ..layout.clone() }, 2),
-            "`maxpool` takes more than 2^31 elements",
-        ),
-        (small, plan(Layout { micro_batch: 1 << 32, ..layout }, 1 << 32), ""),
-    ];
-    for (model, plan, expected) in cases {
-        match compile(&model, "m", &plan) {
-            // The last is as large as it gets: sizes that can be counted with.
-            Ok(compiled) => assert!(expected.is_empty() && compiled.arenas()[0].value() > 2.0f64.powi(34), "{expected}"),
-            Err(error) => {
-                let error = error.to_string();
-                assert!(error.contains(expected) && error.contains("; hint: "), "{error}");
-            }
+    /// The same of stages with meshes of their own and ranks with samples of their own.
+    #[test]
+    fn programs_of_unequal_meshes_and_shares_are_sound(
+        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), half in any::<bool>()
+    ) {
+        let mut plan = Plan::new(layout, batch);
+        plan.training.clip_norm = clip.then_some(1.0);
+        if half { plan.precision = foretell_units::DataType::Bf16; }
+        if plan.layout.stages.is_some() || plan.layout.shares.is_some() { plan.batch_norm_group = Some(1); }
+        let compiled = match compile(&model, "model", &plan) {
+            Ok(compiled) => compiled,
+            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+        };
+        assert_sound(&compiled.training);
+        assert_sound(&compiled.evaluation);
+        for rank in (0..compiled.training.mesh.world_size()).map(foretell_program::Rank) {
+            let kept = |list: &StageProgram| -> Vec<_> {
+                list.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
+            };
+            prop_assert_eq!(kept(compiled.training.list_of(rank)), kept(compiled.evaluation.list_of(rank)));
         }
     }
-}
-
-#[test]
-fn what_the_optimizer_is_told_has_to_mean_something() {
-    let model = Model::Mlp { widths: vec![8, 8, 4] };
-    let usual = Training::default();
-    let cases = [
-        ("learning_rate", Training { learning_rate: Some(f32::NAN), ..usual }),
-        ("learning_rate", Training { learning_rate: Some(-0.1), ..usual }),
-        ("momentum", Training { momentum: f32::INFINITY, ..usual }),
-        ("weight_decay", Training { weight_decay: -1.0, ..usual }),
-        ("beta1", Training { beta1: 1.0, ..usual }),
-        ("beta2", Training { beta2: f32::NAN, ..usual }),
-        ("epsilon", Training { epsilon: 0.0, ..usual }),
-    ];
-    for (field, training) in cases {
-        let plan = Plan { training, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 4) };
-        assert!(matches!(compile(&model, "m", &plan), Err(PlanError::Invalid { .. })));
-        assert!(refusal(&model, &plan).starts_with(&format!("`training.{field}`: ")), "{field}");
-    }
-    let zero = Training { learning_rate: Some(0.0), momentum: 0.0, beta1: 0.0, ..usual };
-    assert!(compile(&model, "m", &Plan { training: zero, ..Plan::new(Layout::default(), 4) }).is_ok());
-}
-
-/// The dropouts of all stages.
-fn dropouts(program: &Program) -> Vec<foretell_models::Dropout> {
-    let instructions = program.stages.iter().flat_map(|stage| &stage.instructions);
-    let of = |operation: &Operation| match operation {
-        Operation::Compute { kernel: foretell_models::Kernel::Dropout(sizes), .. } => Some(*sizes),
-        _ => None,
-    };
-    instructions.filter_map(|instruction| of(&instruction.operation)).collect()
-}
-
-#[test]
-fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
-    let gpt = |dropout| Model::Gpt {
-        layers: 1,
-        hidden: 16,
-        heads: 4,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout,
-    };
-    let layout = Layout { data: 2, tensor: 2, context: 2, sequence_parallel: true, micro_batch: 3, ..Layout::default() };
-    let plan = Plan::new(layout, 12);
-    let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("it can be laid out");
-    let found = dropouts(&compiled.training);
-    // Embedding, attention, perceptron; forward and back; of two micro-batches.
-    assert_eq!(found.len(), 3 * 2 * 2);
-    assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
-    assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
-    assert_eq!(found.iter().map(|one| one.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
-    assert!(dropouts(&compiled.evaluation).is_empty());
-    assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out").training).is_empty());
-}
-
-#[test]
-fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_apart() {
-    let vgg = Model::Vgg {
-        depth: 11,
-        batch_norm: false,
-        stem: Stem::Imagenet,
-        image: 224,
-        channels: 3,
-        classes: 10,
-        width: 4,
-        hidden: 64,
-        dropout: DropoutRate::TENTH,
-    };
-    let plan = Plan::new(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, 2);
-    let found = dropouts(&compile(&vgg, "vgg", &plan).expect("it can be laid out").training);
-    assert!(found.iter().any(|one| (one.samples, one.positions, one.parts, one.features) == (2, 32, 2, 1)), "{found:?}");
-    let small = Model::Vgg {
-        depth: 11,
-        batch_norm: false,
-        stem: Stem::Small,
-        image: 32,
-        channels: 1,
-        classes: 10,
-        width: 4,
-        hidden: 64,
-        dropout: DropoutRate::TENTH,
-    };
-    let error = compile(&small, "vgg", &plan).expect_err("it has no inner layers").to_string();
-    assert!(error.contains("`stem: small` does not have"), "{error}");
 }

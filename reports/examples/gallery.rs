@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         comparison,
         Seconds::new(1e-3),
         Seconds::new(4e-3),
-        program.stages[0].arena,
+        program.lists[0].arena,
         Some(Bytes::new(12 << 20)),
     );
     println!("{}\n\n{}", check_table(&document), serde_json::to_string_pretty(&document)?);

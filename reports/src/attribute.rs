@@ -5,8 +5,9 @@
 //! for, and so on, until the walk is back at the time the compute stream fell idle. So communication counts only where it is
 //! exposed, and the pieces of a rank add up to the step exactly. This module knows no kinds, no causes and no predictions.
 
-use foretell_program::{Axis, RankTimeline};
-use foretell_program::{Group, Instruction, InstructionId, Operation, Program, Rank, Span, StageProgram, Stream, Timeline};
+use foretell_program::{
+    Group, Instruction, InstructionId, Operation, PeerId, Program, Rank, RankTimeline, Span, StageProgram, Stream, Timeline,
+};
 use foretell_units::Picoseconds;
 use std::collections::HashMap;
 
@@ -36,7 +37,7 @@ pub(crate) struct Piece {
 pub(crate) fn attribute(program: &Program, exchanges: &Exchanges, timeline: &Timeline, rank: Rank) -> Vec<Piece> {
     let step = timeline.step();
     let Some(own) = timeline.rank(rank) else { return Vec::new() };
-    let stage = program.stage_of(rank);
+    let stage = program.list_of(rank);
     let end = own.end;
     let mut walk = Walk { program, exchanges, timeline, rank, stage, spans: by_instruction(stage, own), pieces: Vec::new() };
 
@@ -118,7 +119,7 @@ impl Walk<'_> {
             None => self.all_spans().max_by_key(latest),
             Some(id) => {
                 let instruction = self.stage.instructions.get(id.0 as usize)?;
-                let in_stream = self.exchanges.predecessor(self.stage, id);
+                let in_stream = self.exchanges.predecessor(self.program.list_index(self.rank), id);
                 let before = instruction.after.iter().copied().chain(in_stream).filter(|&one| one < id);
                 before.filter_map(|one| Some((one, self.span(one)?))).max_by_key(latest)
             }
@@ -136,13 +137,13 @@ impl Walk<'_> {
 
 /// Who meets whom: found once for a program, and the same for every timeline of it.
 pub(crate) struct Exchanges {
-    stages: Vec<StageExchanges>,
+    lists: Vec<ListExchanges>,
 }
 
-struct StageExchanges {
+struct ListExchanges {
     /// By instruction: the one before it in its stream.
     predecessors: Vec<Option<InstructionId>>,
-    /// By instruction: what it has in common with its counterpart in another stage, if it communicates.
+    /// By instruction: which exchange it takes part in, if it communicates.
     meetings: Vec<Option<Meeting>>,
     /// Where each meeting is in the list.
     places: HashMap<Meeting, InstructionId>,
@@ -158,46 +159,54 @@ struct Meeting {
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Channel {
     Group(Group),
-    Between { sender: usize, receiver: usize },
+    /// Messages to a peer of the list, and from one.
+    To(PeerId),
+    From(PeerId),
 }
 
 impl Exchanges {
     pub(crate) fn of(program: &Program) -> Self {
-        Self { stages: program.stages.iter().map(StageExchanges::of).collect() }
+        Self { lists: program.lists.iter().map(ListExchanges::of).collect() }
     }
 
-    fn stage(&self, stage: &StageProgram) -> Option<&StageExchanges> {
-        self.stages.get(stage.stage)
-    }
-
-    fn predecessor(&self, stage: &StageProgram, id: InstructionId) -> Option<InstructionId> {
-        self.stage(stage)?.predecessors.get(id.0 as usize).copied().flatten()
+    fn predecessor(&self, list: usize, id: InstructionId) -> Option<InstructionId> {
+        self.lists.get(list)?.predecessors.get(id.0 as usize).copied().flatten()
     }
 
     /// When the last other participant began the exchange; none where the instruction is not one.
     fn last_arrival(&self, program: &Program, timeline: &Timeline, rank: Rank, id: InstructionId) -> Option<Picoseconds> {
-        let partners = self.partners(program, rank, program.stage_of(rank), id);
+        let partners = self.partners(program, rank, id);
         partners.into_iter().filter_map(|(rank, id)| span_of(timeline.rank(rank)?, id)).map(|span| span.start).max()
     }
 
     /// The other ranks of an exchange, each with its instruction.
-    fn partners(&self, program: &Program, rank: Rank, stage: &StageProgram, id: InstructionId) -> Vec<(Rank, InstructionId)> {
-        let Some(meeting) = self.stage(stage).and_then(|own| own.meetings.get(id.0 as usize)?.as_ref()) else {
-            return Vec::new();
+    fn partners(&self, program: &Program, rank: Rank, id: InstructionId) -> Vec<(Rank, InstructionId)> {
+        let own = program.list_index(rank);
+        let meeting = |list: usize| self.lists.get(list)?.meetings.get(id.0 as usize)?.as_ref();
+        let Some(Meeting { channel, ordinal }) = meeting(own) else { return Vec::new() };
+        let place = |other: Rank, channel: Channel| {
+            let list = self.lists.get(program.list_index(other))?;
+            Some((other, *list.places.get(&Meeting { channel, ordinal: *ordinal })?))
         };
-        let others = match &meeting.channel {
-            Channel::Group(group) => group.members(&program.mesh, rank),
-            Channel::Between { sender, receiver } => {
-                let other = if stage.stage == *sender { *receiver } else { *sender };
-                vec![program.mesh.rank(program.mesh.coordinates(rank).with(Axis::Pipeline, other))]
+        let opposite = |peer: &PeerId, as_seen_there: fn(PeerId) -> Channel| {
+            let other = program.lists[own].peers.get(peer.0 as usize)?.of(&program.mesh, rank);
+            let peers = program.list_of(other).peers.iter().enumerate();
+            // A list may have a peer once for sends and once for receives.
+            let back = peers.filter(|(_, peer)| peer.of(&program.mesh, other) == rank);
+            back.map(|(number, _)| as_seen_there(PeerId(number as u16))).find_map(|channel| place(other, channel))
+        };
+        match channel {
+            Channel::Group(group) => {
+                let others = group.members(&program.mesh, rank).into_iter().filter(|&other| other != rank);
+                others.filter_map(|other| place(other, channel.clone())).collect()
             }
-        };
-        let place = |other: Rank| self.stage(program.stage_of(other))?.places.get(meeting).copied();
-        others.into_iter().filter(|&other| other != rank).filter_map(|other| Some((other, place(other)?))).collect()
+            Channel::To(peer) => opposite(peer, Channel::From).into_iter().collect(),
+            Channel::From(peer) => opposite(peer, Channel::To).into_iter().collect(),
+        }
     }
 }
 
-impl StageExchanges {
+impl ListExchanges {
     fn of(stage: &StageProgram) -> Self {
         let mut last_of_stream = HashMap::new();
         let mut met: HashMap<Channel, usize> = HashMap::new();
@@ -222,8 +231,8 @@ impl StageExchanges {
 fn channel(stage: &StageProgram, instruction: &Instruction) -> Option<Channel> {
     match instruction.operation {
         Operation::Collective { group, .. } => stage.groups.get(group.0 as usize).cloned().map(Channel::Group),
-        Operation::Send { stage: receiver, .. } => Some(Channel::Between { sender: stage.stage, receiver }),
-        Operation::Receive { stage: sender, .. } => Some(Channel::Between { sender, receiver: stage.stage }),
+        Operation::Send { peer, .. } => Some(Channel::To(peer)),
+        Operation::Receive { peer, .. } => Some(Channel::From(peer)),
         Operation::Compute { .. } | Operation::Load { .. } => None,
     }
 }

@@ -55,7 +55,7 @@ pub struct KindRow {
     pub count: usize,
 }
 
-/// What one instruction adds to the step, foretold and measured: the mean over the ranks of its stage. Hidden communication adds
+/// What one instruction adds to the step, foretold and measured: the mean over the ranks that run its list. Hidden communication adds
 /// nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorstRow {
@@ -194,16 +194,16 @@ pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> 
     let split = |timeline, rank| attribute(program, &exchanges, timeline, rank);
     let mut totals: BTreeMap<Key, Total> = BTreeMap::new();
     let mut by_kind = Vec::new();
-    let mut ranks_of_stage = vec![0; program.stages.len()];
+    let mut ranks_of_list = vec![0; program.lists.len()];
     for rank in (0..ranks).map(Rank) {
         let pieces = (split(predicted, rank), split(measured, rank));
         if rank == reported {
-            by_kind = kinds(program.stage_of(rank), &pieces.0, &pieces.1, measured.step());
+            by_kind = kinds(program.list_of(rank), &pieces.0, &pieces.1, measured.step());
         }
-        if let Some(count) = ranks_of_stage.get_mut(program.stage_of(rank).stage) {
+        if let Some(count) = ranks_of_list.get_mut(program.list_index(rank)) {
             *count += 1;
         }
-        for (key, sides) in by_instruction(program.stage_of(rank), &pieces.0, &pieces.1) {
+        for (key, sides) in by_instruction(program.list_index(rank), &pieces.0, &pieces.1) {
             let total = totals.entry(key).or_insert_with(|| Total::at(rank));
             total.add(rank, sides);
             if let (_, Some(id), Reason::Work) = key {
@@ -214,7 +214,7 @@ pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> 
     }
     let (predicted_step, measured_step) = (Seconds::from(predicted.step()), Seconds::from(measured.step()));
     let error = if measured_step > Seconds::ZERO { predicted_step / measured_step - 1.0 } else { 0.0 };
-    Comparison { predicted_step, measured_step, error, rank: reported, by_kind, worst: worst(program, &ranks_of_stage, &totals) }
+    Comparison { predicted_step, measured_step, error, rank: reported, by_kind, worst: worst(program, &ranks_of_list, &totals) }
 }
 
 /// Time foretold and time measured.
@@ -263,12 +263,12 @@ fn kinds(stage: &StageProgram, predicted: &[Piece], measured: &[Piece], step: Pi
     rows
 }
 
-/// What is one row of [`Comparison::worst`]: a stage's instruction and why time passed at it.
+/// What is one row of [`Comparison::worst`]: a list's instruction and why time passed at it.
 type Key = (usize, Option<InstructionId>, Reason);
 
-fn by_instruction(stage: &StageProgram, predicted: &[Piece], measured: &[Piece]) -> BTreeMap<Key, Sides> {
+fn by_instruction(list: usize, predicted: &[Piece], measured: &[Piece]) -> BTreeMap<Key, Sides> {
     let mut result: BTreeMap<Key, Sides> = BTreeMap::new();
-    let key = |piece: &Piece| (stage.stage, piece.instruction, piece.reason);
+    let key = |piece: &Piece| (list, piece.instruction, piece.reason);
     for piece in predicted {
         result.entry(key(piece)).or_default().predicted += piece.duration;
     }
@@ -278,7 +278,7 @@ fn by_instruction(stage: &StageProgram, predicted: &[Piece], measured: &[Piece])
     result
 }
 
-/// A row's sum over the ranks of its stage.
+/// A row's sum over the ranks of its list.
 struct Total {
     /// What it added to the steps.
     sum: Sides,
@@ -302,12 +302,12 @@ impl Total {
     }
 }
 
-fn worst(program: &Program, ranks_of_stage: &[usize], totals: &BTreeMap<Key, Total>) -> Vec<WorstRow> {
+fn worst(program: &Program, ranks_of_list: &[usize], totals: &BTreeMap<Key, Total>) -> Vec<WorstRow> {
     let mut ordered: Vec<(&Key, &Total)> = totals.iter().filter(|(_, total)| total.sum.magnitude() > Picoseconds::ZERO).collect();
     ordered.sort_by_key(|(key, total)| (std::cmp::Reverse(total.sum.magnitude()), **key));
-    let row = |(&(stage, instruction, reason), total): (&Key, &Total)| {
-        let ranks = ranks_of_stage.get(stage).copied().unwrap_or(1).max(1) as f64;
-        let stage = program.stages.get(stage)?;
+    let row = |(&(list, instruction, reason), total): (&Key, &Total)| {
+        let ranks = ranks_of_list.get(list).copied().unwrap_or(1).max(1) as f64;
+        let stage = program.lists.get(list)?;
         let what = instruction.and_then(|id| stage.instructions.get(id.0 as usize));
         let mean = |time: Picoseconds| Seconds::from(time) / ranks;
         let name = match what {

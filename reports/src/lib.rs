@@ -20,11 +20,11 @@
 //! #     stream: StreamId(0), after: vec![], reads: vec![], writes: vec![], micro_batch: Some(0), phase: Phase::Forward,
 //! # };
 //! # let stage = StageProgram {
-//! #     stage: 0, streams: vec![Stream::Compute], groups: vec![], buffers: vec![], instructions: vec![relu],
+//! #     stage: 0, streams: vec![Stream::Compute], peers: vec![], groups: vec![], buffers: vec![], instructions: vec![relu],
 //! #     names: vec!["activation".into()], metrics: vec![], arena: Bytes::ZERO,
 //! # };
 //! # let program = Program {
-//! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, stages: vec![stage], samples: 1,
+//! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, lists: vec![stage], list_of_rank: vec![0], samples: 1,
 //! #     predictions: 1, tokens: None, model_flops: foretell_units::Flops::ZERO, hardware_flops: foretell_units::Flops::ZERO,
 //! # };
 //! // `program` has one rank and one instruction, a ReLU, which took 1.25 ms instead of 1 ms.

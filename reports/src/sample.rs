@@ -3,8 +3,8 @@
 
 use foretell_models::{InputKind, Kernel, WeightLayout};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Origin, Phase,
-    Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
+    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Origin, Peer,
+    PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 
@@ -15,10 +15,12 @@ const WEIGHTS: Bytes = Bytes::new(4 << 20);
 /// The Program, as foretold, as measured.
 pub fn pipeline() -> (Program, Timeline, Timeline) {
     let size = |axis| if matches!(axis, Axis::Data | Axis::Pipeline) { 2 } else { 1 };
+    let mesh = Mesh::new(size, &[]).expect("two by two ranks");
     let program = Program {
-        mesh: Mesh::new(size, &[]).expect("two by two ranks"),
+        list_of_rank: Program::one_list_a_stage(&mesh),
+        mesh,
         precision: DataType::Fp32,
-        stages: vec![stage(0), stage(1)],
+        lists: vec![stage(0), stage(1)],
         samples: 8,
         predictions: 8,
         tokens: None,
@@ -104,12 +106,13 @@ fn compute(kernel: Kernel) -> Operation {
 fn stage(index: usize) -> StageProgram {
     let other = 1 - index;
     let streams =
-        vec![Stream::Compute, Stream::Load, Stream::Group(GroupId(0)), Stream::SendTo(other), Stream::ReceiveFrom(other)];
+        vec![Stream::Compute, Stream::Load, Stream::Group(GroupId(0)), Stream::SendTo(PeerId(0)), Stream::ReceiveFrom(PeerId(0))];
     let mut builder = Builder {
         stage: StageProgram {
             stage: index,
             streams,
             groups: vec![Group::along(Axis::Data)],
+            peers: vec![Peer { stage: other, ranks: None }],
             buffers: vec![],
             instructions: vec![],
             names: vec![],
@@ -131,8 +134,8 @@ fn stage(index: usize) -> StageProgram {
     let mut last = InstructionId(0);
     for &(forward, micro_batch) in order {
         let (mb, x) = (Some(micro_batch), activations[micro_batch as usize]);
-        let receive = Operation::Receive { stage: other, bytes: ACTIVATION };
-        let send = Operation::Send { stage: other, bytes: ACTIVATION };
+        let receive = Operation::Receive { peer: PeerId(0), bytes: ACTIVATION };
+        let send = Operation::Send { peer: PeerId(0), bytes: ACTIVATION };
         if forward {
             let input = if index == 0 {
                 let load = Operation::Load { input: InputKind::Images, first_sample: micro_batch as usize * 2, samples: 1 };
@@ -201,7 +204,7 @@ fn run_rank(
     slowdown: &impl Fn(Rank, &Operation) -> f64,
     gap: u64,
 ) -> RankTimeline {
-    let stage = program.stage_of(rank);
+    let stage = program.list_of(rank);
     let mut free = vec![Picoseconds::ZERO; stage.streams.len()];
     let mut spans: Vec<Span> = Vec::new();
     for (index, instruction) in stage.instructions.iter().enumerate() {
@@ -221,20 +224,20 @@ fn run_rank(
 
 /// When the others had come, as of the last round.
 fn last_start(program: &Program, before: &Timeline, rank: Rank, index: usize) -> Picoseconds {
-    let instruction = &program.stage_of(rank).instructions[index];
+    let instruction = &program.list_of(rank).instructions[index];
     let start = |rank: Rank, index: usize| before.ranks[rank.0].spans.get(index).map_or(Picoseconds::ZERO, |span| span.start);
     match instruction.operation {
         Operation::Collective { group, .. } => {
-            let members = program.stage_of(rank).groups[group.0 as usize].members(&program.mesh, rank);
+            let members = program.list_of(rank).groups[group.0 as usize].members(&program.mesh, rank);
             members.into_iter().map(|member| start(member, index)).max().unwrap_or_default()
         }
-        Operation::Receive { stage, .. } => {
-            let peer = program.mesh.rank(program.mesh.coordinates(rank).with(Axis::Pipeline, stage));
+        Operation::Receive { peer, .. } => {
+            let peer = program.list_of(rank).peers[peer.0 as usize].of(&program.mesh, rank);
             let sent = |one: &Instruction| {
                 matches!(one.operation, Operation::Send { .. })
                     && (one.micro_batch, one.phase) == (instruction.micro_batch, instruction.phase)
             };
-            let send = program.stage_of(peer).instructions.iter().position(sent).expect("every receive has its send");
+            let send = program.list_of(peer).instructions.iter().position(sent).expect("every receive has its send");
             start(peer, send)
         }
         _ => Picoseconds::ZERO,

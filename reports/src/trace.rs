@@ -4,7 +4,7 @@
 //! thread. Events come in the order of ranks, timelines and instructions, so that the same timelines give the same bytes.
 
 use crate::error::ReportError;
-use foretell_program::{Instruction, Operation, Origin, Program, Rank, Span, StageProgram, Stream, Timeline};
+use foretell_program::{Instruction, Operation, Origin, Peer, PeerId, Program, Rank, Span, StageProgram, Stream, Timeline};
 use foretell_units::{Bytes, DataType, Picoseconds};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -23,7 +23,7 @@ pub fn write_trace(program: &Program, timelines: &[&Timeline], mut writer: impl 
     };
     let ranks = timelines.iter().map(|timeline| timeline.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
     for rank in (0..ranks).map(Rank) {
-        let stage = program.stage_of(rank);
+        let stage = program.list_of(rank);
         for (position, timeline) in timelines.iter().enumerate() {
             let Some(spans) = timeline.rank(rank) else { continue };
             let process = rank.0 * timelines.len() + position;
@@ -57,7 +57,18 @@ pub(crate) const fn origin_name(origin: Origin) -> &'static str {
 pub(crate) fn stream_name(stage: &StageProgram, stream: &Stream) -> String {
     match stream {
         Stream::Group(id) => stage.groups.get(id.0 as usize).map_or_else(|| stream.to_string(), |group| format!("group {group}")),
+        Stream::SendTo(peer) => format!("to {}", peer_name(stage, *peer)),
+        Stream::ReceiveFrom(peer) => format!("from {}", peer_name(stage, *peer)),
         other => other.to_string(),
+    }
+}
+
+/// A peer by its stage, and, where a rank has several there, by which of them it is.
+fn peer_name(list: &StageProgram, peer: PeerId) -> String {
+    match list.peers.get(peer.0 as usize) {
+        Some(Peer { stage, ranks: None }) => format!("stage {stage}"),
+        Some(Peer { stage, ranks: Some(_) }) => format!("stage {stage}, peer {}", peer.0),
+        None => format!("peer {}", peer.0),
     }
 }
 

@@ -64,8 +64,8 @@ fn main() {
         for share in [0.0, 0.5, 1.0] {
             let mut costs = ideal(&topology);
             costs.parameters_mut(0).communication_share = share;
-            let stages = program.stages.len();
-            let instructions: usize = program.stages.iter().map(|stage| stage.instructions.len() * 8 / stages).sum();
+            let stages = program.lists.len();
+            let instructions: usize = program.lists.iter().map(|stage| stage.instructions.len() * 8 / stages).sum();
             let runs = 1 + 2_000_000 / instructions;
             let start = Instant::now();
             let mut events = 0;

@@ -23,8 +23,8 @@ pub(crate) fn of_last_rank(lowered: &Lowered<'_>, run: &Run) -> Breakdown {
     let last = ranks.iter().enumerate().max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
     let Some((index, timeline)) = last else { return Breakdown::default() };
     let rank = &lowered.ranks[index];
-    let stage = &lowered.stages[rank.stage];
-    let instructions = &lowered.program.stages[rank.stage].instructions;
+    let stage = &lowered.lists[rank.list];
+    let instructions = &lowered.program.lists[rank.list].instructions;
     // The beginnings (+1) and ends (-1) of everything.
     let mut changes: Vec<(Picoseconds, Use, i32)> = Vec::with_capacity(2 * timeline.spans.len());
     for ((span, step), instruction) in timeline.spans.iter().zip(&stage.steps).zip(instructions) {

@@ -4,8 +4,8 @@
 //! It works on a timeline and a Program alone, so it answers for a measured step as well as for a foretold one.
 
 use crate::error::SimulationError;
-use crate::lowering::{LoweredStage, Step};
-use foretell_program::{Axis, InstructionId, Program, Rank, Timeline};
+use crate::lowering::{LoweredList, Messages, Step};
+use foretell_program::{InstructionId, PeerId, Program, Rank, Timeline};
 use foretell_units::{Picoseconds, Seconds};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -41,9 +41,8 @@ pub struct CriticalPath {
 /// [`SimulationError::Malformed`] where the Program contradicts itself, and [`SimulationError::Unmatched`] where the timeline is
 /// not one of this Program.
 pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
-    let stages: Vec<LoweredStage> =
-        program.stages.iter().enumerate().map(|(number, stage)| LoweredStage::new(number, stage)).collect::<Result<_, _>>()?;
-    let path = Path { timeline, program, waits: stages.iter().map(LoweredStage::waits).collect(), stages };
+    let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
+    let path = Path { timeline, program, waits: lists.iter().map(LoweredList::waits).collect(), lists };
     path.check()?;
     let mut segments = Vec::new();
     let mut at = path.last();
@@ -65,21 +64,22 @@ pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalP
 struct Path<'a> {
     timeline: &'a Timeline,
     program: &'a Program,
-    stages: Vec<LoweredStage>,
-    /// For each stage and instruction, those that it waits for.
+    lists: Vec<LoweredList>,
+    /// For each list and instruction, those that it waits for.
     waits: Vec<Vec<Vec<u32>>>,
 }
 
 impl Path<'_> {
     fn check(&self) -> Result<(), SimulationError> {
         let fits = self.timeline.ranks.len() == self.program.mesh.world_size()
-            && self.stages.len() == self.program.mesh.size(Axis::Pipeline)
+            && self.program.list_of_rank.len() == self.timeline.ranks.len()
+            && self.program.list_of_rank.iter().all(|&list| (list as usize) < self.lists.len())
             && self
                 .timeline
                 .ranks
                 .iter()
                 .enumerate()
-                .all(|(rank, timeline)| timeline.spans.len() == self.stages[self.stage(Rank(rank))].steps.len());
+                .all(|(rank, timeline)| timeline.spans.len() == self.lists[self.list(Rank(rank))].steps.len());
         if fits {
             return Ok(());
         }
@@ -90,8 +90,8 @@ impl Path<'_> {
         })
     }
 
-    fn stage(&self, rank: Rank) -> usize {
-        self.program.mesh.coordinates(rank).along(Axis::Pipeline)
+    fn list(&self, rank: Rank) -> usize {
+        self.program.list_index(rank)
     }
 
     /// The last instruction to finish on the last rank to finish.
@@ -106,36 +106,39 @@ impl Path<'_> {
     /// Of those that an instruction waits for the one that finished last.
     fn latest_before(&self, rank: Rank, instruction: usize) -> Option<(Rank, usize)> {
         let spans = &self.timeline.ranks[rank.0].spans;
-        let before = self.waits[self.stage(rank)][instruction].iter().map(|&index| index as usize);
+        let before = self.waits[self.list(rank)][instruction].iter().map(|&index| index as usize);
         before.max_by_key(|&index| (spans[index].end, spans[index].start)).map(|index| (rank, index))
     }
 
     /// The member of an exchange that reached it last; for everything else the instruction itself.
     fn latest_partner(&self, rank: Rank, instruction: usize) -> (Rank, usize) {
         let mesh = &self.program.mesh;
-        let stage = self.stage(rank);
+        let list = self.list(rank);
         let own = (rank, instruction);
-        let opposite = |peer: usize, nth: u32, lists: fn(&LoweredStage) -> &[crate::lowering::Peer]| {
-            let other = mesh.rank(mesh.coordinates(rank).with(Axis::Pipeline, peer));
-            let list = lists(self.stages.get(peer)?).iter().find(|one| one.stage == stage)?;
-            Some((other, *list.instructions.get(nth as usize)? as usize))
+        let opposite = |peer: PeerId, nth: u32, messages: fn(&LoweredList) -> &[Messages]| {
+            let other = self.program.lists[list].peers.get(peer.0 as usize)?.of(mesh, rank);
+            let theirs = self.list(other);
+            let peers = &self.program.lists[theirs].peers;
+            let is_ours = |one: &&Messages| peers.get(one.peer.0 as usize).is_some_and(|peer| peer.of(mesh, other) == rank);
+            let messages = messages(&self.lists[theirs]).iter().find(is_ours)?;
+            Some((other, *messages.instructions.get(nth as usize)? as usize))
         };
-        let partners: Vec<(Rank, usize)> = match self.stages[stage].steps[instruction] {
+        let partners: Vec<(Rank, usize)> = match self.lists[list].steps[instruction] {
             Step::Compute | Step::Load => Vec::new(),
             Step::Send { peer, nth } => {
-                opposite(self.stages[stage].sends[peer as usize].stage, nth, |one| &one.receives).into_iter().collect()
+                opposite(self.lists[list].sends[peer as usize].peer, nth, |one| &one.receives).into_iter().collect()
             }
             Step::Receive { peer, nth } => {
-                opposite(self.stages[stage].receives[peer as usize].stage, nth, |one| &one.sends).into_iter().collect()
+                opposite(self.lists[list].receives[peer as usize].peer, nth, |one| &one.sends).into_iter().collect()
             }
             Step::Collective { group, nth } => {
-                let group = &self.program.stages[stage].groups[group as usize];
+                let group = &self.program.lists[list].groups[group as usize];
                 let members = group.members(mesh, rank).into_iter();
                 members
                     .filter_map(|member| {
-                        let other = self.stage(member);
-                        let number = self.program.stages[other].groups.iter().position(|one| one == group)?;
-                        Some((member, *self.stages[other].collectives[number].get(nth as usize)? as usize))
+                        let other = self.list(member);
+                        let number = self.program.lists[other].groups.iter().position(|one| one == group)?;
+                        Some((member, *self.lists[other].collectives[number].get(nth as usize)? as usize))
                     })
                     .collect()
             }
@@ -152,7 +155,7 @@ impl Path<'_> {
         let mut by_kind: BTreeMap<&str, Picoseconds> = BTreeMap::new();
         let mut total = Picoseconds::ZERO;
         for segment in &segments {
-            let stage = &self.program.stages[self.stage(segment.rank)];
+            let stage = &self.program.lists[self.list(segment.rank)];
             let duration = segment.end.saturating_sub(segment.start);
             *by_kind.entry(stage.instruction(segment.instruction).operation.kind()).or_default() += duration;
             total += duration;

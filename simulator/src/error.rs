@@ -29,13 +29,15 @@ pub enum SimulationError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The Program has not one list of instructions for each stage of its mesh.
-    #[error("the Program has {stages} lists of instructions, and its mesh {expected} stages")]
-    StageCount {
-        /// Lists there are.
-        stages: usize,
-        /// Lists there should be.
-        expected: usize,
+    /// The Program does not say of each rank which of its lists it runs, or the lists are not in their stages' order.
+    #[error("the Program gives {given} ranks one of its {lists} lists of instructions, and its mesh has {ranks} ranks")]
+    ListsOfRanks {
+        /// Lists that there are.
+        lists: usize,
+        /// Ranks that are given one.
+        given: usize,
+        /// Ranks of the mesh.
+        ranks: usize,
     },
     /// Two sides of a communication do not agree on what they exchange.
     #[error("{left} and {right} do not match: {reason}")]

@@ -147,7 +147,7 @@ impl<'a> Interpreter<'a> {
             .ranks
             .iter()
             .map(|rank| {
-                let count = lowered.stages[rank.stage].steps.len() as u32;
+                let count = lowered.lists[rank.list].steps.len() as u32;
                 let at_start = |instruction| Span {
                     instruction: InstructionId(instruction),
                     start: Picoseconds::ZERO,
@@ -173,7 +173,7 @@ impl<'a> Interpreter<'a> {
             handoff: lowered.ranks.iter().map(|rank| handoff(rank.kind)).collect(),
             queue: EventQueue::new(),
             unfinished: ranks.iter().map(|rank| rank.spans.len()).sum(),
-            waits_for: lowered.ranks.iter().map(|rank| lowered.stages[rank.stage].waits_for.clone()).collect(),
+            waits_for: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].waits_for.clone()).collect(),
             ranks,
             ready: Vec::new(),
             share: FairShare::new(lowered.capacities.iter().copied()),
@@ -274,7 +274,7 @@ impl<'a> Interpreter<'a> {
         let (rank, instruction) = (task.rank as usize, task.instruction as usize);
         self.ranks[rank].spans[instruction].start = now;
         let simulated = &self.lowered.ranks[rank];
-        let stage = &self.lowered.stages[simulated.stage];
+        let stage = &self.lowered.lists[simulated.list];
         match stage.steps[instruction] {
             Step::Compute => self.compute(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
             Step::Load => self.load(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
@@ -310,7 +310,7 @@ impl<'a> Interpreter<'a> {
         timeline.spans[instruction].end = now;
         timeline.end = now;
         self.unfinished -= 1;
-        let stage = &self.lowered.stages[self.lowered.ranks[rank].stage];
+        let stage = &self.lowered.lists[self.lowered.ranks[rank].list];
         let waits_for = &mut self.waits_for[rank];
         let after_handoff = now + self.handoff[rank];
         let successors = stage.offsets[instruction] as usize..stage.offsets[instruction + 1] as usize;

@@ -267,5 +267,8 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         Kernel::Slice { outer, parts, inner }
         | Kernel::Interleave { outer, parts, inner }
         | Kernel::Deinterleave { outer, parts, inner } => plain(&[outer, parts, inner]),
+        Kernel::TakeColumns { rows, columns, part, .. } | Kernel::PutColumns { rows, columns, part, .. } => {
+            plain(&[rows, columns, part])
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::network;
 use crate::pairing::{Channel, GroupSet, Pairing};
 use crate::simulation::{Oversubscription, Quantile};
 use foretell_models::Kernel;
-use foretell_program::{Axis, GroupId, Operation, Program, Rank, StageProgram};
+use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,7 +22,7 @@ pub(crate) struct Lowered<'a> {
     pub(crate) costs: &'a CostModel,
     /// Who is simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
-    pub(crate) stages: Vec<LoweredStage>,
+    pub(crate) lists: Vec<LoweredList>,
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
     /// How many exchanges there are: those of the groups first, then those of the channels.
@@ -42,36 +42,37 @@ pub(crate) struct SimulatedRank {
     pub(crate) device: DeviceId,
     /// The kind of its device.
     pub(crate) kind: usize,
-    pub(crate) stage: usize,
-    /// Which of the stage's [`LoweredStage::work`] is its own.
+    /// Which of the Program's lists it runs.
+    pub(crate) list: usize,
+    /// Which of the list's [`LoweredList::work`] is its own.
     work: usize,
     /// Its processor's place among what is shared.
     pub(crate) processor: u32,
-    /// For each group of its stage, the place in [`Lowered::groups`].
+    /// For each group of its list, the place in [`Lowered::groups`].
     pub(crate) groups: Vec<u32>,
-    /// For each stage that it sends to, the place in [`Lowered::channels`]; and for each that it receives from.
+    /// For each peer that it sends to, the place in [`Lowered::channels`]; and for each that it receives from.
     pub(crate) sends: Vec<u32>,
     pub(crate) receives: Vec<u32>,
 }
 
-/// What a stage's instruction is to the interpreter.
+/// What a list's instruction is to the interpreter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     /// Work for the processor.
     Compute,
     /// Samples to read.
     Load,
-    /// The `nth` collective of a group of the stage.
+    /// The `nth` collective of a group of the list.
     Collective { group: u32, nth: u32 },
-    /// The `nth` message to the stage's `peer`-th receiver.
+    /// The `nth` message to the list's `peer`-th receiver.
     Send { peer: u32, nth: u32 },
-    /// The `nth` message from the stage's `peer`-th sender.
+    /// The `nth` message from the list's `peer`-th sender.
     Receive { peer: u32, nth: u32 },
 }
 
-/// The instructions of a stage.
+/// The instructions of a list.
 #[derive(Debug)]
-pub(crate) struct LoweredStage {
+pub(crate) struct LoweredList {
     pub(crate) steps: Vec<Step>,
     /// How many instructions each waits for.
     pub(crate) waits_for: Vec<u32>,
@@ -80,10 +81,10 @@ pub(crate) struct LoweredStage {
     pub(crate) successors: Vec<Successor>,
     /// The collectives of each group, in order.
     pub(crate) collectives: Vec<Vec<u32>>,
-    /// Messages to and from other stages, in order.
-    pub(crate) sends: Vec<Peer>,
-    pub(crate) receives: Vec<Peer>,
-    /// The work of each instruction at each quantile: one list for each kind of device that runs the stage and, where kernels do more on one
+    /// Messages to and from peers, in order.
+    pub(crate) sends: Vec<Messages>,
+    pub(crate) receives: Vec<Messages>,
+    /// The work of each instruction at each quantile: one list for each kind of device that runs it and, where kernels do more on one
     /// member of a group than on another, each place in those groups.
     work: Vec<Vec<[Picoseconds; 3]>>,
 }
@@ -96,10 +97,10 @@ pub(crate) struct Successor {
     pub(crate) is_elsewhere: bool,
 }
 
-/// The messages between this stage and another.
+/// The messages to or from one peer.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    pub(crate) stage: usize,
+pub(crate) struct Messages {
+    pub(crate) peer: PeerId,
     pub(crate) instructions: Vec<u32>,
 }
 
@@ -113,19 +114,19 @@ impl<'a> Lowered<'a> {
         oversubscription: Oversubscription,
     ) -> Result<Self, SimulationError> {
         let (world, devices) = (program.mesh.world_size(), topology.device_count());
-        let expected = program.mesh.size(Axis::Pipeline);
-        if program.stages.len() != expected {
-            return Err(SimulationError::StageCount { stages: program.stages.len(), expected });
+        let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
+        let known = program.list_of_rank.iter().all(|&list| (list as usize) < program.lists.len());
+        if !in_order || !known || program.list_of_rank.len() != world {
+            return Err(SimulationError::ListsOfRanks {
+                lists: program.lists.len(),
+                given: program.list_of_rank.len(),
+                ranks: world,
+            });
         }
         if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
-        let mut stages: Vec<LoweredStage> = program
-            .stages
-            .iter()
-            .enumerate()
-            .map(|(number, stage)| LoweredStage::new(number, stage))
-            .collect::<Result<_, _>>()?;
+        let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
         let mut ranks: Vec<SimulatedRank> = (0..world)
             .map(|rank| {
                 let device = DeviceId(rank % devices);
@@ -133,7 +134,7 @@ impl<'a> Lowered<'a> {
                     rank: Rank(rank),
                     device,
                     kind: topology.kind_index(device),
-                    stage: program.mesh.coordinates(Rank(rank)).along(Axis::Pipeline),
+                    list: program.list_index(Rank(rank)),
                     work: 0,
                     processor: 0,
                     groups: Vec::new(),
@@ -143,35 +144,36 @@ impl<'a> Lowered<'a> {
             })
             .collect();
         let mut uncalibrated_kernels = BTreeSet::new();
-        let uneven: Vec<BTreeSet<GroupId>> = program.stages.iter().map(uneven_groups).collect();
+        let uneven: Vec<BTreeSet<GroupId>> = program.lists.iter().map(uneven_groups).collect();
         let mut known: BTreeMap<(usize, usize, Vec<usize>), usize> = BTreeMap::new();
         for rank in &mut ranks {
-            let stage = &program.stages[rank.stage];
+            let list = &program.lists[rank.list];
             let place = |group: &GroupId| {
                 let coordinates = program.mesh.coordinates(rank.rank);
-                stage.groups.get(group.0 as usize).map_or(0, |group| program.mesh.part_along(&group.axes, coordinates))
+                let mesh = program.mesh.stage_at(coordinates);
+                list.groups.get(group.0 as usize).map_or(0, |group| mesh.part_along(&group.axes, coordinates))
             };
-            let places: Vec<usize> = uneven[rank.stage].iter().map(place).collect();
-            let work = &mut stages[rank.stage].work;
-            rank.work = *known.entry((rank.stage, rank.kind, places.clone())).or_insert_with(|| {
+            let places: Vec<usize> = uneven[rank.list].iter().map(place).collect();
+            let work = &mut lists[rank.list].work;
+            rank.work = *known.entry((rank.list, rank.kind, places.clone())).or_insert_with(|| {
                 let place_in = |group: GroupId| {
-                    uneven[rank.stage].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
+                    uneven[rank.list].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
                 };
-                work.push(durations(program, stage, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
+                work.push(durations(program, list, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
                 work.len() - 1
             });
         }
-        let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &stages, &mut ranks)?;
+        let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let capacities = number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
-        Ok(Self { program, costs, ranks, stages, groups, channels, exchanges, capacities, processors, uncalibrated_kernels })
+        Ok(Self { program, costs, ranks, lists, groups, channels, exchanges, capacities, processors, uncalibrated_kernels })
     }
 
     /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
     pub(crate) fn work(&self, rank: usize) -> &[[Picoseconds; 3]] {
         let rank = &self.ranks[rank];
-        self.stages[rank.stage].work.get(rank.work).map_or(&[], Vec::as_slice)
+        self.lists[rank.list].work.get(rank.work).map_or(&[], Vec::as_slice)
     }
 
     /// Everything that was answered by a data sheet.
@@ -182,7 +184,7 @@ impl<'a> Lowered<'a> {
     /// An instruction in words.
     pub(crate) fn describe(&self, rank: usize, instruction: u32) -> String {
         let rank = &self.ranks[rank];
-        let stage = &self.program.stages[rank.stage];
+        let stage = &self.program.lists[rank.list];
         match stage.instructions.get(instruction as usize) {
             Some(one) => {
                 let name = stage.names.get(one.name as usize).map_or("", String::as_str);
@@ -193,10 +195,11 @@ impl<'a> Lowered<'a> {
     }
 }
 
-impl LoweredStage {
-    pub(crate) fn new(number: usize, stage: &StageProgram) -> Result<Self, SimulationError> {
+impl LoweredList {
+    pub(crate) fn new(stage: &StageProgram) -> Result<Self, SimulationError> {
         let count = stage.instructions.len();
-        let malformed = |instruction: usize, reason: String| SimulationError::Malformed { stage: number, instruction, reason };
+        let malformed =
+            |instruction: usize, reason: String| SimulationError::Malformed { stage: stage.stage, instruction, reason };
         let mut lowered = Self {
             steps: Vec::with_capacity(count),
             waits_for: vec![0; count],
@@ -224,7 +227,7 @@ impl LoweredStage {
                 let is_elsewhere = other.stream != instruction.stream;
                 edges.push((before.0 as usize, Successor { instruction: index as u32, is_elsewhere }));
             }
-            let step = lowered.step(index, &instruction.operation).map_err(|reason| malformed(index, reason))?;
+            let step = lowered.step(stage, index).map_err(|reason| malformed(index, reason))?;
             lowered.steps.push(step);
         }
         lowered.turn_around(&edges);
@@ -242,8 +245,12 @@ impl LoweredStage {
         waits
     }
 
-    fn step(&mut self, index: usize, operation: &Operation) -> Result<Step, String> {
-        Ok(match *operation {
+    fn step(&mut self, list: &StageProgram, index: usize) -> Result<Step, String> {
+        let check = |peer: PeerId| match list.peers.get(peer.0 as usize) {
+            Some(_) => Ok(peer),
+            None => Err(format!("there is no peer {}", peer.0)),
+        };
+        Ok(match list.instructions[index].operation {
             Operation::Compute { .. } => Step::Compute,
             Operation::Load { .. } => Step::Load,
             Operation::Collective { group, .. } => {
@@ -251,12 +258,12 @@ impl LoweredStage {
                 list.push(index as u32);
                 Step::Collective { group: u32::from(group.0), nth: list.len() as u32 - 1 }
             }
-            Operation::Send { stage, .. } => {
-                let (peer, nth) = add_message(&mut self.sends, stage, index);
+            Operation::Send { peer, .. } => {
+                let (peer, nth) = add_message(&mut self.sends, check(peer)?, index);
                 Step::Send { peer, nth }
             }
-            Operation::Receive { stage, .. } => {
-                let (peer, nth) = add_message(&mut self.receives, stage, index);
+            Operation::Receive { peer, .. } => {
+                let (peer, nth) = add_message(&mut self.receives, check(peer)?, index);
                 Step::Receive { peer, nth }
             }
         })
@@ -280,12 +287,12 @@ impl LoweredStage {
     }
 }
 
-fn add_message(peers: &mut Vec<Peer>, stage: usize, instruction: usize) -> (u32, u32) {
-    let position = peers.iter().position(|peer| peer.stage == stage).unwrap_or_else(|| {
-        peers.push(Peer { stage, instructions: Vec::new() });
-        peers.len() - 1
+fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (u32, u32) {
+    let position = known.iter().position(|messages| messages.peer == peer).unwrap_or_else(|| {
+        known.push(Messages { peer, instructions: Vec::new() });
+        known.len() - 1
     });
-    let list = &mut peers[position].instructions;
+    let list = &mut known[position].instructions;
     list.push(instruction as u32);
     (position as u32, list.len() as u32 - 1)
 }

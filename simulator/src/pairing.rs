@@ -1,12 +1,12 @@
 //! Who exchanges with whom: the members of each group, and the two ends of each message.
 //!
-//! The n-th collective of a group meets the n-th of every other member; the n-th message from one stage to another meets the
-//! n-th receive there, on the rank that has the same position on every other axis.
+//! The n-th collective of a group meets the n-th of every other member; the n-th message from one rank to another meets the n-th receive
+//! there.
 
 use crate::cost::{CostModel, Source};
 use crate::error::SimulationError;
 use crate::exchange::{Algorithm, Cost};
-use crate::lowering::{LoweredStage, SimulatedRank};
+use crate::lowering::{LoweredList, Messages, SimulatedRank};
 use crate::network::Shape;
 use crate::simulation::Quantile;
 use foretell_program::{Axis, Collective, Exchange, Group, Operation, Program, Rank, Reach};
@@ -41,7 +41,7 @@ pub(crate) struct GroupSet {
 pub(crate) struct Channel {
     pub(crate) sender: u32,
     pub(crate) receiver: u32,
-    /// The sending stage's number of the peer, and the receiving stage's.
+    /// The sending list's number of the peer, and the receiving list's.
     pub(crate) send_peer: u32,
     pub(crate) receive_peer: u32,
     pub(crate) first_exchange: u32,
@@ -66,12 +66,12 @@ impl Pairing {
         program: &Program,
         topology: &Topology,
         costs: &CostModel,
-        stages: &[LoweredStage],
+        lists: &[LoweredList],
         ranks: &mut [SimulatedRank],
     ) -> Result<Self, SimulationError> {
         let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), exchanges: 0 };
-        pairing.find_groups(program, topology, costs, stages, ranks)?;
-        pairing.find_channels(program, topology, costs, stages, ranks)?;
+        pairing.find_groups(program, topology, costs, lists, ranks)?;
+        pairing.find_channels(program, topology, costs, lists, ranks)?;
         Ok(pairing)
     }
 
@@ -80,21 +80,21 @@ impl Pairing {
         program: &Program,
         topology: &Topology,
         costs: &CostModel,
-        stages: &[LoweredStage],
+        lists: &[LoweredList],
         ranks: &mut [SimulatedRank],
     ) -> Result<(), SimulationError> {
         // A group is known by what it is and by its first member.
         let mut known: BTreeMap<(&Group, Rank), u32> = BTreeMap::new();
         for index in 0..ranks.len() {
-            let stage = &program.stages[ranks[index].stage];
-            for (number, group) in stage.groups.iter().enumerate() {
-                check_stages(program, group, ranks[index].stage)?;
+            let list = &program.lists[ranks[index].list];
+            for (number, group) in list.groups.iter().enumerate() {
+                check_stages(program, group, list.stage)?;
                 let first = first_member(program, group, ranks[index].rank);
                 let next = self.groups.len() as u32;
                 let set = *known.entry((group, first)).or_insert(next);
                 if set == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
-                    let collectives = collectives(program, stages, ranks[index].stage, number);
+                    let collectives = collectives(program, lists, ranks[index].list, number);
                     let group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
                     self.exchanges += group.collectives.len() as u32;
                     self.groups.push(group);
@@ -104,28 +104,28 @@ impl Pairing {
                 ranks[index].groups.push(set);
             }
         }
-        self.check_groups(program, stages, ranks)
+        self.check_groups(program, lists, ranks)
     }
 
     /// Every member must run the same collectives.
-    fn check_groups(&self, program: &Program, stages: &[LoweredStage], ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
+    fn check_groups(&self, program: &Program, lists: &[LoweredList], ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
         for group in &self.groups {
             let Some(&(first, _)) = group.members.first() else { continue };
-            let mut last_stage = ranks[first as usize].stage;
+            let mut last_list = ranks[first as usize].list;
             if group.members.len() != group.size && !group.collectives.is_empty() {
                 return Err(SimulationError::Unmatched {
                     left: format!("the group of {}", ranks[first as usize].rank),
-                    right: "the lists of its members' stages".into(),
+                    right: "the lists of its members".into(),
                     reason: format!("it has {} members and is listed {} times", group.size, group.members.len()),
                 });
             }
             for &(member, number) in &group.members {
-                let stage = ranks[member as usize].stage;
-                if stage == last_stage {
+                let list = ranks[member as usize].list;
+                if list == last_list {
                     continue;
                 }
-                last_stage = stage;
-                if collectives(program, stages, stage, number as usize) != group.collectives {
+                last_list = list;
+                if collectives(program, lists, list, number as usize) != group.collectives {
                     return Err(SimulationError::Unmatched {
                         left: ranks[first as usize].rank.to_string(),
                         right: ranks[member as usize].rank.to_string(),
@@ -142,37 +142,39 @@ impl Pairing {
         program: &Program,
         topology: &Topology,
         costs: &CostModel,
-        stages: &[LoweredStage],
+        lists: &[LoweredList],
         ranks: &mut [SimulatedRank],
     ) -> Result<(), SimulationError> {
         for rank in ranks.iter_mut() {
-            rank.receives = vec![u32::MAX; stages[rank.stage].receives.len()];
+            rank.receives = vec![u32::MAX; lists[rank.list].receives.len()];
         }
+        let peer_of = |list: usize, messages: &Messages, rank: Rank| {
+            program.lists[list].peers.get(messages.peer.0 as usize).map(|peer| peer.of(&program.mesh, rank))
+        };
         for sender in 0..ranks.len() {
-            let stage = ranks[sender].stage;
-            for (send_peer, peer) in stages[stage].sends.iter().enumerate() {
+            let (list, from) = (ranks[sender].list, ranks[sender].rank);
+            for (send_peer, messages) in lists[list].sends.iter().enumerate() {
+                let receiver = peer_of(list, messages, from).filter(|rank| rank.0 < ranks.len());
+                let name = receiver.map_or_else(|| "a rank that there is not".to_string(), |rank| rank.to_string());
                 let unmatched = |reason: String| SimulationError::Unmatched {
-                    left: format!("stage {stage}'s sends to stage {}", peer.stage),
-                    right: format!("stage {}'s receives from stage {stage}", peer.stage),
+                    left: format!("the sends of {from} to {name}"),
+                    right: "what it receives".into(),
                     reason,
                 };
-                let lists = stages.get(peer.stage).and_then(|other| {
-                    let receive_peer = other.receives.iter().position(|receive| receive.stage == stage)?;
-                    Some((receive_peer, &other.receives[receive_peer].instructions))
-                });
-                let Some((receive_peer, receives)) = lists else {
+                let Some(receiver) = receiver else { return Err(unmatched("nobody receives them".into())) };
+                let other = ranks[receiver.0].list;
+                let from_us = |one: &Messages| peer_of(other, one, receiver) == Some(from);
+                let Some(receive_peer) = lists[other].receives.iter().position(from_us) else {
                     return Err(unmatched("nobody receives them".into()));
                 };
-                let bytes = message_bytes(program, stage, &peer.instructions);
-                if bytes != message_bytes(program, peer.stage, receives) {
+                let bytes = message_bytes(program, list, &messages.instructions);
+                if bytes != message_bytes(program, other, &lists[other].receives[receive_peer].instructions) {
                     return Err(unmatched("they differ in number or in bytes".into()));
                 }
-                let position = program.mesh.coordinates(ranks[sender].rank).with(Axis::Pipeline, peer.stage);
-                let receiver = program.mesh.rank(position).0;
-                let devices = [ranks[sender].device, ranks[receiver].device];
+                let devices = [ranks[sender].device, ranks[receiver.0].device];
                 let channel = Channel {
                     sender: sender as u32,
-                    receiver: receiver as u32,
+                    receiver: receiver.0 as u32,
                     send_peer: send_peer as u32,
                     receive_peer: receive_peer as u32,
                     first_exchange: self.exchanges,
@@ -183,16 +185,16 @@ impl Pairing {
                 };
                 self.exchanges += channel.bytes.len() as u32;
                 ranks[sender].sends.push(self.channels.len() as u32);
-                ranks[receiver].receives[receive_peer] = self.channels.len() as u32;
+                ranks[receiver.0].receives[receive_peer] = self.channels.len() as u32;
                 self.channels.push(channel);
             }
         }
         for rank in ranks.iter() {
             if let Some(peer) = rank.receives.iter().position(|&channel| channel == u32::MAX) {
-                let other = stages[rank.stage].receives[peer].stage;
+                let other = peer_of(rank.list, &lists[rank.list].receives[peer], rank.rank);
                 return Err(SimulationError::Unmatched {
-                    left: format!("stage {}'s receives from stage {other}", rank.stage),
-                    right: format!("stage {other}'s sends to stage {}", rank.stage),
+                    left: format!("the receives of {}", rank.rank),
+                    right: other.map_or_else(|| "a rank that there is not".to_string(), |other| format!("the sends of {other}")),
                     reason: "nobody sends them".into(),
                 });
             }
@@ -289,7 +291,7 @@ const NOTHING: Cost =
 
 /// A group across stages must be one of stages that there are, and of the one that lists it.
 fn check_stages(program: &Program, group: &Group, stage: usize) -> Result<(), SimulationError> {
-    let stages = program.mesh.size(Axis::Pipeline);
+    let stages = program.mesh.stage_count();
     let is_across = group.axes.contains(&Axis::Pipeline);
     if !is_across || (group.stages.contains(&stage) && group.stages.iter().all(|&other| other < stages)) {
         return Ok(());
@@ -311,20 +313,20 @@ fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {
     program.mesh.rank(position)
 }
 
-fn collectives(program: &Program, stages: &[LoweredStage], stage: usize, group: usize) -> Vec<(Collective, f64)> {
-    let instructions = stages[stage].collectives[group].iter();
+fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Vec<(Collective, f64)> {
+    let instructions = lists[list].collectives[group].iter();
     instructions
-        .filter_map(|&index| match program.stages[stage].instructions[index as usize].operation {
+        .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
             Operation::Collective { kind, bytes, .. } => Some((kind, bytes.value())),
             _ => None,
         })
         .collect()
 }
 
-fn message_bytes(program: &Program, stage: usize, instructions: &[u32]) -> Vec<u64> {
+fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Vec<u64> {
     instructions
         .iter()
-        .filter_map(|&index| match program.stages[stage].instructions[index as usize].operation {
+        .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
             Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
             _ => None,
         })

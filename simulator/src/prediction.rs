@@ -5,7 +5,7 @@ use crate::error::SimulationError;
 use crate::lowering::Lowered;
 use crate::si;
 use crate::simulation::{Breakdown, Oversubscription, Quantile, Scenario, Simulation, run};
-use foretell_program::{Axis, Program};
+use foretell_program::Program;
 use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -94,10 +94,7 @@ pub fn predict(
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
-    let fits = lowered.ranks.iter().all(|rank| {
-        let stage = program.mesh.coordinates(rank.rank).along(Axis::Pipeline);
-        program.stages[stage].arena <= topology.device_kind(rank.device).memory
-    });
+    let fits = lowered.ranks.iter().all(|rank| program.list_of(rank.rank).arena <= topology.device_kind(rank.device).memory);
     let prediction = Prediction {
         step_seconds: step,
         // A faster kernel can make a step slower (Graham 1969), so the order has to be seen to.

@@ -69,7 +69,7 @@ fn drawn(data: usize, tensor: usize, draws: &[Draw]) -> Program {
 
 fn check(program: &Program, costs: &CostModel, simulation: &Simulation, share: f64) -> Result<(), TestCaseError> {
     for rank in 0..program.mesh.world_size() {
-        let stage = program.stage_of(Rank(rank));
+        let stage = program.list_of(Rank(rank));
         let timeline = &simulation.timeline.ranks[rank];
         let (mut work, mut busy) = (0, 0);
         let mut last_of_stream = vec![Picoseconds::ZERO; stage.streams.len()];

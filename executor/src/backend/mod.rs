@@ -86,8 +86,8 @@ pub struct KernelCall<'a> {
     pub hyperparameters: &'a Hyperparameters,
     /// The rank's part of what its group has cut, for kernels of which [`Kernel::parts`] says that they work on a part of a whole.
     pub group_index: usize,
-    /// Which part of the global batch's samples is the rank's, for [`Kernel::Dropout`].
-    pub batch_part: usize,
+    /// Samples of the micro-batch that lie on ranks before this one, for [`Kernel::Dropout`].
+    pub samples_before: usize,
     /// The format of the operands that are stored in the run's precision; the others are single precision or integers whatever it is.
     /// Sums are made in single precision in every precision.
     pub precision: DataType,

@@ -161,13 +161,29 @@ fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
         Kernel::Narrow { .. } => (&[S], &[P]),
         Kernel::Zero { .. } => (&[], &[S]),
         Kernel::SumOfSquares { .. } => (&[S], &[S]),
-        Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. } => (&[P], &[P]),
+        Kernel::Slice { .. }
+        | Kernel::Interleave { .. }
+        | Kernel::Deinterleave { .. }
+        | Kernel::TakeColumns { .. }
+        | Kernel::PutColumns { .. } => (&[P], &[P]),
     }
+}
+
+/// Whether a kernel only moves numbers, of whichever width.
+pub(super) fn only_moves(kernel: &Kernel) -> bool {
+    matches!(
+        kernel,
+        Kernel::Slice { .. }
+            | Kernel::Interleave { .. }
+            | Kernel::Deinterleave { .. }
+            | Kernel::TakeColumns { .. }
+            | Kernel::PutColumns { .. }
+    )
 }
 
 /// The bytes of an element of a call that only moves numbers: as many as its read has, in the run's precision or in single precision.
 pub(super) fn moved_width(call: &KernelCall<'_>) -> Option<usize> {
-    let moves = matches!(call.kernel, Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. });
+    let moves = only_moves(call.kernel);
     let single = || call.reads.first().is_some_and(|read| read.bytes == 4 * elements(call.kernel).reads.0[0]);
     moves.then(|| if single() { 4 } else { call.precision.size().count() as usize })
 }
@@ -192,7 +208,9 @@ pub(super) fn check(call: &KernelCall<'_>) -> Result<(), BackendError> {
             if operand.bytes != wanted {
                 return Err(BackendError::OperandSize { kernel, side: name, index, wanted, given: operand.bytes });
             }
-            if !operand.pointer.addr().is_multiple_of(4) || operand.pointer.is_null() {
+            // A run of sixteen-bit numbers that is only moved may begin at any of them.
+            let alignment = moved_width.unwrap_or(4);
+            if !operand.pointer.addr().is_multiple_of(alignment) || operand.pointer.is_null() {
                 return Err(BackendError::OperandAlignment { kernel, side: name, index });
             }
         }
@@ -230,6 +248,11 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
                 return impossible("a pooling's input has more elements than an index of 32 bits can name");
             }
             Ok(())
+        }
+        Kernel::TakeColumns { columns, start, part, .. } | Kernel::PutColumns { columns, start, part, .. }
+            if start.checked_add(*part).is_none_or(|end| end > *columns) =>
+        {
+            impossible("the columns lie beyond the matrix")
         }
         Kernel::RunningStatistics { contributions: 0, .. } => impossible("no statistics contribute"),
         Kernel::CrossEntropyGradient { normalizer: 0, .. } => impossible("the normalizer is zero"),
@@ -453,6 +476,8 @@ fn elements(kernel: &Kernel) -> Elements {
         Kernel::Interleave { outer, parts, inner } | Kernel::Deinterleave { outer, parts, inner } => {
             operands(&[outer * parts * inner], &[outer * parts * inner])
         }
+        Kernel::TakeColumns { rows, columns, part, .. } => operands(&[rows * columns], &[rows * part]),
+        Kernel::PutColumns { rows, columns, part, .. } => operands(&[rows * part], &[rows * columns]),
     }
 }
 

@@ -82,7 +82,7 @@ impl StageEmitter<'_> {
     }
 
     fn all_gather(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
-        let parts = self.mesh.size(axis);
+        let parts = self.lowering.mesh.size(axis);
         let shape = self.program.buffer(buffer).shape.clone();
         let mut whole = shape.clone();
         whole[dimension] *= parts;
@@ -98,7 +98,7 @@ impl StageEmitter<'_> {
     }
 
     fn reduce_scatter(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
-        let parts = self.mesh.size(axis);
+        let parts = self.lowering.mesh.size(axis);
         let mut shape = self.program.buffer(buffer).shape.clone();
         let whole = shape.clone();
         shape[dimension] /= parts;
@@ -116,7 +116,7 @@ impl StageEmitter<'_> {
     }
 
     fn all_to_all(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, from: usize, to: usize) -> BufferId {
-        let parts = self.mesh.size(axis);
+        let parts = self.lowering.mesh.size(axis);
         let shape = self.program.buffer(buffer).shape.clone();
         let mut scattered = shape.clone();
         scattered[to] /= parts;
@@ -142,7 +142,7 @@ impl StageEmitter<'_> {
     }
 
     fn slice(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
-        let parts = self.mesh.size(axis);
+        let parts = self.lowering.mesh.size(axis);
         let mut shape = self.program.buffer(buffer).shape.clone();
         shape[dimension] /= parts;
         let (outer, inner) = around(&shape, dimension);

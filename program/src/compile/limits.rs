@@ -2,7 +2,6 @@
 //! or a list that fills the memory. They are far beyond any run that has been heard of.
 
 use super::Lowering;
-use crate::mesh::Mesh;
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 
@@ -18,7 +17,7 @@ const MOST_BYTES: u128 = 1 << 58;
 const MOST_STAGES: usize = 1024;
 
 /// Refuses what is too large to be laid out, before anything of that size is made.
-pub(super) fn check(lowering: &Lowering, plan: &Plan, mesh: &Mesh) -> Result<(), PlanError> {
+pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     let micro_batches = plan.micro_batches()?;
     let invalid = |field, reason: String, hint: &str| Err(PlanError::Invalid { field, reason, hint: hint.into() });
     if plan.layout.pipeline > MOST_STAGES {
@@ -42,7 +41,7 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan, mesh: &Mesh) -> Result<(),
         );
     }
     for (index, operator) in graph.operators.iter().enumerate() {
-        let kernel = operator.kernel(&lowering.sharding.local_extents(graph, OperatorId(index), mesh));
+        let kernel = operator.kernel(&lowering.sharding.local_extents(graph, OperatorId(index), &lowering.mesh));
         // The places of the maxima are kept as `Int32`.
         if let Kernel::MaxPool(window) = kernel
             && window.input_elements() > i32::MAX as usize

@@ -32,7 +32,7 @@ impl StageEmitter<'_> {
     }
 
     fn ring_forward(&mut self, place: &Place<'_>, sizes: Attention, [q, k, v]: [BufferId; 3], [out, log_sums]: [BufferId; 2]) {
-        let steps = self.mesh.size(Axis::Context);
+        let steps = self.lowering.mesh.size(Axis::Context);
         let running = self.running(place, out);
         let rooms = self.rooms(place, [k, v]);
         let mut here: Pair = [k, v];
@@ -55,7 +55,7 @@ impl StageEmitter<'_> {
         [dout, q, k, v, out, log_sums]: [BufferId; 6],
         [dq, dk, dv]: [BufferId; 3],
     ) {
-        let steps = self.mesh.size(Axis::Context);
+        let steps = self.lowering.mesh.size(Axis::Context);
         let running = self.running(place, dq);
         let rooms = self.rooms(place, [k, v]);
         let made = [(); 2].map(|()| [dk, dv].map(|part| self.single_like(place, part)));
@@ -87,7 +87,7 @@ impl StageEmitter<'_> {
 
     /// The sizes of one step, of the part of the keys that a rank has then.
     fn step_sizes(&self, sizes: Attention, step: usize) -> Attention {
-        let parts = self.mesh.size(Axis::Context);
+        let parts = self.lowering.mesh.size(Axis::Context);
         let ring = Some(KeyStep { step, parts, unseen: false });
         Attention { keys: sizes.keys / parts, query_parts: 1, query_offset: 0, ring, ..sizes }
     }
@@ -118,7 +118,7 @@ impl StageEmitter<'_> {
 
     /// Where parts come in: in turns, as the next one comes while this one is read.
     fn rooms(&mut self, place: &Place<'_>, own: Pair) -> Vec<Pair> {
-        let turns = (self.mesh.size(Axis::Context) - 1).min(2);
+        let turns = (self.lowering.mesh.size(Axis::Context) - 1).min(2);
         let mut room_like = |like: BufferId| {
             let (shape, data_type) = (self.program.buffer(like).shape.clone(), self.program.buffer(like).data_type);
             self.buffer(place.name, BufferRole::Workspace, shape, data_type)

@@ -131,17 +131,27 @@ impl StageState {
         let mut bucket_of = HashMap::new();
         let mut bucket_of_parameter = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
-        let shards = mesh.size(Axis::Shard);
+        let shards = lowering.mesh.size(Axis::Shard);
         let shards_parameters = shards > 1 && plan.layout.zero == 3;
         for (index, _, parameter, gradient) in complete {
             let placements = lowering.sharding.settled(parameter);
             let gradient_placements = lowering.sharding.produced(gradient);
             let stages = stages_with(lowering, parameter, &stage_of_block);
+            if let Some(&other) = stages.iter().find(|&&other| !mesh.stage(other).is_as_large_as(mesh.stage(stage))) {
+                return Err(PlanError::Invalid {
+                    field: "stages",
+                    reason: format!(
+                        "stages {stage} and {other} share `{}`, and their meshes are not as large as each other",
+                        graph.tensor(parameter).name
+                    ),
+                    hint: "give them the same sizes, or a model that shares no parameters (`tied_embeddings: false`)".into(),
+                });
+            }
             // Sharded parameters are gathered block by block.
             let block = (shards_parameters && stages.len() == 1).then(|| graph.operators[index].block);
             let tensor = graph.tensor(parameter);
             let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
-            let shape = placements.local_shape(&full, mesh);
+            let shape = placements.local_shape(&full, &lowering.mesh);
             let elements: usize = shape.iter().product();
             let padded = elements.next_multiple_of(ALIGNMENT);
             let whole_bucket = plan.layout.bucket.count() as usize / 4;
@@ -175,7 +185,7 @@ impl StageState {
         for bucket in &mut buckets {
             bucket.elements = bucket.elements.next_multiple_of(ALIGNMENT * bucket.shards);
         }
-        let running = running(lowering, stage, &stage_of_block, mesh)?;
+        let running = running(lowering, stage, &stage_of_block, plan)?;
         let mixed = plan.precision.size() < Bytes::new(4);
         let optimizer_states = plan.optimizer_states();
         let mut state = Self {
@@ -231,7 +241,7 @@ fn stages_with(lowering: &Lowering, parameter: TensorId, stage_of_block: &[usize
 }
 
 /// The running statistics of a stage's norms, each with the sums that update it.
-fn running(lowering: &Lowering, stage: usize, stage_of_block: &[usize], mesh: &Mesh) -> Result<Vec<Running>, PlanError> {
+fn running(lowering: &Lowering, stage: usize, stage_of_block: &[usize], plan: &Plan) -> Result<Vec<Running>, PlanError> {
     let graph = &lowering.graph;
     let mut all = Vec::new();
     for operator in &graph.operators {
@@ -244,14 +254,20 @@ fn running(lowering: &Lowering, stage: usize, stage_of_block: &[usize], mesh: &M
         let produced = lowering.sharding.produced(statistics.tensor);
         let placements = produced.partial_axes().fold(produced, |kept, axis| kept.with(axis, Placement::Replicate));
         let full: Vec<usize> = graph.tensors[index].dimensions.iter().map(|one| one.extent).collect();
+        let groups = operator.loops[0].extent;
+        // Groups of a stated size are as many as there are samples for; else each rank's samples are one.
+        let contributions = match plan.batch_norm_group {
+            Some(_) => groups * plan.layout.samples_at_once() / lowering.mesh.samples_at_once(),
+            None => groups,
+        };
         all.push(Running {
             tensor: TensorId(index),
             name,
-            shape: placements.local_shape(&full, mesh),
+            shape: placements.local_shape(&full, &lowering.mesh),
             placements,
             statistics: graph.tensor(statistics.tensor).name.clone(),
             statistics_placements: produced,
-            contributions: operator.loops[0].extent,
+            contributions,
         });
     }
     Ok(all)

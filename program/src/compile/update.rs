@@ -3,7 +3,8 @@
 //! Where ZeRO shards a bucket, what is summed is scattered, each rank updates its shard, and the parameters are gathered again: at the end
 //! of the step where every rank keeps them whole, else when they are needed.
 
-use super::emit::{BucketBuffers, Norms, StageEmitter};
+use super::emit::{Norms, StageEmitter};
+use super::keep::BucketBuffers;
 use super::state::Bucket;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Placement, Placements};
@@ -168,11 +169,24 @@ impl StageEmitter<'_> {
         let Some(control) = self.control else { return };
         let name = "squared norm";
         let norm = self.buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
-        self.compute(name, Kernel::Sum { elements }, vec![totals], vec![norm], Phase::Update);
-        let stages = self.mesh.size(Axis::Pipeline);
-        if stages > 1 {
-            let group = Group::across((0..stages).collect());
-            self.exchange(name, Collective::AllReduce, group, norm, norm, Phase::Update);
+        let stages = 0..self.mesh.stage_count();
+        let (ranks, first) = (self.lowering.mesh.ranks(), self.mesh.stage(0));
+        if stages.clone().all(|stage| self.mesh.stage(stage).is_as_large_as(first)) {
+            self.compute(name, Kernel::Sum { elements }, vec![totals], vec![norm], Phase::Update);
+            if stages.len() > 1 {
+                self.exchange(name, Collective::AllReduce, Group::across(stages.collect()), norm, norm, Phase::Update);
+            }
+        } else {
+            // All ranks of all stages sum: of each stage one rank has its share, the others nothing.
+            let shares = self.buffer(name, BufferRole::Sum, vec![ranks], DataType::Fp32);
+            let own = self.piece(name, shares, 0, vec![1]);
+            self.compute(name, Kernel::Zero { elements: ranks }, vec![], vec![shares], Phase::Update);
+            self.compute(name, Kernel::Sum { elements }, vec![totals], vec![own], Phase::Update);
+            let group = self.group(Group::over(Axis::WITHIN_STAGE.to_vec()));
+            let kernel = Kernel::Slice { outer: 1, parts: ranks, inner: 1 };
+            let slice = Operation::Compute { kernel, accumulate: false, group: Some(group) };
+            self.push(name, slice, Stream::Compute, vec![shares], vec![norm], None, Phase::Update);
+            self.exchange(name, Collective::AllReduce, Group::everyone(self.mesh), norm, norm, Phase::Update);
         }
         let kernel = Kernel::UpdateControl { clip: self.plan.training.clip_norm.is_some(), scaled: self.plan.scales_loss() };
         self.compute("update control", kernel, vec![norm], vec![control], Phase::Update);

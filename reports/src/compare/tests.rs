@@ -82,8 +82,7 @@ fn a_late_peer_makes_a_bubble_and_no_slow_communication() {
     let (program, predicted, mut measured) = sample::pipeline();
     // Rank 0 and 1 reduce together; rank 1 comes 1 ms late and everyone goes on together.
     measured.clone_from(&predicted);
-    let reduce =
-        program.stages[0].instructions.iter().position(|one| one.operation.kind() == "all_reduce").expect("there is one");
+    let reduce = program.lists[0].instructions.iter().position(|one| one.operation.kind() == "all_reduce").expect("there is one");
     let late = Picoseconds(1_000_000_000);
     for rank in [0, 1] {
         let own = &mut measured.ranks[rank];

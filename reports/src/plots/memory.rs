@@ -27,13 +27,13 @@ struct StageCurve {
 
 impl MemoryPlot {
     pub(crate) fn of(program: &Program, timeline: &Timeline) -> Self {
-        let all = program.stages.len();
+        let all = program.lists.len();
         let count = all.min(MOST_STAGES);
         // From the first stage to the last: they differ most.
         let chosen = (0..count).map(|index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 });
         let curve = |index: usize| {
-            let stage = program.stages.get(index)?;
-            let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.stage_of(rank).stage == stage.stage)?;
+            let stage = program.lists.get(index)?;
+            let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.list_index(rank) == index)?;
             Some(StageCurve { stage: stage.stage, live: live_bytes(stage, timeline.rank(rank)?), arena: stage.arena })
         };
         Self { stages: chosen.filter_map(curve).collect(), step: timeline.step().into(), all_stages: all }

@@ -200,7 +200,7 @@ fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
         return (0..known).map(Rank).collect();
     }
     let origin: Coordinates = program.mesh.coordinates(Rank(0));
-    let stages = program.mesh.size(Axis::Pipeline);
+    let stages = program.mesh.stage_count();
     let count = stages.min(MOST_RANKS);
     // From the first stage to the last.
     let stage = |index: usize| if count > 1 { index * (stages - 1) / (count - 1) } else { 0 };
@@ -209,7 +209,7 @@ fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
 }
 
 fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
-    let stage = program.stage_of(rank);
+    let stage = program.list_of(rank);
     let all: Vec<Vec<Vec<Block>>> = timelines
         .iter()
         .map(|timeline| timeline.rank(rank).map_or_else(Vec::new, |spans| blocks_by_stream(stage, spans)))

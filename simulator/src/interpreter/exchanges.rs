@@ -106,17 +106,17 @@ impl<'a> Interpreter<'a> {
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
                 for &(member, number) in &lowered.groups[group as usize].members {
-                    let stage = &lowered.stages[lowered.ranks[member as usize].stage];
+                    let stage = &lowered.lists[lowered.ranks[member as usize].list];
                     let instruction = stage.collectives[number as usize][nth as usize];
                     self.finish(Task { rank: member, instruction });
                 }
             }
             Parties::Channel { channel, nth } => {
                 let channel = &lowered.channels[channel as usize];
-                let sends = &lowered.stages[lowered.ranks[channel.sender as usize].stage].sends[channel.send_peer as usize];
+                let sends = &lowered.lists[lowered.ranks[channel.sender as usize].list].sends[channel.send_peer as usize];
                 self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
                 if self.exchanges[exchange as usize].receiver_is_there {
-                    let stage = &lowered.stages[lowered.ranks[channel.receiver as usize].stage];
+                    let stage = &lowered.lists[lowered.ranks[channel.receiver as usize].list];
                     let receives = &stage.receives[channel.receive_peer as usize];
                     self.finish(Task { rank: channel.receiver, instruction: receives.instructions[nth as usize] });
                 }

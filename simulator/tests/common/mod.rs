@@ -16,6 +16,7 @@ impl StageBuilder {
             stage,
             streams: vec![Stream::Compute],
             groups: Vec::new(),
+            peers: Vec::new(),
             buffers: Vec::new(),
             instructions: Vec::new(),
             names: vec!["x".into()],
@@ -71,12 +72,23 @@ impl StageBuilder {
         self.push(Stream::Group(group), operation, after)
     }
 
+    fn peer(&mut self, stage: usize) -> PeerId {
+        let peer = Peer { stage, ranks: None };
+        let position = self.0.peers.iter().position(|one| *one == peer).unwrap_or_else(|| {
+            self.0.peers.push(peer);
+            self.0.peers.len() - 1
+        });
+        PeerId(position as u16)
+    }
+
     pub fn send(&mut self, stage: usize, bytes: u64, after: &[InstructionId]) -> InstructionId {
-        self.push(Stream::SendTo(stage), Operation::Send { stage, bytes: Bytes::new(bytes) }, after)
+        let peer = self.peer(stage);
+        self.push(Stream::SendTo(peer), Operation::Send { peer, bytes: Bytes::new(bytes) }, after)
     }
 
     pub fn receive(&mut self, stage: usize, bytes: u64, after: &[InstructionId]) -> InstructionId {
-        self.push(Stream::ReceiveFrom(stage), Operation::Receive { stage, bytes: Bytes::new(bytes) }, after)
+        let peer = self.peer(stage);
+        self.push(Stream::ReceiveFrom(peer), Operation::Receive { peer, bytes: Bytes::new(bytes) }, after)
     }
 
     pub fn load(&mut self, bytes: u64) -> InstructionId {
@@ -113,9 +125,10 @@ pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program
     };
     let mesh = Mesh::new(size, &[]).unwrap();
     Program {
+        list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
-        stages,
+        lists: stages,
         samples: 8,
         predictions: 8,
         tokens: None,

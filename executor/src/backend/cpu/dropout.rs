@@ -73,7 +73,7 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
     let row = sizes.positions * sizes.features;
     let first = call.group_index * row;
     for sample in 0..samples {
-        let number = first_sample + call.batch_part * samples + sample;
+        let number = first_sample + call.samples_before + sample;
         let mut done = 0;
         while done < row {
             let index = (first + done) as u64;

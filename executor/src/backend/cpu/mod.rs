@@ -194,6 +194,8 @@ impl Backend for CpuBackend {
                 Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
                 Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
+                Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns(call, columns, start, part),
+                Kernel::PutColumns { columns, start, part, .. } => movement::put_columns(call, columns, start, part),
             }
         }
         Ok(())

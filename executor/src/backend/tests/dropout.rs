@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Kernel> {
 }
 
 /// Which elements of a rank's part are kept.
-fn kept(sizes: Dropout, group_index: usize, batch_part: usize, step: u64, seed: u64) -> Vec<bool> {
+fn kept(sizes: Dropout, group_index: usize, samples_before: usize, step: u64, seed: u64) -> Vec<bool> {
     let mut memory = vec![1.0_f32; sizes.elements()];
     let operand = [Operand { pointer: memory.as_mut_ptr().cast(), bytes: 4 * memory.len() }];
     let hyperparameters = Hyperparameters { step, seed, ..Hyperparameters::default() };
@@ -35,7 +35,7 @@ fn kept(sizes: Dropout, group_index: usize, batch_part: usize, step: u64, seed: 
         accumulate: false,
         hyperparameters: &hyperparameters,
         group_index,
-        batch_part,
+        samples_before,
         precision: DataType::Fp32,
     };
     // SAFETY: the operand is a vector that lives until the end; dropout may work in place.
@@ -105,7 +105,7 @@ fn a_part_drops_what_the_whole_drops_there() {
                     let positions = rows / parts;
                     let first_sample = batch * samples * batch_parts;
                     let sizes = Dropout { first_sample, samples, positions, parts, ..WHOLE };
-                    let found = kept(sizes, part, batch_part, 5, 2);
+                    let found = kept(sizes, part, batch_part * samples, 5, 2);
                     for (sample, found) in found.chunks(positions * features).enumerate() {
                         let number = first_sample + batch_part * samples + sample;
                         let start = (number * rows + part * positions) * features;

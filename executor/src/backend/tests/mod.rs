@@ -225,6 +225,9 @@ fn cases() -> Vec<Kernel> {
             Kernel::Deinterleave { outer, parts, inner },
         ]);
     }
+    for [rows, columns, start, part] in [[1, 3, 1, 2], [4, 10, 0, 3], [3, 70, 30, 40]] {
+        cases.extend([Kernel::TakeColumns { rows, columns, start, part }, Kernel::PutColumns { rows, columns, start, part }]);
+    }
     cases
 }
 
@@ -415,7 +418,7 @@ fn run_in(
         accumulate,
         hyperparameters: &PARAMETERS,
         group_index,
-        batch_part: 0,
+        samples_before: 0,
         precision,
     };
     // SAFETY: the operands are vectors that live until the end; at most the first write is the first read.
@@ -521,7 +524,7 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
         accumulate: false,
         hyperparameters,
         group_index: 2,
-        batch_part: 0,
+        samples_before: 0,
         precision,
     };
     // SAFETY: the call is refused before its overlapping operands are written.

@@ -14,7 +14,8 @@ fn run(kernel: Kernel, reads: &mut [Vec<f32>], writes: &mut [Vec<f32>], group_in
     let reads: Vec<Operand> = reads.iter_mut().map(|values| operand(values)).collect();
     let writes: Vec<Operand> = writes.iter_mut().map(|values| operand(values)).collect();
     let (kernel, reads, writes, precision) = (&kernel, reads.as_slice(), writes.as_slice(), DataType::Fp32);
-    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, batch_part: 0, precision };
+    let call =
+        KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, samples_before: 0, precision };
     // SAFETY: the operands are vectors of the right sizes, apart from each other, that outlive the call.
     unsafe { CpuBackend::new().run(&call) }.expect("the call is sound");
 }

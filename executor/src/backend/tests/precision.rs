@@ -200,7 +200,7 @@ fn an_index_out_of_range_is_named_by_its_place_in_the_whole_call() {
         accumulate: false,
         hyperparameters,
         group_index: 0,
-        batch_part: 0,
+        samples_before: 0,
         precision,
     };
     // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the allocator aligns so many to four bytes.
@@ -219,7 +219,7 @@ fn a_precision_that_is_not_there_is_refused() {
         accumulate: false,
         hyperparameters,
         group_index: 0,
-        batch_part: 0,
+        samples_before: 0,
         precision,
     };
     for precision in [DataType::Fp8, DataType::Fp64, DataType::Tf32] {

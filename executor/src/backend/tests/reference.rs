@@ -434,6 +434,16 @@ pub(super) fn run(
         Kernel::Deinterleave { outer, parts, inner } => {
             vec![index3([parts, outer, inner]).map(|[p, o, i]| reads[0][(o * parts + p) * inner + i]).collect()]
         }
+        Kernel::TakeColumns { rows, columns, start, part } => {
+            vec![index3([rows, part, 1]).map(|[row, column, _]| reads[0][row * columns + start + column]).collect()]
+        }
+        Kernel::PutColumns { rows, columns, start, part } => {
+            let value = |[row, column, _]: [usize; 3]| match column.checked_sub(start).filter(|&place| place < part) {
+                Some(place) => reads[0][row * part + place],
+                None => before[0][row * columns + column],
+            };
+            vec![index3([rows, columns, 1]).map(value).collect()]
+        }
     }
 }
 

@@ -33,7 +33,8 @@ fn least_seconds(kernel: &Kernel, precision: DataType) -> f64 {
     let (reads, writes) = operands.split_at(sizes.reads.len());
     let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
     let hyperparameters = &hyperparameters;
-    let call = KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, batch_part: 0, precision };
+    let call =
+        KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index: 0, samples_before: 0, precision };
     let (started, mut least, mut calls) = (Instant::now(), f64::INFINITY, 0);
     while calls < 5 || started.elapsed().as_secs_f64() < 0.2 {
         let start = Instant::now();

@@ -84,14 +84,14 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
                 dropout::drop_some_of_halves(call, sizes, half, &mut backend.half.scratch);
                 Ok(())
             }
-            Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }
-                if operands::moved_width(call) == Some(4) =>
-            {
+            ref kernel if operands::only_moves(kernel) && operands::moved_width(call) == Some(4) => {
                 backend.run(&KernelCall { precision: DataType::Fp32, ..*call })
             }
             Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
             Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
             Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
+            Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns(call, columns, start, part),
+            Kernel::PutColumns { columns, start, part, .. } => movement::put_columns(call, columns, start, part),
             _ => widened(backend, call, half),
         }
     }

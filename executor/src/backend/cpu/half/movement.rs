@@ -17,6 +17,30 @@ pub(super) unsafe fn slice(call: &KernelCall<'_>, parts: usize, inner: usize) ->
     Ok(())
 }
 
+/// # Safety
+///
+/// The call's operands are checked and valid, and `start + part` is at most `columns`.
+pub(super) unsafe fn take_columns(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (halves(&call.reads[0]), halves_mut(&call.writes[0])) };
+    for (y, x) in y.chunks_exact_mut(part.max(1)).zip(x.chunks_exact(columns.max(1))) {
+        y.copy_from_slice(&x[start..][..part]);
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// As for [`take_columns`].
+pub(super) unsafe fn put_columns(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) -> Result<(), BackendError> {
+    // SAFETY: reads and writes are valid and do not overlap.
+    let (x, y) = unsafe { (halves(&call.reads[0]), halves_mut(&call.writes[0])) };
+    for (y, x) in y.chunks_exact_mut(columns.max(1)).zip(x.chunks_exact(part.max(1))) {
+        y[start..][..part].copy_from_slice(x);
+    }
+    Ok(())
+}
+
 /// `[first, second, inner]` to `[second, first, inner]`.
 ///
 /// # Safety

@@ -1,0 +1,81 @@
+//! What is computed again in the backward pass: which operators, when their outputs are forgotten, and running them once more.
+
+use super::emit::StageEmitter;
+use crate::plan::Recompute;
+use crate::program::Phase;
+use crate::schedule::Task;
+use foretell_models::{Operator, OperatorId, Pass, TensorId};
+
+impl StageEmitter<'_> {
+    /// Runs the forward operators of a tensor's block again, as far as its backward pass needs them.
+    pub(super) fn recompute(&mut self, tensor: TensorId, micro_batch: usize) {
+        let Some(maker) = self.lowering.makers[tensor.0] else { return };
+        let block = self.lowering.graph.operators[maker.0].block;
+        for id in self.needed_again.get(block).cloned().unwrap_or_default() {
+            let outputs = &self.lowering.graph.operators[id.0].outputs;
+            let made = outputs
+                .iter()
+                .filter(|output| self.lowering.is_activation(output.tensor))
+                .all(|output| self.live.contains_key(&(output.tensor, micro_batch)));
+            if !made {
+                self.operator(id, micro_batch, Phase::Recompute);
+            }
+        }
+    }
+
+    /// Of each block that may be recomputed, the forward operators whose outputs gradients read, and those that these read.
+    pub(super) fn find_needed_again(&self) -> Vec<Vec<OperatorId>> {
+        let graph = &self.lowering.graph;
+        let recompute = self.plan.layout.recompute;
+        let mut repeated = self.forward_operators().iter().map(|id| graph.operators[id.0].block).collect::<Vec<_>>();
+        repeated.dedup();
+        repeated.retain(|&block| graph.blocks[block].recomputable);
+        if let Recompute::FullLayers(layers) = recompute {
+            repeated.truncate(layers);
+        }
+        let may_drop = |operator: &Operator| recompute != Recompute::Selective || operator.kind.is_attention();
+        let mut needed = vec![false; graph.operators.len()];
+        for index in (0..graph.operators.len()).rev() {
+            let operator = &graph.operators[index];
+            if operator.pass == Pass::Forward && !needed[index] {
+                continue;
+            }
+            for input in &operator.inputs {
+                if let Some(maker) = self.lowering.makers[input.tensor.0]
+                    && self.lowering.is_activation(input.tensor)
+                    && graph.operators[maker.0].pass == Pass::Forward
+                    && graph.operators[maker.0].block == operator.block
+                {
+                    needed[maker.0] = true;
+                }
+            }
+        }
+        let mut blocks = vec![Vec::new(); graph.blocks.len()];
+        for id in self.forward_operators() {
+            let operator = &graph.operators[id.0];
+            if needed[id.0] && repeated.contains(&operator.block) && may_drop(operator) {
+                blocks[operator.block].push(id);
+            }
+        }
+        blocks
+    }
+
+    /// After a forward pass through a chunk, forgets what only the same block has read and can make again.
+    pub(super) fn forget_recomputable(&mut self, task: &Task) {
+        let micro_batch = task.micro_batch;
+        let graph = &self.lowering.graph;
+        for (block, operators) in self.needed_again.iter().enumerate() {
+            if self.cuts.chunk_of_block[block] != task.chunk {
+                continue;
+            }
+            for output in operators.iter().flat_map(|id| &graph.operators[id.0].outputs) {
+                let leaves_block = self.lowering.consumers[output.tensor.0]
+                    .iter()
+                    .any(|&id| graph.operators[id.0].pass == Pass::Forward && graph.operators[id.0].block != block);
+                if !leaves_block {
+                    self.live.remove(&(output.tensor, micro_batch));
+                }
+            }
+        }
+    }
+}

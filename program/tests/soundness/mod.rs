@@ -1,0 +1,195 @@
+//! A Program is sound: no race, no deadlock where nothing buffers messages, sends that meet receives, memory that is never shared.
+
+use foretell_program::{BufferId, Operation, Program, Rank, StageProgram, Stream};
+
+pub fn assert_sound(program: &Program) {
+    assert_sends_meet_receives(program);
+    assert_no_deadlock(program);
+    for list in &program.lists {
+        assert_reads_what_was_written(list);
+        assert_no_race(list);
+    }
+}
+
+/// For each instruction, how many instructions of each stream are over before it begins.
+fn clocks(stage: &StageProgram) -> Vec<Vec<u32>> {
+    let mut known = vec![vec![0u32; stage.streams.len()]; stage.streams.len()];
+    let mut clocks = Vec::new();
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        let stream = instruction.stream.0 as usize;
+        for id in &instruction.after {
+            assert!((id.0 as usize) < index, "instruction {index} waits for a later one");
+            let theirs: &Vec<u32> = &clocks[id.0 as usize];
+            let other = stage.instructions[id.0 as usize].stream.0 as usize;
+            for (mine, &their) in known[stream].iter_mut().zip(theirs) {
+                *mine = (*mine).max(their);
+            }
+            known[stream][other] = known[stream][other].max(id.0 + 1);
+        }
+        clocks.push(known[stream].clone());
+        known[stream][stream] = index as u32 + 1;
+    }
+    clocks
+}
+
+fn root(stage: &StageProgram, id: BufferId) -> BufferId {
+    stage.buffer(id).parent.unwrap_or(id)
+}
+
+/// Every two accesses of the same memory, one of them a write, are ordered.
+fn assert_no_race(stage: &StageProgram) {
+    let clocks = clocks(stage);
+    let mut accesses: Vec<(u64, u64, usize, bool)> = Vec::new();
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        for (list, writes) in [(&instruction.reads, false), (&instruction.writes, true)] {
+            for &id in list {
+                let buffer = stage.buffer(id);
+                let (start, end) = (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count());
+                assert!(end <= stage.arena.count(), "{} lies outside the arena", buffer.name);
+                let whole = stage.buffer(root(stage, id));
+                assert!(start >= whole.offset.count() && end <= whole.offset.count() + whole.bytes.count());
+                accesses.push((start, end, index, writes));
+            }
+        }
+    }
+    for (position, first) in accesses.iter().enumerate() {
+        for second in &accesses[position + 1..] {
+            let overlap = first.0 < second.1 && second.0 < first.1;
+            if !overlap || !(first.3 || second.3) || first.2 == second.2 {
+                continue;
+            }
+            let stream = stage.instructions[first.2].stream;
+            let ordered = stage.instructions[second.2].stream == stream || clocks[second.2][stream.0 as usize] > first.2 as u32;
+            assert!(ordered, "instructions {} and {} of stage {} race", first.2, second.2, stage.stage);
+        }
+    }
+}
+
+/// What is read was written, and not overwritten by something else in between: runs the list over a memory of names.
+fn assert_reads_what_was_written(stage: &StageProgram) {
+    let mut memory: Vec<(u64, u64, BufferId)> = stage
+        .buffers
+        .iter()
+        .enumerate()
+        .filter(|(_, buffer)| buffer.persistent && buffer.parent.is_none())
+        .map(|(index, buffer)| (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count(), BufferId(index as u32)))
+        .collect();
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        for &id in &instruction.reads {
+            let id = root(stage, id);
+            assert!(
+                memory.iter().any(|&(.., held)| held == id),
+                "instruction {index} reads {} that is gone",
+                stage.buffer(id).name
+            );
+        }
+        for &id in &instruction.writes {
+            let id = root(stage, id);
+            let (start, end) =
+                (stage.buffer(id).offset.count(), stage.buffer(id).offset.count() + stage.buffer(id).bytes.count());
+            memory.retain(|&(from, until, held)| held == id || from >= end || until <= start);
+            if !memory.iter().any(|&(.., held)| held == id) {
+                memory.push((start, end, id));
+            }
+        }
+    }
+}
+
+/// Who a rank's instruction sends to or receives from.
+fn peer_of(program: &Program, rank: Rank, operation: &Operation) -> Option<(Rank, bool)> {
+    let (peer, sends) = match operation {
+        Operation::Send { peer, .. } => (peer, true),
+        Operation::Receive { peer, .. } => (peer, false),
+        _ => return None,
+    };
+    Some((program.list_of(rank).peers[peer.0 as usize].of(&program.mesh, rank), sends))
+}
+
+/// Between two ranks the n-th send is the n-th receive, in size and in name.
+fn assert_sends_meet_receives(program: &Program) {
+    let messages = |rank: Rank, other: Rank, sending: bool| -> Vec<_> {
+        let list = program.list_of(rank);
+        let own = list.instructions.iter().filter(|one| peer_of(program, rank, &one.operation) == Some((other, sending)));
+        let buffer = |id: BufferId| list.buffer(id).shape.clone();
+        own.map(|one| (list.name_of(one), one.micro_batch, buffer(*one.reads.first().or(one.writes.first()).unwrap()))).collect()
+    };
+    for from in (0..program.mesh.world_size()).map(Rank) {
+        for to in (0..program.mesh.world_size()).map(Rank) {
+            assert_eq!(messages(from, to, true), messages(to, from, false), "from {from} to {to}");
+        }
+    }
+}
+
+/// Runs the lists of all ranks, each stream on its own, where a message passes only when both ends have come to it: no buffer holds it. So does a
+/// collective, when all of its members have.
+fn assert_no_deadlock(program: &Program) {
+    let world: Vec<Rank> = (0..program.mesh.world_size()).map(Rank).collect();
+    let streams_of = |list: &StageProgram| -> Vec<Vec<usize>> {
+        let of =
+            |stream: usize| (0..list.instructions.len()).filter(move |&one| list.instructions[one].stream.0 as usize == stream);
+        (0..list.streams.len()).map(|stream| of(stream).collect()).collect()
+    };
+    let streams: Vec<Vec<Vec<usize>>> = program.lists.iter().map(streams_of).collect();
+    let of = |rank: Rank| &streams[program.list_index(rank)];
+    let mut next: Vec<Vec<usize>> = world.iter().map(|&rank| vec![0; of(rank).len()]).collect();
+    let mut done: Vec<Vec<bool>> = world.iter().map(|&rank| vec![false; program.list_of(rank).instructions.len()]).collect();
+    // The instruction at the head of a stream, if it waits for nothing of its own rank.
+    let head = |next: &[Vec<usize>], done: &[Vec<bool>], rank: Rank, stream: usize| {
+        let &id = of(rank)[stream].get(next[rank.0][stream])?;
+        let after = &program.list_of(rank).instructions[id].after;
+        after.iter().all(|other| done[rank.0][other.0 as usize]).then_some(id)
+    };
+    // The streams on which others take part, none where one of them has no such stream.
+    let partners = |rank: Rank, operation: &Operation| -> Option<Vec<(Rank, usize)>> {
+        if let Some((other, sends)) = peer_of(program, rank, operation) {
+            let list = program.list_of(other);
+            let back = list.streams.iter().position(|stream| match stream {
+                Stream::SendTo(peer) => !sends && list.peers[peer.0 as usize].of(&program.mesh, other) == rank,
+                Stream::ReceiveFrom(peer) => sends && list.peers[peer.0 as usize].of(&program.mesh, other) == rank,
+                _ => false,
+            });
+            return Some(vec![(other, back?)]);
+        }
+        let Operation::Collective { group, .. } = operation else { return Some(Vec::new()) };
+        let group = &program.list_of(rank).groups[group.0 as usize];
+        let others = group.members(&program.mesh, rank).into_iter().filter(|&other| other != rank);
+        others
+            .map(|other| {
+                let list = program.list_of(other);
+                let same = |stream: &Stream| matches!(stream, Stream::Group(id) if list.groups[id.0 as usize] == *group);
+                Some((other, list.streams.iter().position(same)?))
+            })
+            .collect()
+    };
+    loop {
+        let mut progress = false;
+        for &rank in &world {
+            for stream in 0..of(rank).len() {
+                while let Some(id) = head(&next, &done, rank, stream) {
+                    let others = partners(rank, &program.list_of(rank).instructions[id].operation);
+                    let heads: Option<Vec<(Rank, usize, usize)>> = others.and_then(|others| {
+                        others
+                            .into_iter()
+                            .map(|(other, stream)| Some((other, stream, head(&next, &done, other, stream)?)))
+                            .collect()
+                    });
+                    let Some(heads) = heads else { break };
+                    for (rank, stream, id) in heads.into_iter().chain([(rank, stream, id)]) {
+                        next[rank.0][stream] += 1;
+                        done[rank.0][id] = true;
+                    }
+                    progress = true;
+                }
+            }
+        }
+        if !progress {
+            break;
+        }
+    }
+    for &rank in &world {
+        let list = program.list_of(rank);
+        let all = list.instructions.iter().zip(&done[rank.0]);
+        let hanging: Vec<&str> = all.filter(|(_, done)| !**done).map(|(one, _)| list.name_of(one)).collect();
+        assert!(hanging.is_empty(), "deadlock: {rank} never runs {} instructions, first {}", hanging.len(), hanging[0]);
+    }
+}
