@@ -98,12 +98,19 @@ pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanE
 pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
-    let training = Lowering::training(model, name, plan, &mesh)?;
-    limits::check(&training, plan, &mesh)?;
-    let cuts = Cuts::new(&training.graph, plan)?;
-    let states: Vec<StageState> =
-        (0..cuts.stages).map(|stage| StageState::plan(&training, &cuts, stage, plan, &mesh)).collect::<Result<_, _>>()?;
-    training.lower(plan, &mesh, &cuts, &states, Purpose::Training)
+    let training = Lowerings::new(model, name, plan, &mesh, Purpose::Training)?;
+    for lowering in &training.0 {
+        limits::check(lowering, plan)?;
+    }
+    let cuts = Cuts::new(&training.any().graph, plan)?;
+    let crossings = Crossings::new(&training, &cuts, &mesh)?;
+    let parts = reshard::parts(&mesh, &[&crossings]);
+    let mut states: Vec<StageState> = Vec::with_capacity(parts.len());
+    for part in &parts {
+        states.push(StageState::plan(training.of_part(part, &mesh), &cuts, part.stage, plan, &mesh)?);
+    }
+    let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states };
+    run.lower(&training, &crossings, Purpose::Training)
 }
 
 /// What a Program is for.

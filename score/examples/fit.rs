@@ -97,7 +97,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!(
             "{:+.3} {} {:>24} {:22} {:9} {:>4} n{:<5} d{} e{} t{} p{} c{} v{} sp{} z{} {:?} mb{} gb{} {:?} {:.4}s compute {:.3} {}",
             error,
-            case.row.memory_bytes().map_or(String::new(), |bytes| format!("mem {:+.3} of {:.1}", stated_memory(&case.row, &case.run, predicted.memory) / bytes - 1.0, bytes / 1073741824.0)),
+            case.row.memory_bytes().map_or(String::new(), |bytes| format!(
+                "mem {:+.3} of {:.1}",
+                stated_memory(&case.row, &case.run, predicted.memory) / bytes - 1.0,
+                bytes / 1073741824.0
+            )),
             case.row.row_id,
             case.row.model,
             case.run.cluster.device.split('-').next().unwrap_or(""),
@@ -152,13 +156,16 @@ fn kernels(case: &Case) {
     use foretell_simulator::gpu::{GpuCosts, Reachable};
     let costs = GpuCosts { cluster: &case.run.cluster, stack: &case.run.stack, format: case.run.format };
     let Some((count, program)) = case.prepared.programs.first() else { return };
-    let Some(stage) = std::env::var("KERNELS").ok().and_then(|stage| program.stages.get(stage.parse::<usize>().ok()?)) else { return };
+    let Some(stage) = std::env::var("KERNELS").ok().and_then(|stage| program.lists.get(stage.parse::<usize>().ok()?)) else {
+        return;
+    };
     let mut totals: std::collections::BTreeMap<String, (f64, usize)> = Default::default();
     for instruction in &stage.instructions {
         let (name, time) = match &instruction.operation {
-            Operation::Compute { kernel, accumulate, .. } => {
-                (format!("{:?} {kernel:?}", instruction.phase), costs.kernel_time(kernel, *accumulate, program.precision).device.value())
-            }
+            Operation::Compute { kernel, accumulate, .. } => (
+                format!("{:?} {kernel:?}", instruction.phase),
+                costs.kernel_time(kernel, *accumulate, program.precision).device.value(),
+            ),
             Operation::Collective { kind, group, bytes, .. } => {
                 let place = &stage.groups[group.0 as usize];
                 let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage.stage));

@@ -165,10 +165,7 @@ mod tests {
         assert_eq!(kinds("A100-SXM4-80GB"), [(1, "a100-sxm-80g")]);
         assert_eq!(kinds("H100-SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton)"), [(1, "h100-sxm-96g-500w")]);
         assert_eq!(kinds("GB200"), [(1, "gb200")]);
-        assert_eq!(
-            kinds("3 nodes V100-SXM2-16GB (p3.8xlarge) + 1 node T4 (g4dn.12xlarge)"),
-            [(3, "v100-sxm-16g"), (1, "t4")]
-        );
+        assert_eq!(kinds("3 nodes V100-SXM2-16GB (p3.8xlarge) + 1 node T4 (g4dn.12xlarge)"), [(3, "v100-sxm-16g"), (1, "t4")]);
         assert_eq!(kinds("abacus"), []);
         assert_eq!(kinds("A100 + abacus"), []);
         assert_eq!(stack(&row("", "Megatron-DeepSpeed (1F1B)")), Some("megatron-deepspeed"));

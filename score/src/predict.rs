@@ -56,7 +56,10 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     let layout = &run.plan.layout;
     let period = if layout.schedule == Schedule::Interleaved { layout.pipeline } else { 1 };
     if layout.schedule == Schedule::Interleaved && !micro_batches.is_multiple_of(layout.pipeline) {
-        return Err(Refusal(format!("{micro_batches} micro-batches are no multiple of the {} stages that interleave", layout.pipeline)));
+        return Err(Refusal(format!(
+            "{micro_batches} micro-batches are no multiple of the {} stages that interleave",
+            layout.pipeline
+        )));
     }
     let few = if layout.pipeline == 1 { 2 } else { (layout.pipeline + 1).next_multiple_of(period).max(2 * period) };
     let counts = if few + period < micro_batches { vec![few, few + period] } else { vec![micro_batches] };
@@ -65,8 +68,8 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     for count in counts {
         let plan = Plan { global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
         let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
-        memory = program.stages.iter().map(|stage| memory_of(stage, plan.precision)).collect();
-        for stage in &mut program.stages {
+        memory = program.lists.iter().map(|stage| memory_of(stage, plan.precision)).collect();
+        for stage in &mut program.lists {
             // Durations do not depend on places in memory.
             stage.buffers = Vec::new();
             stage.names = Vec::new();
@@ -148,7 +151,10 @@ impl Prepared {
             [(few, few_step, few_compute), (more, more_step, more_compute)] => {
                 let each = 1.0 / (more - few) as f64;
                 let rest = (self.micro_batches - few) as f64;
-                (*few_step + (*more_step - *few_step) * (each * rest), *few_compute + (*more_compute - *few_compute) * (each * rest))
+                (
+                    *few_step + (*more_step - *few_step) * (each * rest),
+                    *few_compute + (*more_compute - *few_compute) * (each * rest),
+                )
             }
             [(_, step, compute)] => (*step, *compute),
             _ => return Err(Refusal("nothing was compiled".into())),
@@ -166,7 +172,11 @@ impl Prepared {
             let parameter = if single { 4.0 } else { rules.parameter };
             let gradient = if single { 4.0 } else { rules.gradient };
             let scores = if matches!(run.stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
-            stage.scores * scores * run.plan.precision.size().value() / 2.0 + stage.parameter * parameter + stage.gradient * gradient + stage.optimizer * optimizer + stage.activations * rules.activations
+            stage.scores * scores * run.plan.precision.size().value() / 2.0
+                + stage.parameter * parameter
+                + stage.gradient * gradient
+                + stage.optimizer * optimizer
+                + stage.activations * rules.activations
         };
         self.memory.iter().map(of_stage).fold(0.0, f64::max)
     }
@@ -187,7 +197,8 @@ mod tests {
     use foretell_simulator::gpu::Profiles;
 
     fn run(layout: &str, batch: usize) -> Run {
-        let header = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,vpp,mbs,gbs,zero,precision,framework,step_s";
+        let header =
+            "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,vpp,mbs,gbs,zero,precision,framework,step_s";
         let text = format!("{header}\na,t,GPT,8,1024,16,50257,1024,A100-SXM4-80GB,{layout},{batch},1,bf16,Megatron-LM 1,1\n");
         let rows = read_rows(&text).expect("rows");
         Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run")
@@ -196,7 +207,9 @@ mod tests {
     #[test]
     fn many_micro_batches_take_what_few_foretell() {
         // Devices, dp, tp, pp, vpp, micro-batch.
-        for (layout, batch) in [("8,8,1,1,1,1", 96), ("8,2,2,2,1,1", 40), ("8,1,2,4,1,1", 24), ("4,1,1,4,2,1", 32), ("2,1,1,2,4,1", 24)] {
+        for (layout, batch) in
+            [("8,8,1,1,1,1", 96), ("8,2,2,2,1,1", 40), ("8,1,2,4,1,1", 24), ("4,1,1,4,2,1", 32), ("2,1,1,2,4,1", 24)]
+        {
             let run = run(layout, batch);
             let prepared = prepare(&run).expect("compiles");
             assert_eq!(prepared.programs.len(), 2, "{layout}: too few micro-batches to leave any out");

@@ -65,7 +65,8 @@ impl Run {
         let stack = profiles.stack(stack_name).map_err(profile)?.clone();
         let Some(devices) = row.count("n_gpus") else { return refuse("the number of devices is not stated".into()) };
         let mut stand_ins = Vec::new();
-        let per_node = row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
+        let per_node =
+            row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
         let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
         let cluster = profiles.cluster(device, names::link(row), per_node, devices, rate).map_err(profile)?;
         let mut others = Vec::new();
@@ -181,7 +182,9 @@ fn plan(row: &Row, _stack: &StackKind, layout: Layout, format: ProductFormat, mo
     let global_batch = match (row.count("gbs"), row.count("ga")) {
         (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
         (Some(batch), _) => {
-            return Err(Refusal(format!("the global batch of {batch} is no multiple of the {at_once} samples that all ranks take at once")));
+            return Err(Refusal(format!(
+                "the global batch of {batch} is no multiple of the {at_once} samples that all ranks take at once"
+            )));
         }
         (None, Some(steps)) => at_once * steps,
         (None, None) => return Err(Refusal("the global batch is not stated".into())),
@@ -202,7 +205,9 @@ fn plan(row: &Row, _stack: &StackKind, layout: Layout, format: ProductFormat, mo
 fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usize>> {
     let chunks = layout.pipeline * layout.virtual_stages;
     let layers = match *model {
-        Model::Gpt { layers, .. } | Model::Llama { layers, .. } | Model::Moe { layers, .. } | Model::Bert { layers, .. } => layers,
+        Model::Gpt { layers, .. } | Model::Llama { layers, .. } | Model::Moe { layers, .. } | Model::Bert { layers, .. } => {
+            layers
+        }
         _ => return None,
     };
     if chunks < 2 {
@@ -282,7 +287,9 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
     }
     if let (Some(experts), Some(top_k)) = (row.count("experts"), row.count("topk")) {
         if layout.context > 1 {
-            return Err(Refusal("experts under context parallelism: the compiler has every rank of `context` compute all tokens".into()));
+            return Err(Refusal(
+                "experts under context parallelism: the compiler has every rank of `context` compute all tokens".into(),
+            ));
         }
         if name.contains("deepseek") {
             stand_ins.push("latent attention and shared experts are simulated as plain ones".into());

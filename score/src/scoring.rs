@@ -165,7 +165,10 @@ fn pairs(rows: &[Scored], part: Option<Part>) -> Vec<Pair<'_>> {
                 measured,
                 predicted,
                 inside: row.p10? <= measured && measured <= row.p90?,
-                memory: row.predicted_memory_bytes.zip(row.measured_memory_bytes).map(|(predicted, measured)| [predicted, measured]),
+                memory: row
+                    .predicted_memory_bytes
+                    .zip(row.measured_memory_bytes)
+                    .map(|(predicted, measured)| [predicted, measured]),
             })
         })
         .collect()

@@ -150,7 +150,10 @@ impl std::fmt::Display for Table<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let percent = |value: f64| format!("{:.1} %", 100.0 * value);
         let mut text = String::new();
-        writeln!(text, "| source | rows | mean | median | p95 | worst | bias | rank corr. | in 80 % | memory rows | memory mean | memory bias |")?;
+        writeln!(
+            text,
+            "| source | rows | mean | median | p95 | worst | bias | rank corr. | in 80 % | memory rows | memory mean | memory bias |"
+        )?;
         writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
         for (name, summary) in self.0 {
             let memory = |value: Option<f64>| value.map_or(String::new(), percent);

@@ -20,6 +20,14 @@ use thiserror::Error;
 /// Why a Program has no folded simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FoldedError {
+    /// Ranks of one stage do not do alike.
+    #[error("the ranks of {stages} stages run {lists} lists: they do not do alike; hint: simulate every rank")]
+    Unlike {
+        /// Lists of instructions.
+        lists: usize,
+        /// Stages.
+        stages: usize,
+    },
     /// Instructions wait for each other in a circle.
     #[error("a deadlock: {unfinished} instructions wait for each other")]
     Deadlock {
@@ -86,9 +94,12 @@ struct Stage {
 /// # Errors
 /// [`FoldedError::Deadlock`] where the Program's instructions wait for each other.
 pub fn simulate_folded<'a>(program: &Program, costs: impl Fn(usize) -> GpuCosts<'a>) -> Result<FoldedStep, FoldedError> {
+    if program.lists.len() != program.mesh.stage_count() {
+        return Err(FoldedError::Unlike { lists: program.lists.len(), stages: program.mesh.stage_count() });
+    }
     let mut messages = Messages::default();
     let stages: Vec<Stage> =
-        program.stages.iter().map(|stage| lower(stage, program, &costs(stage.stage), &mut messages)).collect();
+        program.lists.iter().map(|stage| lower(stage, program, &costs(stage.stage), &mut messages)).collect();
     Run::new(&stages, &messages, &costs(0)).run()
 }
 
@@ -126,8 +137,7 @@ fn first_rank(mesh: &Mesh, stage: usize) -> Rank {
 fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &mut Messages) -> Stage {
     let mesh = &program.mesh;
     let rank = first_rank(mesh, stage.stage);
-    let reachable: Vec<Reachable> =
-        stage.groups.iter().map(|group| Reachable::of(group, mesh, rank, costs.cluster)).collect();
+    let reachable: Vec<Reachable> = stage.groups.iter().map(|group| Reachable::of(group, mesh, rank, costs.cluster)).collect();
     let overlap = &costs.stack.overlap;
     let mut kernels: HashMap<(foretell_models::Kernel, bool), [Picoseconds; 2]> = HashMap::new();
     let mut lanes: Vec<Lane> = vec![Lane::Compute];
@@ -191,22 +201,24 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                     (lane, Work::Exchange(duration))
                 }
             }
-            Operation::Send { stage: to, bytes } => {
-                let nth = sent.entry(*to).or_default();
-                let message = messages.message(stage.stage, *to, *nth);
+            Operation::Send { peer, bytes } => {
+                let to = stage.peers[peer.0 as usize].stage;
+                let nth = sent.entry(to).or_default();
+                let message = messages.message(stage.stage, to, *nth);
                 *nth += 1;
-                let ranks = Group::across(vec![stage.stage.min(*to), stage.stage.max(*to)]);
+                let ranks = Group::across(vec![stage.stage.min(to), stage.stage.max(to)]);
                 let path = Reachable::of(&ranks, mesh, rank, costs.cluster);
                 let size = bytes.value() * costs.stack.message_scale;
                 let duration = Picoseconds::from(path.message(size, costs.cluster) * costs.stack.communication);
-                let lane = if overlap.pipeline { Lane::SendTo(*to) } else { Lane::Compute };
+                let lane = if overlap.pipeline { Lane::SendTo(to) } else { Lane::Compute };
                 (lane, Work::Send { message, duration })
             }
-            Operation::Receive { stage: from, .. } => {
-                let nth = received.entry(*from).or_default();
-                let message = messages.message(*from, stage.stage, *nth);
+            Operation::Receive { peer, .. } => {
+                let from = stage.peers[peer.0 as usize].stage;
+                let nth = received.entry(from).or_default();
+                let message = messages.message(from, stage.stage, *nth);
                 *nth += 1;
-                (Lane::ReceiveFrom(*from), Work::Receive { message })
+                (Lane::ReceiveFrom(from), Work::Receive { message })
             }
             Operation::Load { .. } => (Lane::Load, Work::Exchange(Picoseconds::ZERO)),
         };

@@ -126,7 +126,9 @@ impl GpuCosts<'_> {
 
     fn attention(&self, sizes: &Attention, pass: Pass, precision: DataType) -> (Seconds, f64) {
         match self.stack.attention {
-            AttentionKind::Fused { scale } => (self.fused_attention(sizes, pass, scale), if pass == Pass::Forward { 1.0 } else { 2.0 }),
+            AttentionKind::Fused { scale } => {
+                (self.fused_attention(sizes, pass, scale), if pass == Pass::Forward { 1.0 } else { 2.0 })
+            }
             AttentionKind::Unfused { forward_bytes, backward_bytes } => {
                 let pairs = sizes.batch * sizes.heads();
                 let (products, bytes) = match pass {

@@ -156,11 +156,8 @@ impl Reachable {
         let latency = BASE_RING[index]
             + within * HOP_RING[index] * cluster.link.latency_scale
             + between * NETWORK_RING[index] * cluster.network.latency_scale;
-        let bus = protocol.bandwidth() * if self.nodes > 1 {
-            self.within_or_all(cluster).min(self.between(cluster))
-        } else {
-            self.within(cluster)
-        };
+        let bus = protocol.bandwidth()
+            * if self.nodes > 1 { self.within_or_all(cluster).min(self.between(cluster)) } else { self.within(cluster) };
         latency * 1e-6 + passes * (members - 1.0) / members * bytes / bus
     }
 
@@ -284,7 +281,8 @@ mod tests {
         for group in [(2, 1), (8, 1), (16, 2), (64, 64), (512, 64)] {
             let reachable = Reachable { members: group.0, nodes: group.1, together: group.0 / group.1 };
             for kind in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
-                let times: Vec<f64> = (10..34).map(|power| reachable.time(kind, f64::from(power).exp2(), &cluster).value()).collect();
+                let times: Vec<f64> =
+                    (10..34).map(|power| reachable.time(kind, f64::from(power).exp2(), &cluster).value()).collect();
                 assert!(times.windows(2).all(|pair| pair[0] <= pair[1]), "{kind:?} {group:?} {times:?}");
             }
         }

@@ -26,14 +26,14 @@ pub struct Product {
 }
 
 /// The tiles that the libraries' kernels compute, largest first.
-const TILES: [(usize, usize); 8] =
-    [(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)];
+const TILES: [(usize, usize); 8] = [(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)];
 
 /// What a product takes on the device, without the launch. `scale` is the stack's share of what the device's profile says it reaches.
 pub fn product_time(product: &Product, format: ProductFormat, gpu: &GpuKind, scale: f64) -> Seconds {
     let Product { batch, rows, columns, contracted, operand_bytes, output_bytes } = *product;
     let elements = |one: usize, two: usize| batch as f64 * one as f64 * two as f64;
-    let moved = operand_bytes * (elements(rows, contracted) + elements(columns, contracted)) + output_bytes * elements(rows, columns);
+    let moved =
+        operand_bytes * (elements(rows, contracted) + elements(columns, contracted)) + output_bytes * elements(rows, columns);
     let memory = Seconds::new(moved / (gpu.memory_bandwidth.value() * gpu.memory_efficiency));
     let rate = gpu.peak(format).value() / gpu.multiprocessors * gpu.product_efficiency(format) * scale;
     let largest = (TILES[0].0 * TILES[0].1) as f64;
