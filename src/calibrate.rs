@@ -11,7 +11,7 @@ use clap::Args;
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
-use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model, Sample};
+use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, space};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile, reuse_distances};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, None) => small_models(),
     };
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
-        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
+        let sequences = model.model.sample().is_sequence();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
         supported(&base)?;
@@ -196,6 +196,7 @@ pub fn measure(
     let job = CalibrationJob {
         reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
         kernels: needs.kernels.into_keys().collect(),
+        message_reuse: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
         precision,
         footprint: needs.footprint,
         groups,
@@ -225,12 +226,12 @@ pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result
 /// Operand by operand, the median of the distances in all places where a kernel stands.
 fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
     let operands = places.iter().map(Vec::len).min().unwrap_or(0);
-    let median = |operand: usize| {
-        let mut all: Vec<Bytes> = places.iter().map(|distances| distances[operand]).collect();
-        all.sort_unstable();
-        all[all.len() / 2]
-    };
-    (0..operands).map(median).collect()
+    (0..operands).map(|operand| median(places.iter().map(|distances| distances[operand]).collect())).collect()
+}
+
+fn median(mut all: Vec<Bytes>) -> Bytes {
+    all.sort_unstable();
+    all.get(all.len() / 2).copied().unwrap_or(Bytes::ZERO)
 }
 
 /// What a calibration is to time.
@@ -238,6 +239,8 @@ fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
 pub struct Needs {
     /// Each with the distances at which its operands are used again, wherever it stands in a step.
     kernels: BTreeMap<(Kernel, bool), Vec<Vec<Bytes>>>,
+    /// The sizes of messages and exchanges, each with the distances at which what is sent was written.
+    messages: BTreeMap<Bytes, Vec<Bytes>>,
     /// About how many bytes a step touches.
     footprint: Bytes,
     /// The longest message or exchange.
@@ -270,6 +273,7 @@ impl Needs {
                 }
                 Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } => {
                     self.longest_message = self.longest_message.max(*bytes);
+                    self.messages.entry(*bytes).or_default().extend(distances.first());
                 }
                 Operation::Receive { .. } | Operation::Load { .. } => {}
             }
@@ -289,7 +293,13 @@ fn small_models() -> Vec<NamedModel> {
         sequence: 128,
         tied_embeddings: true,
         dropout: DropoutRate::TENTH,
+        attention_dropout: DropoutRate::NONE,
     };
+    // What attention costs with dropout; all else is the same.
+    let mut dropping_gpt = gpt.clone();
+    if let Model::Gpt { attention_dropout, .. } = &mut dropping_gpt {
+        *attention_dropout = DropoutRate::TENTH;
+    }
     let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
     let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let llama = Model::Llama {
@@ -303,8 +313,16 @@ fn small_models() -> Vec<NamedModel> {
         tied_embeddings: false,
         rope_theta: 10_000,
     };
-    let bert =
-        Model::Bert { layers: 1, hidden: 256, heads: 4, ffn: None, vocab: 1024, sequence: 128, dropout: DropoutRate::NONE };
+    let bert = Model::Bert {
+        layers: 1,
+        hidden: 256,
+        heads: 4,
+        ffn: None,
+        vocab: 1024,
+        sequence: 128,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
     let vit = Model::Vit {
         layers: 1,
         hidden: 256,
@@ -315,6 +333,7 @@ fn small_models() -> Vec<NamedModel> {
         channels: 3,
         classes: 10,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let vgg = Model::Vgg {
         depth: 11,
@@ -356,6 +375,7 @@ fn small_models() -> Vec<NamedModel> {
         gated: true,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let lstm = Model::LstmSeq2seq {
         layers: 1,
@@ -368,7 +388,7 @@ fn small_models() -> Vec<NamedModel> {
     };
     let sequences = [("small-moe", moe), ("small-t5", t5), ("small-lstm", lstm)];
     let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
-    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt)]
+    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt), ("small-dropping-gpt", dropping_gpt)]
         .into_iter()
         .chain(others)
         .chain(sequences)

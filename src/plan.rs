@@ -6,7 +6,7 @@ use crate::output;
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use clap::Args;
-use foretell_models::{Model, Sample};
+use foretell_models::Model;
 use foretell_planner::{Fixed, Planned, Request, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile};
 use foretell_reports::layouts_table;
@@ -128,7 +128,7 @@ impl Choices {
         let model = inputs::model(&self.model)?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let mut taken = Vec::new();
-        let sequences = matches!(model.model.sample(), Sample::Tokens { .. } | Sample::MaskedTokens { .. } | Sample::Pair { .. });
+        let sequences = model.model.sample().is_sequence();
         let global_batch = self.global_batch.unwrap_or_else(|| {
             let batch = topology.device_count() * if sequences { 8 } else { 32 };
             taken.push(format!("--global-batch {batch}"));

@@ -90,8 +90,9 @@ impl Board {
         }
     }
 
-    /// Sleeps, as the stream of slot `me`, until an instruction of another stream is done. Returns whether it had to.
-    pub(crate) fn wait(&self, me: usize, slot: usize, instruction: u32) -> Result<bool, ExecutorError> {
+    /// Sleeps, as the stream of slot `me`, until an instruction of another stream is done; `before_sleep` is called each time that it will.
+    /// Returns whether it had to.
+    pub(crate) fn wait(&self, me: usize, slot: usize, instruction: u32, before_sleep: impl Fn()) -> Result<bool, ExecutorError> {
         let entry = &self.slots[slot];
         if entry.progress.load(Ordering::Acquire) > instruction {
             return Ok(false);
@@ -106,8 +107,14 @@ impl Board {
             if self.failed.load(Ordering::SeqCst) {
                 return Err(ExecutorError::OtherStream);
             }
+            before_sleep();
             std::thread::park();
         }
+    }
+
+    /// Whether the stream of slot `me` sleeps until one of `slot` posts what it waits for.
+    pub(crate) fn sleeps_for(&self, me: usize, slot: usize) -> bool {
+        self.slots[slot].sleepers.load(Ordering::Relaxed) & (1 << me) != 0
     }
 
     /// Remembers the first failure and wakes everyone to it.
@@ -141,13 +148,13 @@ mod tests {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 board.enter(1);
-                board.wait(1, 0, 41).expect("stream 0 posts it")
+                board.wait(1, 0, 41, || ()).expect("stream 0 posts it")
             });
             board.enter(0);
             std::thread::sleep(std::time::Duration::from_millis(5));
             board.post(0, 41);
             other.join().expect("no panic");
-            let other = scope.spawn(|| board.wait(1, 0, 99).is_err());
+            let other = scope.spawn(|| board.wait(1, 0, 99, || ()).is_err());
             std::thread::sleep(std::time::Duration::from_millis(5));
             // The new thread is not the one that entered: it must be found by looking before it sleeps or by waking.
             board.fail(ExecutorError::RankDied { rank: 0, cause: "was made to fail".into() });

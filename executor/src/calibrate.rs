@@ -83,6 +83,8 @@ pub fn calibrate(
         step_overhead: each(|overheads| overheads.step),
         load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
         communication_share: mean(|overheads| overheads.communication_share),
+        // There and back again.
+        interruption: each(|overheads| overheads.handoff).median * 2.0,
         buffered_bytes: match (options.transport, options.places.is_empty()) {
             (_, false) => LAB_SOCKET_BYTES,
             (TransportKind::Tcp, true) => 0,

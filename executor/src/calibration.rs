@@ -100,13 +100,13 @@ fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -
         let group = own.as_mut().unwrap_or(&mut *everyone);
         for &bytes in &wanted.messages {
             for &exchange in &wanted.exchanges {
-                let (sample, processor) = time_exchange(group, exchange, bytes, job.patience)?;
+                let (sample, processor) = time_exchange(group, exchange, bytes, job)?;
                 // Of the longest messages: there the processor copies and adds, and hardly waits.
                 if exchange == Exchange::AllReduce && is_everyone {
                     share = (processor / sample.median).clamp(0.0, 1.0);
                 }
-                // Of send and receive only the first two ranks' times mean anything.
-                if exchange != Exchange::SendReceive || group.position() < 2 {
+                // Of there and back only who sees both ways knows how long it took: the second rank's last send is done when it is on its way.
+                if exchange != Exchange::SendReceive || group.position() == 0 {
                     member.control.send(&Report::Exchange { group: number, exchange, bytes, sample, processor })?;
                 }
             }
@@ -384,52 +384,77 @@ fn fill(operand: &Operand, data_type: DataType, below: Option<usize>) {
     }
 }
 
-/// Times one kind of exchange of one size among all ranks; for send and receive between the first two.
+/// Rounds of an exchange between which nobody asks whether there are enough: what asking takes with it into the caches is not to help.
+const ROUNDS: u8 = 8;
+
+/// Times one kind of exchange of one size among all ranks; for send and receive between the first two. As in a step, ranks come to it from
+/// other work, not from a barrier, and what they send was written as long before as a step writes it.
 fn time_exchange(
     group: &mut Group,
     exchange: Exchange,
     bytes: Bytes,
-    patience: Seconds,
+    job: &CalibrationJob,
 ) -> Result<(Sample, Seconds), ExecutorError> {
-    let ranks = group.size();
+    let (ranks, patience) = (group.size(), job.patience.value());
     let elements = (bytes.count() as usize / 4).next_multiple_of(ranks);
-    let mut whole = vec![1.0f32; elements];
+    // Between writing a place and sending it all others are written and sent.
+    let between = nearest_reuse(&job.message_reuse, bytes).count() / (2 * bytes.count()).max(1);
+    let most = (MOST_FOOTPRINT / bytes.count().max(1)).clamp(1, MOST_SETS);
+    let mut places = vec![vec![1.0f32; elements]; (between + 1).min(most) as usize];
     let mut part = vec![1.0f32; elements / ranks];
     let mut seconds = Vec::new();
     let mut processor = 0.0;
     let mut spent = 0.0;
     let mut round = 0;
-    let mut go_on = true;
-    while go_on {
-        group.barrier()?;
-        let (start, busy) = (clock::now(), clock::thread_processor_time());
-        match exchange {
-            Exchange::AllReduce => group.all_reduce_f32(&mut whole)?,
-            Exchange::ReduceScatter => group.reduce_scatter_f32(&whole, &mut part)?,
-            Exchange::AllGather => group.all_gather_f32(&part, &mut whole)?,
-            Exchange::SendReceive => there_and_back(group, &mut whole)?,
+    let mut rounds = [1];
+    group.barrier()?;
+    while rounds[0] > 0 {
+        for _ in 0..rounds[0] {
+            // Numbers must not grow without end.
+            let written = round % places.len();
+            places[written].fill(1.0);
+            let next = (round + 1) % places.len();
+            let whole = &mut places[next];
+            let (start, busy) = (clock::now(), clock::thread_processor_time());
+            match exchange {
+                Exchange::AllReduce => group.all_reduce_f32(whole)?,
+                Exchange::ReduceScatter => group.reduce_scatter_f32(whole, &mut part)?,
+                Exchange::AllGather => group.all_gather_f32(&part, whole)?,
+                Exchange::SendReceive => there_and_back(group, whole)?,
+            }
+            let halves = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
+            let duration = (clock::now() - start) as f64 * 1e-9 * halves;
+            // The first ones warm up.
+            if round > 1 {
+                seconds.push(duration);
+                processor += (clock::thread_processor_time() - busy) as f64 * 1e-9 * halves;
+            }
+            spent += duration;
+            round += 1;
         }
-        let halves = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
-        let duration = (clock::now() - start) as f64 * 1e-9 * halves;
-        if round > 1 {
-            seconds.push(duration);
-            processor += (clock::thread_processor_time() - busy) as f64 * 1e-9 * halves;
-        }
-        // Numbers must not grow without end.
-        whole.fill(1.0);
-        spent += duration;
-        round += 1;
         // Of what takes very long a few must do.
-        let fewest = if spent > 20.0 * patience.value() { FEWEST.min(3) } else { FEWEST };
-        let enough = seconds.len() >= fewest && (spent > patience.value() || seconds.len() >= MOST);
-        go_on = agree(group, !enough)?;
+        let fewest = if spent > 20.0 * patience { FEWEST.min(3) } else { FEWEST };
+        let enough = seconds.len() >= fewest && (spent > patience || seconds.len() >= MOST);
+        // The first rank decides for all. What is slow goes round by round.
+        rounds[0] = if enough {
+            0
+        } else if spent > patience / 4.0 {
+            1
+        } else {
+            ROUNDS
+        };
+        group.broadcast(0, &mut rounds)?;
     }
-    // As for kernels: the usual best. The processor's share is the same at any pace.
     let share = processor / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
-    let best = Seconds::new(Data::new(seconds.clone()).lower_quartile());
     let sample = summarise(seconds);
-    let sample = Sample { median: best, p10: sample.p10.min(best), p90: sample.p90.max(best), ..sample };
-    Ok((sample, best * share))
+    Ok((sample, sample.median * share))
+}
+
+/// What is said of the reuse of a message, or of the one nearest to it by ratio.
+fn nearest_reuse(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
+    let ratio = |other: &Bytes| (other.value().max(1.0) / bytes.value().max(1.0)).ln().abs();
+    let nearest = known.iter().min_by(|(one, _), (two, _)| ratio(one).total_cmp(&ratio(two)));
+    nearest.map_or(Bytes::ZERO, |&(_, distance)| distance)
 }
 
 fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {
@@ -455,7 +480,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
     let count = 64.min(dataset.len(Split::Training));
     let kind = match shape {
-        foretell_models::Sample::Pair { .. } => InputKind::SourceTokens,
+        foretell_models::SampleShape::Pair { .. } => InputKind::SourceTokens,
         _ if shape.tokens().is_some() => InputKind::Tokens,
         _ => InputKind::Features,
     };

@@ -3,57 +3,26 @@
 //! It knows no layouts. Each stream of the Programs is a thread that owns what the stream needs: a process group, a channel to one
 //! peer, the data set; kernels run on the calling thread. Training and evaluation are two Programs over one arena and the same streams.
 
+mod playlist;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use playlist::StreamKey;
+
 use crate::arena::Arena;
-use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
+use crate::backend::{CpuBackend, Hyperparameters};
 use crate::board::{Board, MOST_STREAMS};
-use crate::clock;
 use crate::error::ExecutorError;
-use crate::line::Line;
-use crate::machine;
+use crate::line::{Line, stream_number};
 use crate::samples::Samples;
-use crate::transport::Transport;
-use foretell_program::{Group, GroupId, Mesh, Metric, MetricKind, Operation, PeerId, Program, Rank, StageProgram, Stream};
-use foretell_units::DataType;
+use crate::transport::{StreamNumber, Transport};
+use foretell_program::{Group, Mesh, MetricKind, Program, Rank};
+use playlist::Playlist;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::{fmt, panic};
-
-/// A stream of either Program, by what it is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StreamKey {
-    Compute,
-    Load,
-    Group(Group),
-    SendTo(Rank),
-    ReceiveFrom(Rank),
-}
-
-impl StreamKey {
-    fn of(program: &Program, rank: Rank, stream: &Stream) -> Self {
-        let list = program.list_of(rank);
-        let peer = |PeerId(index): &PeerId| list.peers[*index as usize].of(&program.mesh, rank);
-        match stream {
-            Stream::Compute => StreamKey::Compute,
-            Stream::Load => StreamKey::Load,
-            Stream::Group(GroupId(index)) => StreamKey::Group(list.groups[*index as usize].clone()),
-            Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
-            Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
-        }
-    }
-}
-
-impl fmt::Display for StreamKey {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StreamKey::Compute => formatter.write_str("compute"),
-            StreamKey::Load => formatter.write_str("load"),
-            StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
-            StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
-            StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
-        }
-    }
-}
+use streams::{compute, live};
 
 /// When an instruction ran, in nanoseconds of the machine's clock.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,34 +30,6 @@ pub(crate) struct RawSpan {
     pub(crate) start: u64,
     pub(crate) end: u64,
 }
-
-/// A Program made ready to run: for each stream its instructions, for each instruction whom it waits for.
-struct Playlist {
-    stage: StageProgram,
-    /// By slot: the instructions of its stream.
-    lists: Vec<Vec<u32>>,
-    /// By instruction: slot and instruction that must be done.
-    after: Vec<Vec<(usize, u32)>>,
-    /// By instruction: its operands.
-    operands: Vec<Operands>,
-    /// By group: which part the rank has of what the group's axes cut.
-    group_index: Vec<usize>,
-    /// Samples of a micro-batch that lie on ranks before this one.
-    samples_before: usize,
-    precision: DataType,
-    /// What the run reports: one number each.
-    metrics: Vec<(Metric, Operand)>,
-}
-
-struct Operands {
-    reads: Vec<Operand>,
-    writes: Vec<Operand>,
-}
-
-// SAFETY: operands are places in the arena, which outlives the playlist; who touches them when is the Program's order.
-unsafe impl Send for Playlist {}
-// SAFETY: as above.
-unsafe impl Sync for Playlist {}
 
 /// What one run of a Program works on.
 #[derive(Clone, Debug)]
@@ -104,6 +45,8 @@ pub(crate) struct Step {
 struct Shared {
     /// By slot: what its stream is for.
     keys: Vec<StreamKey>,
+    /// By slot: on which of the transport's streams it waits for other ranks.
+    numbers: Vec<Option<StreamNumber>>,
     playlists: Vec<Playlist>,
     board: Board,
     step: RwLock<Step>,
@@ -126,6 +69,8 @@ pub(crate) struct Interpreter {
 }
 
 const END: u64 = u64::MAX;
+/// The slot of the compute stream.
+const COMPUTE: usize = 0;
 
 impl Interpreter {
     /// Prepares `programs` for `rank` over one arena and starts the threads of their streams.
@@ -158,6 +103,7 @@ impl Interpreter {
             programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
         let shared = Arc::new(Shared {
             playlists,
+            numbers: keys.iter().map(|key| stream_number(key, &groups, &mesh, rank)).collect(),
             board: Board::new(keys.len()),
             step: RwLock::new(Step { program: 0, samples: Arc::clone(&samples), hyperparameters: Hyperparameters::default() }),
             begun: AtomicU64::new(0),
@@ -261,249 +207,5 @@ impl Drop for Interpreter {
             // A worker that panicked has said so.
             let _ = worker.join();
         }
-    }
-}
-
-impl Playlist {
-    fn new(program: &Program, mesh: &Mesh, rank: Rank, keys: &[StreamKey], arena: &Arena) -> Result<Self, ExecutorError> {
-        let stage = program.list_of(rank);
-        let slot_of: Vec<usize> = stage
-            .streams
-            .iter()
-            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(program, rank, stream)).unwrap_or(0))
-            .collect();
-        let mut lists = vec![Vec::new(); keys.len()];
-        let mut after = Vec::with_capacity(stage.instructions.len());
-        let mut operands = Vec::with_capacity(stage.instructions.len());
-        let place = |id: &foretell_program::BufferId| {
-            let buffer = stage.buffer(*id);
-            let outside =
-                || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
-            let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
-            Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
-        };
-        for (index, instruction) in stage.instructions.iter().enumerate() {
-            lists[slot_of[instruction.stream.0 as usize]].push(index as u32);
-            let slot = |id: u32| slot_of[stage.instructions[id as usize].stream.0 as usize];
-            after.push(instruction.after.iter().map(|id| (slot(id.0), id.0)).collect());
-            operands.push(Operands {
-                reads: instruction.reads.iter().map(place).collect::<Result<_, _>>()?,
-                writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
-            });
-        }
-        let coordinates = mesh.coordinates(rank);
-        let stage_mesh = mesh.stage_at(coordinates);
-        let group_index = stage.groups.iter().map(|group| stage_mesh.part_along(&group.axes, coordinates)).collect();
-        let samples_before = stage_mesh.samples_before(coordinates);
-        let metrics = stage
-            .metrics
-            .iter()
-            .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
-            .collect::<Result<_, ExecutorError>>()?;
-        let precision = program.precision;
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, samples_before, precision, metrics })
-    }
-}
-
-/// Runs the compute stream on the calling thread.
-fn compute(
-    shared: &Shared,
-    playlist: &Playlist,
-    backend: &mut CpuBackend,
-    hyperparameters: &Hyperparameters,
-) -> Result<(), ExecutorError> {
-    let mut spans = shared.spans[0].lock().unwrap_or_else(PoisonError::into_inner);
-    spans.clear();
-    spans.reserve(playlist.lists[0].len());
-    let mut start = clock::now();
-    for &id in &playlist.lists[0] {
-        let mut waited = false;
-        for &(slot, instruction) in &playlist.after[id as usize] {
-            waited |= shared.board.wait(0, slot, instruction)?;
-        }
-        if waited {
-            start = clock::now();
-        }
-        let instruction = &playlist.stage.instructions[id as usize];
-        if let Operation::Compute { kernel, accumulate, group } = &instruction.operation {
-            let operands = &playlist.operands[id as usize];
-            let call = KernelCall {
-                kernel,
-                reads: &operands.reads,
-                writes: &operands.writes,
-                accumulate: *accumulate,
-                hyperparameters,
-                group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
-                samples_before: playlist.samples_before,
-                precision: playlist.precision,
-            };
-            // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
-            // nobody else touches them now, because the dependencies say so and were waited for.
-            unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
-                instruction: id,
-                name: playlist.stage.name_of(instruction).into(),
-                source,
-            })?;
-        }
-        let end = clock::now();
-        spans.push(RawSpan { start, end });
-        start = end;
-        shared.board.post(0, id);
-    }
-    Ok(())
-}
-
-/// The life of a stream's thread. One that panics must not leave the others waiting for it.
-fn live(shared: &Shared, slot: usize, line: Line) {
-    let lived = panic::catch_unwind(panic::AssertUnwindSafe(|| work(shared, slot, line)));
-    if let Err(panic) = lived {
-        shared.fail(ExecutorError::panicked(shared.keys[slot].to_string(), panic.as_ref()));
-        shared.main.unpark();
-    }
-}
-
-/// A list for each step that is begun.
-fn work(shared: &Shared, slot: usize, mut line: Line) {
-    shared.board.enter(slot);
-    machine::flush_denormals();
-    let mut step_number = 0;
-    loop {
-        loop {
-            let begun = shared.begun.load(Ordering::SeqCst);
-            if begun == END {
-                return;
-            }
-            if begun > step_number {
-                step_number = begun;
-                break;
-            }
-            std::thread::park();
-        }
-        let step = shared.step.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let playlist = &shared.playlists[step.program];
-        if let Err(error) = stream(shared, playlist, slot, &mut line, &step) {
-            shared.fail(error);
-        }
-        shared.ended[slot].store(step_number, Ordering::SeqCst);
-        shared.main.unpark();
-    }
-}
-
-/// Runs one step of a stream other than compute.
-fn stream(shared: &Shared, playlist: &Playlist, slot: usize, line: &mut Line, step: &Step) -> Result<(), ExecutorError> {
-    let mut spans = shared.spans[slot].lock().unwrap_or_else(PoisonError::into_inner);
-    spans.clear();
-    spans.reserve(playlist.lists[slot].len());
-    for &id in &playlist.lists[slot] {
-        for &(other, instruction) in &playlist.after[id as usize] {
-            shared.board.wait(slot, other, instruction)?;
-        }
-        if shared.board.has_failed() {
-            return Err(ExecutorError::OtherStream);
-        }
-        let start = clock::now();
-        let operands = &playlist.operands[id as usize];
-        // SAFETY: as for kernels: the operands are this instruction's alone until it posts.
-        unsafe {
-            line.run(&playlist.stage.instructions[id as usize].operation, &operands.reads, &operands.writes, &step.samples)
-        }?;
-        spans.push(RawSpan { start, end: clock::now() });
-        shared.board.post(slot, id);
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::{DataSource, Dataset, SampleShape, Split};
-    use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
-    use foretell_models::{InputKind, Kernel};
-    use foretell_program::{Axis, Buffer, BufferId, BufferRole, Collective, Instruction, Phase, StreamId};
-    use foretell_units::{Bytes, DataType, Flops};
-    use std::time::{Duration, Instant};
-
-    const BYTES: Bytes = Bytes::new(64);
-
-    /// A Program of two ranks whose instructions, one a stream, wait for nothing: an all-reduce that needs both ranks, and `other`.
-    fn program(stream: Stream, other: Operation) -> Program {
-        let buffer = Buffer {
-            name: "x".into(),
-            role: BufferRole::Gradient,
-            shape: vec![16],
-            data_type: DataType::Fp32,
-            parent: None,
-            offset: Bytes::ZERO,
-            bytes: BYTES,
-            persistent: true,
-            lifetime: None,
-            initial: None,
-        };
-        let all_reduce =
-            Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes: BYTES, data_type: DataType::Fp32 };
-        let instruction = |stream: u16, operation: Operation| {
-            // What computes here has too few operands, and fails.
-            let reads = if matches!(operation, Operation::Compute { .. }) { Vec::new() } else { vec![BufferId(0)] };
-            let writes = vec![BufferId(0)];
-            let stream = StreamId(stream);
-            Instruction { name: 0, operation, stream, after: Vec::new(), reads, writes, micro_batch: None, phase: Phase::Forward }
-        };
-        let stage = StageProgram {
-            stage: 0,
-            streams: vec![Stream::Group(GroupId(0)), stream],
-            peers: Vec::new(),
-            groups: vec![Group::along(Axis::Data)],
-            buffers: vec![buffer],
-            instructions: vec![instruction(0, all_reduce), instruction(1, other)],
-            names: vec!["made to fail".into()],
-            metrics: Vec::new(),
-            arena: BYTES,
-        };
-        Program {
-            lists: vec![stage],
-            list_of_rank: vec![0, 0],
-            mesh: Mesh::new(|axis| if axis == Axis::Data { 2 } else { 1 }, &[]).expect("two ranks"),
-            precision: DataType::Fp32,
-            samples: 1,
-            predictions: 1,
-            tokens: None,
-            model_flops: Flops::ZERO,
-            hardware_flops: Flops::ZERO,
-        }
-    }
-
-    /// Runs rank 0, while rank 1 lives but never comes to the all-reduce.
-    fn run_alone(program: &Program) -> ExecutorError {
-        let segment = Segment::create(&SegmentShape::new(vec![0, 1], crate::line::STREAM_COUNT)).expect("shared memory");
-        let attach = |rank| SharedMemory::attach(&segment, rank, 2, Patience::default()).expect("the rank attaches");
-        let (transport, _other) = (Arc::new(attach(0)), attach(1));
-        let arena = Arena::new(BYTES).expect("64 bytes");
-        let shape = SampleShape::Features { width: 1, classes: 2 };
-        let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0).expect("synthetic data"));
-        let samples = Arc::new(Samples { dataset, split: Split::Training, indices: vec![0] });
-        let mut interpreter =
-            Interpreter::start(&[program], Rank(0), &arena, transport, Arc::clone(&samples)).expect("the streams start");
-        let begun = Instant::now();
-        let error = interpreter.run(Step { program: 0, samples, hyperparameters: Hyperparameters::default() });
-        drop(interpreter);
-        assert!(begun.elapsed() < Duration::from_secs(5), "it waited for {:?}", begun.elapsed());
-        error.expect_err("the step cannot be done")
-    }
-
-    #[test]
-    fn a_kernel_that_fails_wakes_streams_that_wait_for_other_ranks() {
-        let kernel = Kernel::Relu { elements: 16 };
-        let error = run_alone(&program(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }));
-        assert!(matches!(error, ExecutorError::Kernel { .. }), "{error}");
-    }
-
-    /// Where arithmetic is not checked it is an error like others.
-    #[cfg(debug_assertions)]
-    #[test]
-    fn a_stream_that_panics_is_named_and_wakes_the_others() {
-        let load = Operation::Load { input: InputKind::Features, first_sample: usize::MAX, samples: 1 };
-        let error = run_alone(&program(Stream::Load, load));
-        assert!(matches!(error, ExecutorError::Panicked { .. }), "{error}");
-        assert!(error.to_string().starts_with("the load stream panicked: "), "{error}");
     }
 }

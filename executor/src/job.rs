@@ -71,6 +71,8 @@ pub struct CalibrationJob {
     /// Of each kernel's reads and then writes, how many bytes a step touches between two uses: so that they are as far from the processor as
     /// they are in a step.
     pub reuse: Vec<Vec<Bytes>>,
+    /// Of messages and exchanges of a step, by size: how many bytes it touches between writing what is sent and sending it.
+    pub message_reuse: Vec<(Bytes, Bytes)>,
     /// The precision in which they are run.
     pub precision: DataType,
     /// About what a step touches: over no more is an operand spread.

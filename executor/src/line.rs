@@ -25,6 +25,27 @@ const TO_EARLIER_STAGES: StreamNumber = StreamNumber(1);
 pub(crate) const OWN_STREAM: StreamNumber = StreamNumber(2);
 const FIRST_GROUP: usize = 3;
 
+/// The transport's number of the stream of a key. `groups` are all groups of the run, in the order that every rank has them. None of what has
+/// no peers.
+pub(crate) fn stream_number(
+    key: &StreamKey,
+    groups: &[foretell_program::Group],
+    mesh: &Mesh,
+    rank: Rank,
+) -> Option<StreamNumber> {
+    let number = |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
+    match key {
+        StreamKey::Compute | StreamKey::Load => None,
+        // No two groups share a stream, whichever ranks are in both.
+        StreamKey::Group(group) => {
+            let position = groups.iter().position(|one| one == group).unwrap_or(groups.len());
+            Some(StreamNumber((FIRST_GROUP + position) as u16))
+        }
+        StreamKey::SendTo(peer) => Some(number(rank, *peer)),
+        StreamKey::ReceiveFrom(peer) => Some(number(*peer, rank)),
+    }
+}
+
 impl Line {
     /// Opens what the stream of a key needs. `groups` are all groups of the run, in the order that every rank has them.
     pub(crate) fn open(
@@ -36,24 +57,20 @@ impl Line {
         transport: &Arc<dyn Transport>,
     ) -> Result<Self, ExecutorError> {
         let coordinates = mesh.coordinates(rank);
-        let number =
-            |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
+        let number = stream_number(key, groups, mesh, rank).unwrap_or(OWN_STREAM);
         Ok(match key {
             StreamKey::Compute | StreamKey::Load => {
                 Line::Load { samples_before: mesh.stage_at(coordinates).samples_before(coordinates), half: Half::of(precision) }
             }
             StreamKey::Group(group) => {
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
-                // No two groups share a stream, whichever ranks are in both.
-                let number = FIRST_GROUP + groups.iter().position(|one| one == group).unwrap_or(groups.len());
-                if number >= STREAM_COUNT {
+                if usize::from(number.0) >= STREAM_COUNT {
                     let what = format!("a layout with {} process groups", groups.len());
                     return Err(ExecutorError::Unsupported { what, hint: "use fewer axes at a time".into() });
                 }
-                Line::Group(Box::new(Group::new(Arc::clone(transport), &members, StreamNumber(number as u16))?))
+                Line::Group(Box::new(Group::new(Arc::clone(transport), &members, number)?))
             }
-            StreamKey::SendTo(peer) => Line::Peer(transport.open(peer.0, number(rank, *peer))?),
-            StreamKey::ReceiveFrom(peer) => Line::Peer(transport.open(peer.0, number(*peer, rank))?),
+            StreamKey::SendTo(peer) | StreamKey::ReceiveFrom(peer) => Line::Peer(transport.open(peer.0, number)?),
         })
     }
 

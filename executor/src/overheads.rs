@@ -22,7 +22,12 @@ use std::sync::Arc;
 const INSTRUCTIONS: usize = 400;
 /// Runs of each.
 const RUNS: usize = 60;
-const TINY: Kernel = Kernel::Relu { elements: 16 };
+/// Elements of a kernel that takes next to no time.
+const TINY: usize = 16;
+/// Those of one that takes a first-level cache for itself, as a step's kernels do: what runs next finds its own things further away.
+const USUAL: usize = 32 << 10;
+/// Written between steps: beyond a second-level cache.
+const BETWEEN_STEPS: usize = 2 << 20;
 
 impl Overheads {
     /// What was measured on a device that has a share of a core's time, as a whole core would take it. What a hand-over takes is mostly
@@ -37,38 +42,31 @@ impl Overheads {
 
 /// Measures on this rank; the others do the same at the same time.
 pub(crate) fn measure(member: &Member) -> Result<Overheads, ExecutorError> {
-    let empty = run(member, &program(member, 0, false)?)?;
-    let straight = run(member, &program(member, INSTRUCTIONS, false)?)?;
-    let handing = run(member, &program(member, INSTRUCTIONS, true)?)?;
+    let empty = run(member, &program(member, 0, TINY, false)?)?;
+    let straight = run(member, &program(member, INSTRUCTIONS, TINY, false)?)?;
+    let usual = run(member, &program(member, INSTRUCTIONS, USUAL, false)?)?;
+    let handing = run(member, &program(member, INSTRUCTIONS, USUAL, true)?)?;
     let kernel = time_kernel()?;
-    let each = |total: &Sample, of: f64| Sample {
-        median: (total.median - empty.median) / of,
-        p10: (total.p10 - empty.median) / of,
-        p90: (total.p90 - empty.median) / of,
-        count: total.count,
-    };
     let count = INSTRUCTIONS as f64;
-    let less = |sample: Sample, part: Seconds| Sample {
-        median: (sample.median - part).max(Seconds::ZERO),
-        p10: (sample.p10 - part).max(Seconds::ZERO),
-        p90: (sample.p90 - part).max(Seconds::ZERO),
-        ..sample
+    let each = |total: &Sample, less: Seconds| {
+        let part = |time: Seconds| ((time - empty.median) / count - less).max(Seconds::ZERO);
+        Sample { median: part(total.median), p10: part(total.p10), p90: part(total.p90), count: total.count }
     };
-    let instruction = less(each(&straight, count), kernel);
+    let instruction = each(&straight, kernel);
     // Every second instruction is the other stream's: each hands over to the next.
-    let handoff = less(each(&handing, count), instruction.median + kernel / 2.0);
+    let handoff = each(&handing, (usual.median - empty.median) / count / 2.0);
     Ok(Overheads { instruction, handoff, step: empty, load_seconds_per_byte: Seconds::ZERO, communication_share: 0.0 })
 }
 
-/// `count` tiny kernels one after the other; with `handing` every second one is a collective of this rank alone on a stream of its own.
-fn program(member: &Member, count: usize, handing: bool) -> Result<Program, ExecutorError> {
+/// `count` kernels of so many elements one after the other; with `handing` every second one is a collective of this rank alone on a stream of its own.
+fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Result<Program, ExecutorError> {
     let size = |axis| if axis == Axis::Pipeline { member.world_size } else { 1 };
     let mesh = Mesh::new(size, &[]).ok_or(ExecutorError::OtherStream)?;
-    let bytes = Bytes::new(64);
+    let bytes = Bytes::new(4 * elements as u64);
     let buffer = Buffer {
         name: "x".into(),
         role: BufferRole::Activation,
-        shape: vec![16],
+        shape: vec![elements],
         data_type: DataType::Fp32,
         parent: None,
         offset: Bytes::ZERO,
@@ -81,7 +79,7 @@ fn program(member: &Member, count: usize, handing: bool) -> Result<Program, Exec
         let other = handing && index % 2 == 1;
         let operation = match other {
             true => Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes, data_type: DataType::Fp32 },
-            false => Operation::Compute { kernel: TINY, accumulate: false, group: None },
+            false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },
         };
         let after = if handing && index > 0 { vec![InstructionId(index as u32 - 1)] } else { Vec::new() };
         let (reads, writes) = (vec![BufferId(0)], vec![BufferId(0)]);
@@ -114,14 +112,17 @@ fn program(member: &Member, count: usize, handing: bool) -> Result<Program, Exec
 
 /// Times whole steps of a Program.
 fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
-    let arena = Arena::new(Bytes::new(64))?;
+    let arena = Arena::new(Bytes::new(4 * USUAL as u64))?;
+    let mut other = vec![0u8; BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
     let samples = Arc::new(Samples { dataset, split: Split::Training, indices: Vec::new() });
     let mut interpreter =
         Interpreter::start(&[program], member.rank, &arena, Arc::clone(&member.transport), Arc::clone(&samples))?;
     let mut seconds = Vec::new();
-    for _ in 0..RUNS {
+    for round in 0..RUNS {
+        // A step finds the caches full of what the one before did.
+        std::hint::black_box(&mut other).fill(round as u8);
         let start = clock::now();
         let hyperparameters = Hyperparameters::default();
         interpreter.run(Step { program: 0, samples: Arc::clone(&samples), hyperparameters })?;
@@ -135,9 +136,10 @@ fn time_kernel() -> Result<Seconds, ExecutorError> {
     let arena = Arena::new(Bytes::new(64))?;
     let operand = Operand { pointer: arena.at(Bytes::ZERO, Bytes::new(64)).unwrap_or(std::ptr::null_mut()), bytes: 64 };
     let mut backend = CpuBackend::new();
+    let kernel = Kernel::Relu { elements: TINY };
     let hyperparameters = Hyperparameters::default();
     let call = KernelCall {
-        kernel: &TINY,
+        kernel: &kernel,
         reads: &[operand],
         writes: &[operand],
         accumulate: false,
@@ -151,7 +153,7 @@ fn time_kernel() -> Result<Seconds, ExecutorError> {
         // SAFETY: the operand is the whole arena, and ReLU may work in place.
         unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
             instruction: 0,
-            name: TINY.name().into(),
+            name: kernel.name().into(),
             source,
         })?;
     }

@@ -4,7 +4,7 @@ use crate::backend::Operand;
 use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::half::Half;
-use foretell_models::{InputKind, Sample};
+use foretell_models::{InputKind, SampleShape};
 use std::sync::Arc;
 
 /// A global batch.
@@ -56,7 +56,7 @@ impl Samples {
         // SAFETY: the caller's promise.
         let integers = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), elements) };
         // A data set makes the sequences of a pair together.
-        if let Sample::Pair { source, target, .. } = self.dataset.wanted() {
+        if let SampleShape::Pair { source, target, .. } = self.dataset.wanted() {
             let beside = |length: usize| vec![0; indices.len().saturating_mul(length)];
             match input {
                 InputKind::SourceTokens => {

@@ -18,6 +18,7 @@ fn models() -> Vec<Model> {
             sequence: 12,
             tied_embeddings: true,
             dropout: DropoutRate::TENTH,
+            attention_dropout: DropoutRate::NONE,
         },
     ]
 }

@@ -1,5 +1,6 @@
 //! The sizes of attention, and what of its work depends on which part of the sequence a rank has.
 
+use crate::dropout::{AttentionDropout, AttentionPlace};
 use serde::{Deserialize, Serialize};
 
 /// T5's relative positions (Raffel et al. 2020): a learned number for each head and each bucket of distances is added to the scores.
@@ -64,6 +65,9 @@ pub struct Attention {
     /// Which part of the keys this is, where they go round a ring of ranks; then `keys` are those of one part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<KeyStep>,
+    /// The dropout of the probabilities, if there is one. It changes the output alone: the log-sum-exp is that of all keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<AttentionDropout>,
 }
 
 /// A step of ring attention (Liu et al. 2023): the keys and values of a sequence, cut into as many parts as a group has ranks, go round the group
@@ -114,12 +118,39 @@ impl Attention {
 
     /// The work of the member `index` of a group that has cut the queries into parts.
     pub fn for_member(self, index: usize) -> Self {
+        let index = self.position_part(index);
         if let Some(ring) = self.ring {
             return self.for_member_of_ring(ring, index);
         }
         let positioned = self.causal || self.relative.is_some();
         let query_offset = if positioned { self.query_offset + (index % self.query_parts.max(1)) * self.queries } else { 0 };
         Self { query_parts: 1, query_offset, ..self }
+    }
+
+    /// Which part of the positions the member `index` of a group has.
+    fn position_part(&self, index: usize) -> usize {
+        index / self.dropout.map_or(1, |dropout| dropout.head_ranks())
+    }
+
+    /// Where in the whole the member `index` of a group is before which `samples_before` samples of the micro-batch lie on other ranks.
+    pub fn place(&self, dropout: &AttentionDropout, index: usize, samples_before: usize) -> AttentionPlace {
+        let part = self.position_part(index) % dropout.position_parts.max(1);
+        let key_part = match self.ring {
+            Some(ring) => {
+                (part + dropout.position_parts - ring.step % dropout.position_parts.max(1)) % dropout.position_parts.max(1)
+            }
+            None => 0,
+        };
+        let head_part = index % dropout.head_ranks();
+        let group_parts = dropout.group_parts.max(1);
+        AttentionPlace {
+            sample: dropout.first_sample + samples_before,
+            query: part * self.queries,
+            key: key_part * self.keys,
+            key_head: head_part / group_parts * self.key_heads,
+            member: head_part % group_parts * self.group,
+            group: self.group * group_parts,
+        }
     }
 
     /// Causal attention sees all of a part that lies before the rank's own, half of its own, and nothing of one that lies after it.
@@ -134,6 +165,9 @@ impl Attention {
 
     /// Into how many parts the whole is cut of which the rank's index in its group says which one is its own.
     pub(crate) fn parts(&self) -> usize {
+        if let Some(dropout) = self.dropout {
+            return dropout.position_parts * dropout.head_ranks();
+        }
         match self.ring {
             Some(ring) if self.causal => ring.parts,
             Some(_) => 1,
@@ -141,10 +175,11 @@ impl Attention {
         }
     }
 
-    /// The same at any step of a ring but the first: merging takes as long in all of them.
+    /// The same at any step of a ring but the first, as merging takes as long in all of them; and whatever is dropped.
     pub(crate) fn without_step(self) -> Self {
         Self {
             ring: self.ring.map(|ring| KeyStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
+            dropout: self.dropout.map(AttentionDropout::without_place),
             ..self
         }
     }
@@ -242,6 +277,7 @@ mod tests {
             query_parts: 1,
             query_offset: 0,
             ring: None,
+            dropout: None,
         };
         assert_eq!(whole.scores(), 300.0);
         let part = Attention { queries: 6, query_parts: 4, ..whole };
@@ -267,6 +303,7 @@ mod tests {
             query_parts: 1,
             query_offset: 0,
             ring: Some(KeyStep { step, parts: 4, unseen: false }),
+            dropout: None,
         };
         let of_members =
             |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());

@@ -1,4 +1,5 @@
-//! Dropout (Srivastava et al. 2014): the share that is dropped, and the sizes of one rank's part.
+//! Dropout (Srivastava et al. 2014): the share that is dropped, and which part of the whole one rank has: of an activation, or of attention's
+//! probabilities. It must not know how layouts come to such parts.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,15 @@ impl From<DropoutRate> for f64 {
     }
 }
 
+/// One of a model's dropouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DropoutSite {
+    /// The share that is dropped.
+    pub rate: DropoutRate,
+    /// Which of the model's dropouts it is.
+    pub site: usize,
+}
+
 /// The sizes of a dropout on one rank, and which part of the whole it is.
 ///
 /// The whole is `[samples of the batch, parts * positions, features]`. Of sample `s` of this rank's the number in the batch is
@@ -73,10 +83,9 @@ pub struct Dropout {
     pub features: usize,
     /// Into how many parts ranks have cut the positions.
     pub parts: usize,
-    /// The share that is dropped.
-    pub rate: DropoutRate,
-    /// Which of the model's dropouts it is.
-    pub site: usize,
+    /// The share that is dropped, and which of the model's dropouts it is.
+    #[serde(flatten)]
+    pub site: DropoutSite,
 }
 
 impl Dropout {
@@ -87,7 +96,70 @@ impl Dropout {
 
     /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
     pub fn without_place(self) -> Self {
-        Self { first_sample: 0, parts: 1, site: 0, rate: DropoutRate::TENTH, ..self }
+        Self { first_sample: 0, parts: 1, site: DropoutSite::ANY, ..self }
+    }
+}
+
+impl DropoutSite {
+    /// Of the usual rate, wherever it is.
+    pub(crate) const ANY: Self = Self { rate: DropoutRate::TENTH, site: 0 };
+}
+
+/// Dropout of attention's probabilities on one rank, and which part of the whole that has.
+///
+/// Whether a probability is kept is a hash of the seed, the step, the site, the sample's number in the global batch, the query head, the
+/// query's position and the key's: so it is the same in every layout, when it is computed again and in the gradient; no mask is stored.
+/// Of the rank's index in its group the heads' part varies fastest, of that the part of each key head's queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AttentionDropout {
+    /// The share that is dropped, and which of the model's dropouts it is.
+    #[serde(flatten)]
+    pub site: DropoutSite,
+    /// The first sample of the global batch that is at work on any rank; or, of a kernel that is given some of a rank's samples, so many
+    /// samples later.
+    pub first_sample: usize,
+    /// Into how many parts ranks have cut the positions.
+    pub position_parts: usize,
+    /// Into how many parts ranks have cut the key heads.
+    pub head_parts: usize,
+    /// Into how many parts ranks have cut the query heads of each key head.
+    pub group_parts: usize,
+}
+
+/// What of the whole a rank's attention has, as its dropout must know it: the first of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPlace {
+    /// Sample of the global batch.
+    pub sample: usize,
+    /// Position of a query.
+    pub query: usize,
+    /// Position of a key.
+    pub key: usize,
+    /// Head of keys and values.
+    pub key_head: usize,
+    /// Among the query heads of each key head.
+    pub member: usize,
+    /// Query heads of each key head, over all ranks.
+    pub group: usize,
+}
+
+impl AttentionPlace {
+    /// The number of the query head `head` of this rank's, each of whose key heads has `group` query heads here.
+    pub fn head(&self, head: usize, group: usize) -> usize {
+        let group = group.max(1);
+        (self.key_head + head / group) * self.group + self.member + head % group
+    }
+}
+
+impl AttentionDropout {
+    /// Ranks among whom heads are cut.
+    pub(crate) fn head_ranks(&self) -> usize {
+        (self.head_parts * self.group_parts).max(1)
+    }
+
+    /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
+    pub(crate) fn without_place(self) -> Self {
+        Self { site: DropoutSite::ANY, first_sample: 0, position_parts: 1, head_parts: 1, group_parts: 1 }
     }
 }
 

@@ -29,10 +29,10 @@ mod zoo;
 
 pub use attention::{Attention, KeyStep, RelativePositions, Rope};
 pub use differentiate::differentiate;
-pub use dropout::{Dropout, DropoutRate};
+pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,
 };
-pub use kernel::{Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
-pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, Sample, Stem};
+pub use kernel::{Control, Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
+pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, SampleShape, Stem};

@@ -18,7 +18,7 @@ pub(crate) use bert::{BertShape, bert};
 pub(crate) use gpt::{GptShape, gpt};
 pub(crate) use llama::{LlamaShape, llama};
 pub(crate) use lstm::{LstmShape, lstm_seq2seq};
-pub(crate) use mixtral::{MixtralShape, mixtral};
+pub(crate) use mixtral::Mixtures;
 pub(crate) use mlp::mlp;
 pub(crate) use resnet::{ResnetShape, resnet};
 pub(crate) use t5::{T5Shape, t5};
@@ -76,6 +76,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         sequence: 1024,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let vgg = |depth, batch_norm| Model::Vgg {
         depth,
@@ -98,6 +99,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         channels: 3,
         classes: 1000,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let llama2 = |layers, hidden, heads, kv_heads, ffn| Model::Llama {
         layers,
@@ -129,6 +131,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         vocab: 30522,
         sequence: 512,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let mixtral = |layers, hidden, heads, ffn| Model::Moe {
         layers,
@@ -159,6 +162,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
         gated: false,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     Some(match name {
         "mlp" => Model::Mlp { widths: vec![784, 512, 512, 10] },
@@ -208,6 +212,7 @@ pub(crate) fn named(name: &str) -> Option<Model> {
             gated: true,
             tied_embeddings: false,
             dropout: DropoutRate::NONE,
+            attention_dropout: DropoutRate::NONE,
         },
         "lstm-seq2seq" => Model::LstmSeq2seq {
             layers: 2,

@@ -156,6 +156,7 @@ fn sizes_beyond_any_machine_are_refused_with_the_mend() {
         sequence,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let resnet =
         Model::Resnet { depth: 50, stem: Default::default(), image: 8192, channels: 1 << 24, classes: 10, width: 1 << 24 };

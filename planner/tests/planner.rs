@@ -31,6 +31,7 @@ fn models() -> impl Strategy<Value = Model> {
                 sequence: 16,
                 tied_embeddings,
                 dropout: DropoutRate::NONE,
+                attention_dropout: DropoutRate::NONE,
             }
         }),
     ]
@@ -75,6 +76,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         step_overhead: sample(2e-5),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.2,
+        interruption: Seconds::ZERO,
         buffered_bytes: 4096,
         paces,
         speeds: Vec::new(),

@@ -103,14 +103,10 @@ impl Packing {
     }
 
     fn apply(&self, graph: &Graph, fused: &mut Graph, dropped: &mut [bool]) {
-        let pack = |kind: OperatorKind| match kind {
-            OperatorKind::Attention { causal, scaled, relative, .. } => {
-                OperatorKind::Attention { causal, scaled, relative, packed: true }
+        let pack = |kind: &mut OperatorKind| {
+            if let OperatorKind::Attention { packed, .. } | OperatorKind::AttentionGradient { packed, .. } = kind {
+                *packed = true;
             }
-            OperatorKind::AttentionGradient { causal, scaled, relative, .. } => {
-                OperatorKind::AttentionGradient { causal, scaled, relative, packed: true }
-            }
-            other => other,
         };
         // The packed tensor is walked as q is, with its projections in the third place.
         let packed = |like: &Operand, tensor| {
@@ -120,14 +116,14 @@ impl Packing {
         };
         let whole = graph.operators[self.split.0].inputs[0].tensor;
         let attention = &mut fused.operators[self.attention.0];
-        attention.kind = pack(attention.kind);
+        pack(&mut attention.kind);
         let q = packed(&attention.inputs[0], whole);
         attention.inputs.splice(0..3, [q]);
         dropped[self.split.0] = true;
         if let Some((gradient, join)) = self.backward {
             let whole_gradient = graph.operators[join.0].outputs[0].tensor;
             let gradient = &mut fused.operators[gradient.0];
-            gradient.kind = pack(gradient.kind);
+            pack(&mut gradient.kind);
             let q = packed(&gradient.inputs[1], whole);
             gradient.inputs.splice(1..4, [q]);
             let dq = packed(&gradient.outputs[0], whole_gradient);

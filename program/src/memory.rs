@@ -282,20 +282,5 @@ fn remember(users: &mut Users, stream: StreamId, id: InstructionId) {
 
 /// Which input a kernel may overwrite with its first output, as its documentation allows.
 pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
-    match kernel {
-        Kernel::BiasAdd { .. }
-        | Kernel::Relu { .. }
-        | Kernel::ReluGradient { .. }
-        | Kernel::GeluGradient { .. }
-        | Kernel::GeluExactGradient { .. }
-        | Kernel::SiluMultiplyGradient { .. }
-        | Kernel::Rope(_)
-        | Kernel::RopeGradient(_)
-        | Kernel::Dropout(_)
-        | Kernel::Add { .. }
-        | Kernel::Scale { .. }
-        | Kernel::Multiply { .. }
-        | Kernel::CrossEntropyGradient { .. } => Some(0),
-        _ => None,
-    }
+    kernel.may_work_in_place().then_some(0)
 }

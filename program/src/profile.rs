@@ -76,7 +76,7 @@ pub struct ExchangeSample {
     pub ranks: usize,
     /// How much: the whole tensor in bytes.
     pub bytes: u64,
-    /// How long it took, from the handing over to the stream until the waiting instruction could go on.
+    /// How long it took, by those who took part at once; handing it over to a stream is not in it. Of a message: one way.
     pub time: Sample,
     /// How long the communication kept the rank's own processor busy.
     pub processor: Seconds,
@@ -133,6 +133,10 @@ pub struct Profile {
     /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
     /// is another's work.
     pub communication_share: f64,
+    /// What an instruction of another stream takes of the processor while a kernel runs on it, beside what it does: going over to the
+    /// stream's thread and back.
+    #[serde(default)]
+    pub interruption: Seconds,
     /// Bytes that a sender may be ahead of its receiver: what the transport keeps.
     pub buffered_bytes: u64,
     /// How much slower than its kernels' samples say a device is over time, because others use the machine too: quantiles at equal steps of

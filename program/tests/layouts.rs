@@ -1,9 +1,9 @@
 //! What particular layouts must be laid out as: Megatron's collectives, ZeRO's shards, what recomputation holds, what is refused.
 
-use foretell_models::{DropoutRate, Model, Stem};
+use foretell_models::{DropoutRate, Kernel, Model, Stem};
 use foretell_program::{
-    Collective, ContextMethod, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram,
-    Training, compile,
+    Collective, Compiled, ContextMethod, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute, Schedule,
+    StageProgram, Training, compile,
 };
 
 fn program(model: &Model, layout: Layout, batch: usize) -> Program {
@@ -39,6 +39,7 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
     // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
@@ -57,6 +58,7 @@ fn attention_reads_its_packed_projection_without_a_copy() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     for recompute in [Recompute::None, Recompute::Full] {
         let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
@@ -99,6 +101,7 @@ fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
         sequence: 32,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
     let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
@@ -127,6 +130,7 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.lists {
@@ -167,6 +171,7 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
         sequence: 32,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let odd = Model::Gpt {
         layers: 3,
@@ -177,6 +182,7 @@ fn hardware_arithmetic_is_never_less_than_the_models() {
         sequence: 32,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let ratio = |model: &Model, tensor, recompute| {
         let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
@@ -199,6 +205,7 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.lists[0];
@@ -227,6 +234,7 @@ fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
         sequence: 4096,
         tied_embeddings: false,
         dropout: Default::default(),
+        attention_dropout: DropoutRate::NONE,
     };
     let compiled = |context_method, precision| {
         let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
@@ -308,6 +316,7 @@ fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
         sequence: 8,
         tied_embeddings: false,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.lists[0];
@@ -336,6 +345,7 @@ fn an_all_reduced_tensor_is_whole_for_everyone() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
     for stage in &program.lists {
@@ -374,6 +384,7 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
         sequence: 8,
         tied_embeddings: true,
         dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
     };
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
@@ -467,6 +478,7 @@ fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
         sequence: 8,
         tied_embeddings: true,
         dropout,
+        attention_dropout: DropoutRate::NONE,
     };
     let layout = Layout { data: 2, tensor: 2, context: 2, sequence_parallel: true, micro_batch: 3, ..Layout::default() };
     let plan = Plan::new(layout, 12);
@@ -476,9 +488,59 @@ fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
     assert_eq!(found.len(), 3 * 2 * 2);
     assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
     assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
-    assert_eq!(found.iter().map(|one| one.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
+    assert_eq!(found.iter().map(|one| one.site.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
     assert!(dropouts(&compiled.evaluation).is_empty());
     assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out").training).is_empty());
+}
+
+#[test]
+fn attentions_dropout_knows_its_samples_and_what_part_it_has_of_positions_and_heads() {
+    let gpt = |attention_dropout| Model::Gpt {
+        layers: 2,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 32,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+        attention_dropout,
+    };
+    let attentions = |program: &Program| -> Vec<foretell_models::Attention> {
+        let of = |operation: &Operation| match operation {
+            Operation::Compute { kernel: Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes), .. } => Some(*sizes),
+            _ => None,
+        };
+        let instructions = program.lists.iter().flat_map(|list| &list.instructions);
+        instructions.filter_map(|instruction| of(&instruction.operation)).collect()
+    };
+    for (context_method, steps) in [(ContextMethod::Gather, 1), (ContextMethod::Ring, 2)] {
+        let layout = Layout {
+            data: 2,
+            tensor: 2,
+            context: 2,
+            context_method,
+            recompute: Recompute::Selective,
+            micro_batch: 3,
+            ..Layout::default()
+        };
+        let plan = Plan::new(layout, 12);
+        let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("it can be laid out");
+        // Forward, again and back; of two layers, and of two micro-batches.
+        let found: Vec<_> = attentions(&compiled.training).iter().map(|one| one.dropout.expect("a dropout")).collect();
+        assert_eq!(found.len(), 3 * 2 * 2 * steps);
+        assert!(found.iter().all(|one| (one.position_parts, one.head_parts, one.group_parts) == (2, 2, 1)));
+        assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), found.len() / 2);
+        for site in [0, 1] {
+            assert_eq!(found.iter().filter(|one| one.site.site == site).count(), found.len() / 2, "each layer has its own");
+        }
+        assert!(attentions(&compiled.evaluation).iter().all(|one| one.dropout.is_none()));
+        let without = compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out");
+        assert!(attentions(&without.training).iter().all(|one| one.dropout.is_none()));
+        // Dropout is no matrix product.
+        let flops = |compiled: &Compiled| (compiled.training.model_flops, compiled.training.hardware_flops);
+        assert_eq!(flops(&compiled), flops(&without));
+    }
 }
 
 #[test]

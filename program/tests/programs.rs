@@ -19,7 +19,8 @@ fn models() -> impl Strategy<Value = Model> {
             vocab: 32,
             sequence: 8,
             tied_embeddings,
-            dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE }
+            dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE },
+            attention_dropout: if layers % 4 < 2 { DropoutRate::TENTH } else { DropoutRate::NONE }
         }),
         prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
             layers: 2,
@@ -32,7 +33,16 @@ fn models() -> impl Strategy<Value = Model> {
             tied_embeddings: false,
             rope_theta: 10_000,
         }),
-        Just(Model::Bert { layers: 2, hidden: 16, heads: 4, ffn: None, vocab: 32, sequence: 8, dropout: DropoutRate::TENTH }),
+        Just(Model::Bert {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 32,
+            sequence: 8,
+            dropout: DropoutRate::TENTH,
+            attention_dropout: DropoutRate::TENTH
+        }),
         Just(Model::Vit {
             layers: 2,
             hidden: 16,
@@ -42,7 +52,8 @@ fn models() -> impl Strategy<Value = Model> {
             image: 8,
             channels: 1,
             classes: 10,
-            dropout: DropoutRate::NONE
+            dropout: DropoutRate::NONE,
+            attention_dropout: DropoutRate::NONE
         }),
     ]
 }

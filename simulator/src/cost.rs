@@ -7,6 +7,7 @@ use crate::exchange::ExchangeTable;
 use crate::kernels::KernelTable;
 use crate::roofline;
 use crate::simulation::Quantile;
+use crate::uncertainty::Uncertainty;
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
@@ -86,6 +87,9 @@ pub struct Parameters {
     /// The share of the processor that communication and reading take while they run unhindered. Of communication that was
     /// measured, the sample's own share counts.
     pub communication_share: f64,
+    /// What an instruction of another stream takes of the processor beside what it does, where a kernel runs there. Nothing where streams
+    /// take no processor from kernels.
+    pub interruption: Seconds,
 }
 
 /// What exchanges get of a link's stated rate, where no sample says.
@@ -155,6 +159,8 @@ pub struct CostModel {
     pub paces: Vec<f64>,
     /// Cores that a lab's devices share in turn, where the profile was measured in one: device n is on core n modulo this.
     pub cores: Option<usize>,
+    /// How far off step times that are made of these costs may be for what no cost says.
+    pub uncertainty: Uncertainty,
 }
 
 #[derive(Clone, Debug)]
@@ -187,6 +193,7 @@ impl CostModel {
             buffered,
             paces: paces.unwrap_or_default(),
             cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
+            uncertainty: Uncertainty::MEASURED,
         }
     }
 
@@ -258,6 +265,7 @@ impl KindCosts {
             step_overhead: Estimate::measured(&profile.step_overhead),
             load_seconds_per_byte: profile.load_seconds_per_byte,
             communication_share: profile.communication_share.clamp(0.0, 1.0),
+            interruption: profile.interruption,
             ..assumed
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
@@ -274,6 +282,7 @@ impl Parameters {
             stream_handoff: self.stream_handoff.over(speed),
             step_overhead: self.step_overhead.over(speed),
             load_seconds_per_byte: self.load_seconds_per_byte / speed,
+            interruption: self.interruption / speed,
             ..self
         }
     }

@@ -107,15 +107,13 @@ impl ExchangeTable {
         (!curves.is_empty()).then_some(Self { curves })
     }
 
-    /// What the samples say, if this exchange was measured among any number of ranks that are as far apart. `handoff` is what passing it to its stream
-    /// and waiting for it costs, which the samples hold and the Program's instructions pay by themselves.
+    /// What the samples say, if this exchange was measured among any number of ranks that are as far apart.
     pub(crate) fn cost(
         &self,
         (exchange, reach): (Exchange, Reach),
         ranks: usize,
         bytes: f64,
         flow_bytes: f64,
-        handoff: Seconds,
         quantile: Quantile,
     ) -> Option<Cost> {
         // The measured group size nearest by ratio; of two equally near the smaller.
@@ -131,12 +129,10 @@ impl ExchangeTable {
         let interpolated = |value: &dyn Fn(&Point) -> f64| interpolate(curve, bytes, value) * scale;
         let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
         let processor = interpolated(&|point| point.processor.value());
-        let alone = (total - handoff * 2.0).max(Seconds::ZERO);
         // What even the smallest message took is latency; but at least half of the time something is done, so that two small
         // exchanges on one processor hinder each other.
-        let floor = (first.time.at(quantile) * scale - handoff * 2.0).max(Seconds::ZERO);
-        let latency = floor.min(alone / 2.0);
-        let flow = alone - latency;
+        let latency = (first.time.at(quantile) * scale).min(total / 2.0);
+        let flow = total - latency;
         let source = if measured != ranks || bytes > last.bytes * 2.0 {
             Source::Extrapolated
         } else if curve.iter().any(|point| point.bytes == bytes) {
@@ -178,9 +174,7 @@ mod tests {
     }
 
     fn alone(table: &ExchangeTable, ranks: usize, bytes: f64) -> (f64, Source) {
-        let cost = table
-            .cost((Exchange::AllReduce, Reach::Node), ranks, bytes, bytes, Seconds::ZERO, Quantile::Median)
-            .expect("was measured");
+        let cost = table.cost((Exchange::AllReduce, Reach::Node), ranks, bytes, bytes, Quantile::Median).expect("was measured");
         ((cost.latency + cost.flow).value(), cost.source)
     }
 
@@ -201,7 +195,7 @@ mod tests {
         let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
         assert_eq!(alone(&table, 2, f64::from(1 << 20)).1, Source::Extrapolated);
         assert_eq!(alone(&table, 4, f64::from(1 << 10)).1, Source::Extrapolated);
-        assert!(table.cost((Exchange::AllGather, Reach::Node), 2, 8.0, 8.0, Seconds::ZERO, Quantile::Median).is_none());
+        assert!(table.cost((Exchange::AllGather, Reach::Node), 2, 8.0, 8.0, Quantile::Median).is_none());
         assert!(ExchangeTable::new(&[]).is_none());
     }
 
@@ -211,20 +205,11 @@ mod tests {
         let far = ExchangeSample { reach: Reach::Fabric, ..sample(2, 1 << 10, 1e-3) };
         let table = ExchangeTable::new(&[near, far]).expect("samples");
         let time = |reach| {
-            let cost = table.cost((Exchange::AllReduce, reach), 2, 1024.0, 1024.0, Seconds::ZERO, Quantile::Median)?;
+            let cost = table.cost((Exchange::AllReduce, reach), 2, 1024.0, 1024.0, Quantile::Median)?;
             Some((cost.latency + cost.flow).value())
         };
         assert!(time(Reach::Node).is_some_and(|time| (time - 1e-5).abs() < 1e-12));
         assert!(time(Reach::Fabric).is_some_and(|time| (time - 1e-3).abs() < 1e-12));
         assert_eq!(time(Reach::Switch), None);
-    }
-
-    #[test]
-    fn handing_over_is_not_counted_twice() {
-        let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
-        let handoff = Seconds::new(2e-6);
-        let cost =
-            table.cost((Exchange::AllReduce, Reach::Node), 2, 1024.0, 1024.0, handoff, Quantile::Median).expect("was measured");
-        assert!(((cost.latency + cost.flow).value() - 6e-6).abs() < 1e-15);
     }
 }

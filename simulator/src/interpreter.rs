@@ -19,6 +19,9 @@ use std::collections::BTreeSet;
 
 mod exchanges;
 
+/// How much of a processor reading gets beside a kernel, as a share of the kernel's: next to nothing, and not nothing, so that it ends.
+const READING: f64 = 0.01;
+
 /// What a run leaves.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -73,6 +76,8 @@ struct Fluid {
 enum Owner {
     Task(Task),
     Exchange(u32),
+    /// What nobody waits for: a link's queue that still holds what has arrived, a stream that interrupts a kernel.
+    Nobody,
 }
 
 /// The kernel that has a processor to itself.
@@ -123,6 +128,7 @@ struct Interpreter<'a> {
     paces: &'a [f64],
     work: Vec<&'a [[Picoseconds; 3]]>,
     handoff: Vec<Picoseconds>,
+    interruption: Vec<Picoseconds>,
     queue: EventQueue<Event>,
     /// An instruction's `start` is the earliest that is known so far, until it starts.
     ranks: Vec<RankTimeline>,
@@ -164,13 +170,14 @@ impl<'a> Interpreter<'a> {
             parties.extend((0..one.bytes.len() as u32).map(|nth| Parties::Channel { channel, nth }));
         }
         let processors = lowered.processors;
-        let handoff = |kind| lowered.costs.parameters(kind).stream_handoff.at(quantile).into();
+        let parameters = || lowered.ranks.iter().map(|rank| lowered.costs.parameters(rank.kind));
         Self {
             lowered,
             quantile,
             paces: &scenario.paces,
             work: (0..lowered.ranks.len()).map(|rank| lowered.work(rank)).collect(),
-            handoff: lowered.ranks.iter().map(|rank| handoff(rank.kind)).collect(),
+            handoff: parameters().map(|parameters| parameters.stream_handoff.at(quantile).into()).collect(),
+            interruption: parameters().map(|parameters| parameters.interruption.into()).collect(),
             queue: EventQueue::new(),
             unfinished: ranks.iter().map(|rank| rank.spans.len()).sum(),
             waits_for: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].waits_for.clone()).collect(),
@@ -230,6 +237,7 @@ impl<'a> Interpreter<'a> {
                     match owner {
                         Owner::Task(task) => self.finish(task),
                         Owner::Exchange(exchange) => self.finish_exchange(exchange),
+                        Owner::Nobody => {}
                     }
                 }
             }
@@ -279,6 +287,7 @@ impl<'a> Interpreter<'a> {
             Step::Compute => self.compute(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
             Step::Load => self.load(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
             Step::Collective { group, nth } => {
+                self.interrupt(task.rank, self.interruption[rank]);
                 let group = simulated.groups[group as usize];
                 let set = &self.lowered.groups[group as usize];
                 let exchange = set.first_exchange + nth;
@@ -289,6 +298,7 @@ impl<'a> Interpreter<'a> {
                 }
             }
             Step::Send { peer, nth } => {
+                self.interrupt(task.rank, self.interruption[rank]);
                 let channel = simulated.sends[peer as usize];
                 let exchange = self.lowered.channels[channel as usize].first_exchange + nth;
                 self.exchanges[exchange as usize].sender_is_there = true;
@@ -344,14 +354,15 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Reading takes the processor's share that communication takes, and no link.
+    /// Reading takes the processor's share that communication takes, and no link. It leaves the processor to kernels, as the executor's
+    /// streams do, and goes on when they wait.
     fn load(&mut self, task: Task, work: Picoseconds) {
         let rank = &self.lowered.ranks[task.rank as usize];
         let share = self.lowered.costs.parameters(rank.kind).communication_share;
         if share > 0.0 {
             let resource = rank.processor;
             self.join(resource);
-            self.add_fluid(Owner::Task(task), work, [(resource, share)], 1.0 / share);
+            self.add_fluid(Owner::Task(task), work, [(resource, share)], READING / share);
         } else {
             self.queue.schedule(self.queue.now() + work, Event::Timer(task));
         }
@@ -364,6 +375,22 @@ impl<'a> Interpreter<'a> {
             state.generation += 1;
             let left = end.saturating_sub(self.queue.now());
             self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
+        }
+    }
+
+    /// Whether something runs on a rank's processor.
+    fn is_busy(&self, rank: u32) -> bool {
+        let processor = self.processor_of(rank);
+        self.processors[processor].alone.is_some() || self.share.users(self.first_processor + processor as u32) > 0
+    }
+
+    /// Takes some of a rank's processor from what runs there, if anything does. Who is idle loses nothing: that a stream's thread has to
+    /// be gone over to is in its handoff.
+    fn interrupt(&mut self, rank: u32, work: Picoseconds) {
+        if work > Picoseconds::ZERO && self.is_busy(rank) {
+            let resource = self.lowered.ranks[rank as usize].processor;
+            self.join(resource);
+            self.add_fluid(Owner::Nobody, work, [(resource, 1.0)], 1.0);
         }
     }
 

@@ -36,7 +36,7 @@ struct Reference {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Features {
     sizes: [f64; 7],
-    flags: [bool; 4],
+    flags: [bool; 5],
 }
 
 /// So many samples have a say. With more, far ones outvote near ones.
@@ -157,13 +157,14 @@ impl Features {
 
 /// A kernel's coordinates.
 fn features(kernel: &Kernel, accumulate: bool) -> Features {
-    let at = |extents: &[usize], flags: [bool; 3]| {
+    let at_all = |extents: &[usize], flags: [bool; 4]| {
         let mut sizes = [0.0; 7];
         for (size, &extent) in sizes.iter_mut().zip(extents) {
             *size = (extent.max(1) as f64).log2();
         }
-        Features { sizes, flags: [accumulate, flags[0], flags[1], flags[2]] }
+        Features { sizes, flags: [accumulate, flags[0], flags[1], flags[2], flags[3]] }
     };
+    let at = |extents: &[usize], [one, two, three]: [bool; 3]| at_all(extents, [one, two, three, false]);
     let plain = |extents: &[usize]| at(extents, [false; 3]);
     let product = |rows, columns, contracted, weight, bias, relu| {
         at(&[rows, columns, contracted], [weight == WeightLayout::InOut, bias, relu])
@@ -234,9 +235,9 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
             // The pairs that are seen are to those that there are as the work of a causal part is to that of a whole.
             let unseen = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
             let merges = sizes.ring.is_some_and(KeyStep::merges);
-            at(
+            at_all(
                 &[batch, queries, keys, key_heads, group, head_dimension, unseen],
-                [causal, packed, sizes.relative.is_some() || merges],
+                [causal, packed, sizes.relative.is_some() || merges, sizes.dropout.is_some()],
             )
         }
         Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),

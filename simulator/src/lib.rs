@@ -2,7 +2,8 @@
 //!
 //! The nouns: a [`CostModel`] says how long one kernel or message takes alone, from a profile or else from the data sheet, and
 //! which of the two; a [`Simulation`] is the foretold [`Timeline`](foretell_program::Timeline) of one step with what it was spent
-//! on; a [`Prediction`] sums up three of them (10th percentile, median, 90th) in the contract's form; a [`CriticalPath`] says
+//! on; a [`Prediction`] sums up some of them in the contract's form, with the interval that their spread and the model's own
+//! [`Uncertainty`] leave; a [`CriticalPath`] says
 //! what the step time is made of.
 //!
 //! The flow: a Program is *lowered* on a topology (dependencies turned around, groups and messages paired, routes taken) and then
@@ -38,6 +39,7 @@
 //! #     stage: 0,
 //! #     streams: vec![Stream::Compute],
 //! #     groups: vec![],
+//! #     peers: vec![],
 //! #     buffers: vec![],
 //! #     instructions: vec![instruction],
 //! #     names: vec!["parameters".into()],
@@ -46,9 +48,10 @@
 //! # };
 //! # let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).ok_or("no mesh")?;
 //! # let program = Program {
+//! #     list_of_rank: Program::one_list_a_stage(&mesh),
 //! #     mesh,
 //! #     precision: DataType::Bf16,
-//! #     stages: vec![stage],
+//! #     lists: vec![stage],
 //! #     samples: 8,
 //! #     predictions: 8,
 //! #     tokens: None,
@@ -80,6 +83,7 @@ mod prediction;
 mod roofline;
 mod si;
 mod simulation;
+mod uncertainty;
 
 pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
@@ -87,3 +91,4 @@ pub use error::SimulationError;
 pub use folded::{FoldedError, FoldedStep, simulate_folded};
 pub use prediction::{Prediction, predict};
 pub use simulation::{Breakdown, Options, Oversubscription, Quantile, Simulation, simulate};
+pub use uncertainty::{Residual, Uncertainty};

@@ -11,7 +11,7 @@ use crate::pairing::{Channel, GroupSet, Pairing};
 use crate::simulation::{Oversubscription, Quantile};
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
-use foretell_topologies::{DeviceId, Topology};
+use foretell_topologies::{DeviceId, LinkClass, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -29,6 +29,9 @@ pub(crate) struct Lowered<'a> {
     pub(crate) exchanges: u32,
     /// The capacities of what is shared: links that anyone uses, then processors.
     pub(crate) capacities: Vec<f64>,
+    /// Of each link among them, whether it is one of a network, whose queues pass the first of a message at once and are busy with it
+    /// after the last has arrived.
+    pub(crate) has_queue: Vec<bool>,
     /// How many of these are processors, which come last.
     pub(crate) processors: usize,
     /// Kernels that no sample says anything of.
@@ -166,8 +169,21 @@ impl<'a> Lowered<'a> {
         let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        let capacities = number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
-        Ok(Self { program, costs, ranks, lists, groups, channels, exchanges, capacities, processors, uncalibrated_kernels })
+        let Shared { capacities, has_queue } =
+            number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
+        Ok(Self {
+            program,
+            costs,
+            ranks,
+            lists,
+            groups,
+            channels,
+            exchanges,
+            capacities,
+            has_queue,
+            processors,
+            uncalibrated_kernels,
+        })
     }
 
     /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
@@ -345,6 +361,13 @@ fn durations(
         .collect()
 }
 
+/// What is shared.
+struct Shared {
+    /// Of links, then of processors.
+    capacities: Vec<f64>,
+    has_queue: Vec<bool>,
+}
+
 /// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
 fn number_resources(
     topology: &Topology,
@@ -353,7 +376,7 @@ fn number_resources(
     ranks: &mut [SimulatedRank],
     groups: &mut [GroupSet],
     channels: &mut [Channel],
-) -> Vec<f64> {
+) -> Shared {
     let shapes = || {
         let of_groups = groups.iter().flat_map(|group| [&group.ring, &group.tree, &group.pairs, &group.shift]).flatten();
         of_groups.chain(channels.iter().map(|channel| &channel.shape))
@@ -374,10 +397,12 @@ fn number_resources(
         renumber(&mut channel.shape.loads);
     }
     let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
+    let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
+    let has_queue = used.iter().map(is_network).collect();
     let links = capacities.len();
     capacities.resize(links + processors, 1.0);
     for rank in ranks {
         rank.processor = (links + rank.device.0 % processors) as u32;
     }
-    capacities
+    Shared { capacities, has_queue }
 }

@@ -253,12 +253,10 @@ impl GroupSet {
         };
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
-        if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind)) {
-            let handoff = parameters.stream_handoff.at(quantile);
-            if let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, handoff, quantile)
-            {
-                return (cost, shape);
-            }
+        if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
+            && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile)
+        {
+            return (cost, shape);
         }
         let overhead = parameters.exchange_overhead;
         let alone =
@@ -278,10 +276,9 @@ impl Channel {
     pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
         let bytes = self.bytes[nth as usize] as f64;
         let parameters = costs.parameters(self.kind);
-        let handoff = parameters.stream_handoff.at(quantile);
         self.measured
             .zip(costs.exchanges(self.kind))
-            .and_then(|(reach, table)| table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, handoff, quantile))
+            .and_then(|(reach, table)| table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, quantile))
             .unwrap_or_else(|| Algorithm::MESSAGE.cost(&self.shape, parameters.exchange_overhead, bytes, quantile))
     }
 }

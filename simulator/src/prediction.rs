@@ -5,6 +5,7 @@ use crate::error::SimulationError;
 use crate::lowering::Lowered;
 use crate::si;
 use crate::simulation::{Breakdown, Oversubscription, Quantile, Scenario, Simulation, run};
+use crate::uncertainty::Interval;
 use foretell_program::Program;
 use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
@@ -16,12 +17,18 @@ pub struct Prediction {
     /// The step time.
     #[serde(with = "si")]
     pub step_seconds: Seconds,
+    /// One run in twenty is faster than this: with the 95th percentile a 90 % interval.
+    #[serde(with = "si", default)]
+    pub step_seconds_p05: Seconds,
     /// One run in ten is faster than this.
     #[serde(with = "si")]
     pub step_seconds_p10: Seconds,
     /// One run in ten is slower than this.
     #[serde(with = "si")]
     pub step_seconds_p90: Seconds,
+    /// One run in twenty is slower than this.
+    #[serde(with = "si", default)]
+    pub step_seconds_p95: Seconds,
     /// Samples of all ranks a second.
     pub samples_per_second: f64,
     /// Tokens of all ranks a second, where samples are sequences.
@@ -58,7 +65,7 @@ const DRAWS: usize = 16;
 
 /// Foretells a step and how far it may be off: with every duration at its 10th percentile, its median and its 90th percentile; and where the
 /// calibration found that devices change their pace, over steps in which each rank's device has a pace of its own, drawn from what was
-/// found. Returns the median simulation beside the summary.
+/// found; and with what the model itself is off by, as far as is known ([`crate::Uncertainty`]). Returns the median simulation beside the summary.
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -87,6 +94,9 @@ pub fn predict(
     let slow = Seconds::from(steps[quantile(0.9)].step) * slowest;
     let median = steps.swap_remove(quantile(0.5));
     let step: Seconds = median.step.into();
+    let kernels = median.breakdown.compute + median.breakdown.optimizer;
+    // A faster kernel can make a step slower (Graham 1969): then the spread on that side is taken as none.
+    let interval = Interval::new(&costs.uncertainty, step, kernels, fast, slow);
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
     let peak: FlopsPerSecond =
@@ -97,9 +107,10 @@ pub fn predict(
     let fits = lowered.ranks.iter().all(|rank| program.list_of(rank.rank).arena <= topology.device_kind(rank.device).memory);
     let prediction = Prediction {
         step_seconds: step,
-        // A faster kernel can make a step slower (Graham 1969), so the order has to be seen to.
-        step_seconds_p10: fast.min(step),
-        step_seconds_p90: slow.max(step),
+        step_seconds_p05: interval.p05,
+        step_seconds_p10: interval.p10,
+        step_seconds_p90: interval.p90,
+        step_seconds_p95: interval.p95,
         samples_per_second: per_second(program.samples as f64),
         tokens_per_second: program.tokens.map(|tokens| per_second(tokens as f64)),
         model_flops_per_device_per_second: FlopsPerSecond::new(per_second(program.model_flops.value()) / world),

@@ -103,6 +103,7 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             exchange_overhead: Seconds::new(3e-6),
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 1.0,
+            interruption: Seconds::new(10e-6),
         },
         Architecture::Gpu | Architecture::Tpu => Parameters {
             instruction_overhead: assumed(0.0),
@@ -111,6 +112,7 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             exchange_overhead: Seconds::new(6e-6),
             load_seconds_per_byte: Seconds::new(0.1e-9),
             communication_share: 0.12,
+            interruption: Seconds::ZERO,
         },
     }
 }

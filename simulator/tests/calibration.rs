@@ -46,6 +46,7 @@ fn profile() -> Profile {
         step_overhead: sample(10e-6),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
+        interruption: Seconds::ZERO,
         buffered_bytes: 0,
         paces: vec![1.0],
         speeds: Vec::new(),
@@ -102,7 +103,7 @@ fn constants_that_cost_nothing_do_not_make_a_kernel_another() {
 
 #[test]
 fn an_exchange_alone_takes_what_was_measured() {
-    // The sample is from a kernel's end to the beginning of the one that waits: handoffs included.
+    // The sample is of those who take part at once; handing over comes before and after it.
     let topology = node(2);
     let costs = CostModel::new(Some(&profile()), &topology);
     let bytes = 1u64 << 20;
@@ -113,7 +114,7 @@ fn an_exchange_alone_takes_what_was_measured() {
     let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
     let spans = &simulation.timeline.ranks[0].spans;
     let took = spans[after.0 as usize].start.saturating_sub(spans[before.0 as usize].end);
-    assert!(about(took, Seconds::new(20e-6 + bytes as f64 / 0.5e9)), "{took}");
+    assert!(about(took, Seconds::new(20e-6 + bytes as f64 / 0.5e9 + 2.0 * 4e-6)), "{took}");
     assert!(simulation.calibrated, "{:?}", simulation.uncalibrated);
     assert_eq!(spans[0].duration(), Picoseconds(7_500_000), "the kernel and the interpreter's overhead");
     assert_eq!(simulation.timeline.ranks[0].end, spans[after.0 as usize].end + Picoseconds(10_000_000));
@@ -226,9 +227,39 @@ fn exchanges_across_racks_are_not_answered_by_those_within() {
     };
     let within = step(2, 2);
     assert!(within.calibrated, "{:?}", within.uncalibrated);
-    assert!(about(within.step, Seconds::new(20e-6 + bytes as f64 / 0.5e9 + 10e-6 - 8e-6)), "{}", within.step);
+    assert!(about(within.step, Seconds::new(20e-6 + bytes as f64 / 0.5e9 + 10e-6)), "{}", within.step);
     // Of four there is no sample; of two as far apart there is.
     let across = step(4, 1);
     assert_eq!(across.uncalibrated, ["all_reduce of 4 ranks"]);
     assert!(across.step.0 > 9 * within.step.0, "{} and {}", across.step, within.step);
+}
+
+#[test]
+fn a_networks_link_owes_what_it_let_pass_faster_than_its_rate() {
+    // Alone a message takes half of what the link's rate has it.
+    let topology = cluster(2, 1, "nvswitch-1GB/s");
+    let bytes = 1_000_000u64;
+    let message = ExchangeSample {
+        exchange: Exchange::SendReceive,
+        reach: Reach::Switch,
+        ranks: 2,
+        bytes,
+        time: sample(0.5e-3),
+        processor: Seconds::ZERO,
+    };
+    let profile = Profile { exchanges: vec![message], buffered_bytes: 0, ..profile() };
+    let mut costs = CostModel::new(Some(&profile), &topology);
+    costs.links = foretell_simulator::LinkEfficiency::IDEAL;
+    let step = |messages: usize| {
+        let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
+        for _ in 0..messages {
+            first.send(1, bytes, &[]);
+            second.receive(0, bytes, &[]);
+        }
+        let simulation = run(&program(1, 1, vec![first.done(), second.done()]), &topology, &costs);
+        Seconds::from(simulation.step).value() - 10e-6
+    };
+    assert!((step(1) - 0.5e-3).abs() < 1e-6, "{}", step(1));
+    // One after the other all but what is still owed at the end have passed at the rate.
+    assert!((8.2e-3..10e-3).contains(&step(10)), "{}", step(10));
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId};
-use foretell_simulator::{Options, Oversubscription, SimulationError, critical_path, predict, simulate};
+use foretell_simulator::{CostModel, Options, Oversubscription, SimulationError, critical_path, predict, simulate};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 
 #[test]
@@ -43,6 +43,28 @@ fn a_handoff_delays_only_who_has_to_wait() {
     assert_eq!(spans[reduce.0 as usize].start, spans[first.0 as usize].end + Picoseconds(2_000_000));
     // The reduction was over long before.
     assert_eq!(spans[3].start, spans[beside.0 as usize].end);
+}
+
+#[test]
+fn a_stream_takes_the_processor_only_from_a_kernel_that_runs() {
+    let topology = node(2);
+    let mut costs = ideal(&topology);
+    let step = |costs: &CostModel, beside: bool| {
+        let mut stage = StageBuilder::new(0);
+        let first = stage.compute(10_000, &[]);
+        let reduce = stage.collective(Collective::AllReduce, Group::along(Axis::Data), 1000, &[first]);
+        if beside {
+            stage.compute(1_000_000, &[]);
+        } else {
+            stage.compute(10_000, &[reduce]);
+        }
+        run(&program(2, 1, vec![stage.done()]), &topology, costs).step
+    };
+    let before = [step(&costs, true), step(&costs, false)];
+    costs.parameters_mut(0).interruption = Seconds::new(3e-6);
+    // When it begins and when it ends.
+    assert!(about(step(&costs, true), before[0] + Picoseconds(6_000_000)));
+    assert_eq!(step(&costs, false), before[1], "who waits is not interrupted");
 }
 
 #[test]
@@ -357,6 +379,8 @@ fn a_prediction_has_the_contracts_fields() {
         "step_seconds",
         "step_seconds_p10",
         "step_seconds_p90",
+        "step_seconds_p05",
+        "step_seconds_p95",
         "samples_per_second",
         "model_flops_per_device_per_second",
         "mfu",

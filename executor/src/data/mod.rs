@@ -36,7 +36,7 @@ pub use error::DataError;
 pub use order::EpochOrder;
 pub use source::{DataSource, EmptyDataName};
 
-pub use foretell_models::Sample as SampleShape;
+pub use foretell_models::SampleShape;
 
 use files::Found;
 use images::ImageData;

@@ -33,6 +33,11 @@ impl Transport for Mixed {
         if self.near.ranks().contains(&peer) { self.near.open(peer, stream) } else { self.far.open(peer, stream) }
     }
 
+    fn nudge(&self, stream: StreamNumber) {
+        self.near.nudge(stream);
+        self.far.nudge(stream);
+    }
+
     fn abort(&self, lost: Option<usize>) {
         self.near.abort(lost);
         self.far.abort(lost);

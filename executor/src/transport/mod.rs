@@ -45,7 +45,9 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 
-pub use channel::{Channel, Endpoint, Patience, ReceiveHalf, Receiving, SendHalf, Sending, Waiter, drive, exchange};
+pub use channel::{
+    Channel, Endpoint, Patience, ReceiveHalf, Receiving, SendHalf, Sending, Waiter, drive, exchange, spin_only_while,
+};
 pub use control::{Announcement, ControlClient, ControlServer, Event, PeerTable};
 pub use error::{Party, TransportError};
 pub use frame::{MOST_FRAME_BYTES, Message};
@@ -81,6 +83,10 @@ pub trait Transport: Send + Sync {
 
     /// The channel to `peer` on `stream`. Either side opens it once; opening may block until the peer's process can be reached.
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError>;
+
+    /// Has this process's threads that block on a stream look again whether they may spin ([`spin_only_while`]). A hint: what cannot be
+    /// told so wakes when its bytes come.
+    fn nudge(&self, stream: StreamNumber);
 
     /// Makes every wait of this process fail soon with [`TransportError::PeerLost`] naming `lost`, or, without a name,
     /// with [`TransportError::Aborted`]. The first call decides.

@@ -140,6 +140,9 @@ impl Transport for Tcp {
         })
     }
 
+    /// Sockets wake those who block on them themselves, and beside a network's way that is little.
+    fn nudge(&self, _stream: StreamNumber) {}
+
     fn abort(&self, lost: Option<usize>) {
         let word = lost.and_then(|rank| u32::try_from(rank).ok()).map_or(ABORTED_BY_LAUNCHER, |rank| rank.saturating_add(1));
         let _ = self.shared.abort.compare_exchange(NOT_ABORTED, word, Ordering::AcqRel, Ordering::Relaxed);

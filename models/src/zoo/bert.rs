@@ -1,5 +1,5 @@
 //! BERT for masked language modelling (Devlin et al. 2019), named as Hugging Face's `BertForMaskedLM`. Without the prediction of the next
-//! sentence. Dropout is of the embedding and of what goes into the residual stream; not of attention's probabilities.
+//! sentence. Dropout is of the embedding and of what goes into the residual stream, and of attention's probabilities.
 
 use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
@@ -16,6 +16,7 @@ pub(crate) struct BertShape {
     pub(crate) vocabulary: usize,
     pub(crate) sequence: usize,
     pub(crate) dropout: DropoutRate,
+    pub(crate) attention_dropout: DropoutRate,
 }
 
 const EPSILON: Epsilon = Epsilon::new(12);
@@ -72,7 +73,7 @@ fn layer(builder: &mut GraphBuilder, module: &str, shape: &BertShape, x: TensorI
     let heads = [dimension("heads", shape.heads), dimension("head_dimension", shape.hidden / shape.heads)];
     let projections = ["query", "key", "value"]
         .map(|part| builder.linear(&name(&format!("attention.self.{part}")), x, 1, &heads, WEIGHTS, BIASES));
-    let kind = AttentionKind { causal: false, scaled: true, relative: None };
+    let kind = AttentionKind { causal: false, scaled: true, relative: None, dropout: shape.attention_dropout };
     let y = builder.attention(&name("attention.self"), projections, kind);
     let y = builder.linear(&name("attention.output.dense"), y, 2, &hidden, WEIGHTS, BIASES);
     let y = builder.dropout(&name("attention.output.dropout"), y, shape.dropout);

@@ -1,5 +1,5 @@
 //! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names. Dropout is of the embedding and of what goes into the residual
-//! stream; not of attention's probabilities.
+//! stream, and of attention's probabilities.
 
 use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
@@ -17,6 +17,7 @@ pub(crate) struct GptShape {
     pub(crate) sequence: usize,
     pub(crate) tied_embeddings: bool,
     pub(crate) dropout: DropoutRate,
+    pub(crate) attention_dropout: DropoutRate,
 }
 
 /// GPT-2's epsilon of its norms.
@@ -79,7 +80,7 @@ impl Gpt<'_> {
         let weight_dimensions = [&[hidden_dimension][..], &projections].concat();
         let y = self.linear(&name("attn.c_attn"), y, weight_dimensions, 1, [hidden, 3 * hidden], WEIGHTS);
         let qkv = self.builder.split(&name("attn.split"), y);
-        let kind = AttentionKind { causal: true, scaled: true, relative: None };
+        let kind = AttentionKind { causal: true, scaled: true, relative: None, dropout: self.shape.attention_dropout };
         let y = self.builder.attention(&name("attn"), qkv, kind);
         let weight_dimensions = vec![head_dimensions[0], head_dimensions[1], hidden_dimension];
         let y = self.linear(&name("attn.c_proj"), y, weight_dimensions, 2, [hidden, hidden], residual);

@@ -1,5 +1,8 @@
-//! Llama's architecture (Touvron et al. 2023) with Hugging Face's names.
+//! Llama's architecture (Touvron et al. 2023) with Hugging Face's names; and Mixtral's (Jiang et al. 2024), which is a Llama whose feed-forward
+//! networks are mixtures of experts, all of them or every n-th (`mixtral.rs`).
 
+use super::mixtral::Mixtures;
+use crate::DropoutRate;
 use crate::builder::{AttentionKind, GraphBuilder, dimension};
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::{Epsilon, WeightLayout};
@@ -16,11 +19,15 @@ pub(crate) struct LlamaShape {
     pub(crate) sequence: usize,
     pub(crate) tied_embeddings: bool,
     pub(crate) rope_theta: usize,
+    /// Of a Mixtral.
+    pub(crate) mixtures: Option<Mixtures>,
 }
 
+/// The epsilon of the norms.
 const EPSILON: Epsilon = Epsilon::new(5);
 
-const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
+/// How new weights are drawn.
+pub(super) const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 pub(crate) fn llama(name: &str, shape: &LlamaShape, options: &GraphOptions) -> Graph {
     let mut llama = Llama { builder: GraphBuilder::new(name, options), shape };
@@ -31,7 +38,7 @@ pub(crate) fn llama(name: &str, shape: &LlamaShape, options: &GraphOptions) -> G
     let mut x = llama.builder.embedding("model.embed_tokens", tokens, table);
     for layer in 0..shape.layers {
         llama.builder.block(format!("layer {layer}"), true);
-        x = llama.layer(&format!("model.layers.{layer}"), x);
+        x = llama.layer(layer, x);
     }
     llama.builder.block("head", false);
     let normed = llama.builder.rms_norm("model.norm", x, EPSILON);
@@ -42,9 +49,10 @@ pub(crate) fn llama(name: &str, shape: &LlamaShape, options: &GraphOptions) -> G
     llama.builder.finish(shape.sequence, Some(shape.sequence))
 }
 
-struct Llama<'a> {
-    builder: GraphBuilder,
-    shape: &'a LlamaShape,
+/// A Llama under construction.
+pub(super) struct Llama<'a> {
+    pub(super) builder: GraphBuilder,
+    pub(super) shape: &'a LlamaShape,
 }
 
 impl Llama<'_> {
@@ -54,35 +62,45 @@ impl Llama<'_> {
         self.builder.parameter(name.into(), dimensions, vec![vocabulary, hidden], WEIGHTS)
     }
 
-    fn layer(&mut self, module: &str, x: TensorId) -> TensorId {
-        let LlamaShape { hidden, heads, kv_heads, ffn, rope_theta, .. } = *self.shape;
+    fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let y = self.builder.rms_norm(&name("input_layernorm"), x, EPSILON);
+        let y = self.attention(&name("self_attn"), y);
+        let x = self.builder.add(&name("self_attn.residual"), x, y);
+        let y = self.builder.rms_norm(&name("post_attention_layernorm"), x, EPSILON);
+        let y = match self.shape.mixtures.filter(|mixtures| (layer + 1).is_multiple_of(mixtures.every)) {
+            Some(mixtures) => self.mixture(&name("block_sparse_moe"), y, mixtures),
+            None => self.dense(&name("mlp"), y),
+        };
+        self.builder.add(&name("mlp.residual"), x, y)
+    }
+
+    fn attention(&mut self, module: &str, x: TensorId) -> TensorId {
+        let LlamaShape { hidden, heads, kv_heads, rope_theta, .. } = *self.shape;
         let builder = &mut self.builder;
         let name = |part: &str| format!("{module}.{part}");
-        let key_dimensions = [dimension("heads", kv_heads), dimension("head_dimension", hidden / heads)];
+        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", hidden / heads)];
         // Query head h belongs to key head h / group: the key head's dimension comes first.
-        let query_dimensions = match heads / kv_heads {
-            1 => key_dimensions.to_vec(),
-            group => vec![key_dimensions[0], dimension("group", group), key_dimensions[1]],
+        let query_heads = match heads / kv_heads {
+            1 => key_heads.to_vec(),
+            group => vec![key_heads[0], dimension("group", group), key_heads[1]],
         };
-        let hidden_dimension = dimension("hidden", hidden);
+        let q = builder.linear(&name("q_proj"), x, 1, &query_heads, WEIGHTS, None);
+        let k = builder.linear(&name("k_proj"), x, 1, &key_heads, WEIGHTS, None);
+        let v = builder.linear(&name("v_proj"), x, 1, &key_heads, WEIGHTS, None);
+        let q = builder.rope(&name("rotary_q"), q, rope_theta);
+        let k = builder.rope(&name("rotary_k"), k, rope_theta);
+        let kind = AttentionKind { causal: true, scaled: true, relative: None, dropout: DropoutRate::NONE };
+        let y = builder.attention(module, [q, k, v], kind);
+        builder.linear(&name("o_proj"), y, query_heads.len(), &[dimension("hidden", hidden)], WEIGHTS, None)
+    }
 
-        let y = builder.rms_norm(&name("input_layernorm"), x, EPSILON);
-        let q = builder.linear(&name("self_attn.q_proj"), y, 1, &query_dimensions, WEIGHTS, None);
-        let k = builder.linear(&name("self_attn.k_proj"), y, 1, &key_dimensions, WEIGHTS, None);
-        let v = builder.linear(&name("self_attn.v_proj"), y, 1, &key_dimensions, WEIGHTS, None);
-        let q = builder.rope(&name("self_attn.rotary_q"), q, rope_theta);
-        let k = builder.rope(&name("self_attn.rotary_k"), k, rope_theta);
-        let kind = AttentionKind { causal: true, scaled: true, relative: None };
-        let y = builder.attention(&name("self_attn"), [q, k, v], kind);
-        let y = builder.linear(&name("self_attn.o_proj"), y, query_dimensions.len(), &[hidden_dimension], WEIGHTS, None);
-        let x = builder.add(&name("self_attn.residual"), x, y);
-
-        let y = builder.rms_norm(&name("post_attention_layernorm"), x, EPSILON);
-        let inner = [dimension("ffn", ffn)];
-        let gate = builder.linear(&name("mlp.gate_proj"), y, 1, &inner, WEIGHTS, None);
-        let up = builder.linear(&name("mlp.up_proj"), y, 1, &inner, WEIGHTS, None);
-        let y = builder.silu_multiply(&name("mlp.act"), gate, up);
-        let y = builder.linear(&name("mlp.down_proj"), y, 1, &[hidden_dimension], WEIGHTS, None);
-        builder.add(&name("mlp.residual"), x, y)
+    fn dense(&mut self, module: &str, x: TensorId) -> TensorId {
+        let name = |part: &str| format!("{module}.{part}");
+        let [inner, hidden] = [dimension("ffn", self.shape.ffn), dimension("hidden", self.shape.hidden)];
+        let gate = self.builder.linear(&name("gate_proj"), x, 1, &[inner], WEIGHTS, None);
+        let up = self.builder.linear(&name("up_proj"), x, 1, &[inner], WEIGHTS, None);
+        let y = self.builder.silu_multiply(&name("act"), gate, up);
+        self.builder.linear(&name("down_proj"), y, 1, &[hidden], WEIGHTS, None)
     }
 }

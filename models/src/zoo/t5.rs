@@ -1,5 +1,5 @@
 //! T5 (Raffel et al. 2020) with Hugging Face's names, in its first form (ReLU) and in that of T5 v1.1 and FLAN-T5 (gated GELU).
-//! Dropout is of the embeddings and of what goes into the residual streams; not of attention's probabilities, within the feed-forward
+//! Dropout is of the embeddings and of what goes into the residual streams, and of attention's probabilities; not within the feed-forward
 //! network, nor after the last norms.
 
 use crate::DropoutRate;
@@ -26,6 +26,7 @@ pub(crate) struct T5Shape {
     pub(crate) gated: bool,
     pub(crate) tied_embeddings: bool,
     pub(crate) dropout: DropoutRate,
+    pub(crate) attention_dropout: DropoutRate,
 }
 
 /// T5's epsilon of its norms.
@@ -43,7 +44,7 @@ pub(crate) fn t5(name: &str, shape: &T5Shape, options: &GraphOptions) -> Graph {
     for layer in 0..shape.layers {
         t5.builder.block(format!("encoder layer {layer}"), true);
         let module = format!("encoder.block.{layer}.layer");
-        let kind = AttentionKind { causal: false, scaled: false, relative: Some(relative) };
+        let kind = AttentionKind { causal: false, scaled: false, relative: Some(relative), dropout: shape.attention_dropout };
         x = t5.attention(&format!("{module}.0"), "SelfAttention", x, None, kind);
         x = t5.feed_forward(&format!("{module}.1"), x);
     }
@@ -56,9 +57,9 @@ pub(crate) fn t5(name: &str, shape: &T5Shape, options: &GraphOptions) -> Graph {
     for layer in 0..shape.layers {
         t5.builder.block(format!("decoder layer {layer}"), true);
         let module = format!("decoder.block.{layer}.layer");
-        let kind = AttentionKind { causal: true, scaled: false, relative: Some(relative) };
+        let kind = AttentionKind { causal: true, scaled: false, relative: Some(relative), dropout: shape.attention_dropout };
         x = t5.attention(&format!("{module}.0"), "SelfAttention", x, None, kind);
-        let kind = AttentionKind { causal: false, scaled: false, relative: None };
+        let kind = AttentionKind { causal: false, relative: None, ..kind };
         x = t5.attention(&format!("{module}.1"), "EncDecAttention", x, Some(memory), kind);
         x = t5.feed_forward(&format!("{module}.2"), x);
     }

@@ -18,6 +18,7 @@ pub(crate) struct VitShape {
     pub(crate) channels: usize,
     pub(crate) classes: usize,
     pub(crate) dropout: DropoutRate,
+    pub(crate) attention_dropout: DropoutRate,
 }
 
 const EPSILON: Epsilon = Epsilon::new(6);
@@ -83,7 +84,11 @@ fn layer(builder: &mut GraphBuilder, module: &str, shape: &VitShape, x: TensorId
     let names = [&attention, &format!("{attention}.in_proj_weight"), &format!("{attention}.in_proj_bias")];
     let qkv = builder.linear_as(names.map(|name| name.as_str()), y, 1, &projections, xavier(hidden, 3 * hidden), zeros);
     let qkv = builder.split(&format!("{attention}.split"), qkv);
-    let y = builder.attention(&attention, qkv, AttentionKind { causal: false, scaled: true, relative: None });
+    let y = builder.attention(
+        &attention,
+        qkv,
+        AttentionKind { causal: false, scaled: true, relative: None, dropout: shape.attention_dropout },
+    );
     let out = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
     let y = builder.linear(&name("self_attention.out_proj"), y, 2, &hidden_dimension, out, zeros);
     let y = builder.dropout(&name("dropout"), y, shape.dropout);

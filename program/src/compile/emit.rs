@@ -201,14 +201,12 @@ impl<'a> StageEmitter<'a> {
             *scaled = true;
             reads.push(control);
         }
-        if let Kernel::Dropout(sizes) = &mut kernel {
-            sizes.first_sample = self.first_sample(micro_batch);
-        }
+        let kernel = kernel.from_sample(self.first_sample(micro_batch));
+        let axes = self.positional_axes(id);
+        let group = (!axes.is_empty()).then(|| self.group(Group::over(axes)));
         if lowering.sharding.is_ring(id) {
-            self.ring(&Place { name: &operator.name, micro_batch, phase }, kernel, &reads, &writes);
+            self.ring(&Place { name: &operator.name, micro_batch, phase }, kernel, group, &reads, &writes);
         } else {
-            let axes = self.positional_axes(id);
-            let group = (!axes.is_empty()).then(|| self.group(Group::over(axes)));
             self.push(
                 &operator.name,
                 Operation::Compute { kernel, accumulate, group },
@@ -229,12 +227,11 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// The axes along the loop of which an operator's kernel must know which part a rank has.
+    /// The axes along the loops of which an operator's kernel must know which part a rank has.
     fn positional_axes(&self, id: OperatorId) -> Vec<Axis> {
         let operator = &self.lowering.graph.operators[id.0];
-        let Some(role) = operator.kind.positional() else { return Vec::new() };
         let strategy = self.lowering.sharding.strategy(id);
-        let along = |axis: &Axis| strategy.get(*axis).is_some_and(|one| operator.loops[one.0].role == role);
+        let along = |axis: &Axis| strategy.get(*axis).is_some_and(|one| operator.kind.knows_part_of(operator.loops[one.0].role));
         Axis::WITHIN_STAGE.into_iter().filter(along).collect()
     }
 

@@ -88,7 +88,8 @@ impl StageEmitter<'_> {
             at = match self.cut(at, dimension, start, extent) {
                 Cut::Nothing => at,
                 Cut::Run(run) => run,
-                Cut::Rows { packed, take, .. } => {
+                Cut::Rows { packed, rows, columns, start, part } => {
+                    let take = Kernel::TakeColumns { rows, columns, start, part };
                     self.copy(tensor, micro_batch, phase, take, at, packed);
                     packed
                 }
@@ -105,8 +106,8 @@ impl StageEmitter<'_> {
             at = match self.cut(at, dimension, start, extent) {
                 Cut::Nothing => at,
                 Cut::Run(run) => run,
-                Cut::Rows { packed, put, .. } => {
-                    copies.push((put, packed, at));
+                Cut::Rows { packed, rows, columns, start, part } => {
+                    copies.push((Kernel::PutColumns { rows, columns, start, part }, packed, at));
                     packed
                 }
             };
@@ -133,10 +134,7 @@ impl StageEmitter<'_> {
             return Cut::Run(self.piece(&name, buffer, start * inner, part));
         }
         let packed = self.buffer(&name, BufferRole::Workspace, part, self.program.buffer(buffer).data_type);
-        let (columns, start, part) = (shape[dimension] * inner, start * inner, extent * inner);
-        let take = Kernel::TakeColumns { rows, columns, start, part };
-        let put = Kernel::PutColumns { rows, columns, start, part };
-        Cut::Rows { packed, take, put }
+        Cut::Rows { packed, rows, columns: shape[dimension] * inner, start: start * inner, part: extent * inner }
     }
 
     fn copy(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase, kernel: Kernel, from: BufferId, to: BufferId) {
@@ -151,6 +149,6 @@ enum Cut {
     Nothing,
     /// In one run: this place within it.
     Run(BufferId),
-    /// In rows that lie apart: room for it in one run, and the kernels that take it out and put it back.
-    Rows { packed: BufferId, take: Kernel, put: Kernel },
+    /// In rows that lie apart: room for it in one run, and which columns of the whole it is.
+    Rows { packed: BufferId, rows: usize, columns: usize, start: usize, part: usize },
 }

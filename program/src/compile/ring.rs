@@ -19,19 +19,34 @@ type Pair = [BufferId; 2];
 
 impl StageEmitter<'_> {
     /// Attention, or its gradient, whose operands are the rank's own parts: emits what `kernel` (which has all keys) would do on gathered ones.
-    pub(super) fn ring(&mut self, place: &Place<'_>, kernel: Kernel, reads: &[BufferId], writes: &[BufferId]) {
+    /// What a rank does follows from its place in `group`.
+    pub(super) fn ring(
+        &mut self,
+        place: &Place<'_>,
+        kernel: Kernel,
+        group: Option<GroupId>,
+        reads: &[BufferId],
+        writes: &[BufferId],
+    ) {
         match (kernel, reads, writes) {
             (Kernel::Attention(sizes), &[q, k, v], &[out, log_sums]) => {
-                self.ring_forward(place, sizes, [q, k, v], [out, log_sums]);
+                self.ring_forward(place, sizes, group, [q, k, v], [out, log_sums]);
             }
             (Kernel::AttentionGradient(sizes), &[dout, q, k, v, out, log_sums], &[dq, dk, dv]) => {
-                self.ring_backward(place, sizes, [dout, q, k, v, out, log_sums], [dq, dk, dv]);
+                self.ring_backward(place, sizes, group, [dout, q, k, v, out, log_sums], [dq, dk, dv]);
             }
             _ => unreachable!("only attention with q, k and v apart and without a table goes round a ring"),
         }
     }
 
-    fn ring_forward(&mut self, place: &Place<'_>, sizes: Attention, [q, k, v]: [BufferId; 3], [out, log_sums]: [BufferId; 2]) {
+    fn ring_forward(
+        &mut self,
+        place: &Place<'_>,
+        sizes: Attention,
+        group: Option<GroupId>,
+        [q, k, v]: [BufferId; 3],
+        [out, log_sums]: [BufferId; 2],
+    ) {
         let steps = self.lowering.mesh.size(Axis::Context);
         let running = self.running(place, out);
         let rooms = self.rooms(place, [k, v]);
@@ -42,7 +57,7 @@ impl StageEmitter<'_> {
                 self.pass_on(place, here, next);
             }
             let kernel = Kernel::Attention(self.step_sizes(sizes, step));
-            self.ring_compute(place, kernel, vec![q, here[0], here[1]], vec![running, log_sums]);
+            self.ring_kernel(place, kernel, group, vec![q, here[0], here[1]], vec![running, log_sums]);
             here = next.unwrap_or(here);
         }
         self.narrow(place, running, out);
@@ -52,6 +67,7 @@ impl StageEmitter<'_> {
         &mut self,
         place: &Place<'_>,
         sizes: Attention,
+        group: Option<GroupId>,
         [dout, q, k, v, out, log_sums]: [BufferId; 6],
         [dq, dk, dv]: [BufferId; 3],
     ) {
@@ -70,7 +86,7 @@ impl StageEmitter<'_> {
             let made = made[step % 2];
             let kernel = Kernel::AttentionGradient(self.step_sizes(sizes, step));
             let reads = vec![dout, q, here[0], here[1], out, log_sums];
-            self.ring_compute(place, kernel, reads, vec![running, made[0], made[1]]);
+            self.ring_kernel(place, kernel, group, reads, vec![running, made[0], made[1]]);
             if step > 0 {
                 for (arrived, made) in arrived.into_iter().zip(made) {
                     let elements = self.program.buffer(made).shape.iter().product();
@@ -124,11 +140,6 @@ impl StageEmitter<'_> {
             self.buffer(place.name, BufferRole::Workspace, shape, data_type)
         };
         (0..turns).map(|_| own.map(&mut room_like)).collect()
-    }
-
-    fn ring_compute(&mut self, place: &Place<'_>, kernel: Kernel, reads: Vec<BufferId>, writes: Vec<BufferId>) {
-        let group = self.group(Group::along(Axis::Context));
-        self.ring_kernel(place, kernel, Some(group), reads, writes);
     }
 
     fn ring_kernel(

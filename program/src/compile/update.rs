@@ -10,16 +10,16 @@ use crate::mesh::{Axis, Group};
 use crate::placement::{Placement, Placements};
 use crate::plan::Optimizer;
 use crate::program::{BufferId, BufferRole, Collective, Initial, Metric, MetricKind, Operation, Phase, Stream};
-use foretell_models::Kernel;
+use foretell_models::{Control, Kernel};
 use foretell_units::DataType;
 use std::collections::BTreeMap;
 
-/// Numbers of the control, as [`Kernel::UpdateControl`] has them, that a run reports.
-const CONTROL_METRICS: [(usize, MetricKind); 3] =
-    [(0, MetricKind::LossScale), (5, MetricKind::SquaredGradientNorm), (6, MetricKind::SkippedSteps)];
-
-/// Numbers in the control.
-const CONTROL: usize = 8;
+/// The numbers of the control that a run reports.
+const CONTROL_METRICS: [(Control, MetricKind); 3] = [
+    (Control::LossScale, MetricKind::LossScale),
+    (Control::SquaredGradientNorm, MetricKind::SquaredGradientNorm),
+    (Control::SkippedSteps, MetricKind::SkippedSteps),
+];
 
 impl StageEmitter<'_> {
     /// Adds a micro-batch's gradients to the rank's shard of the bucket's.
@@ -88,15 +88,15 @@ impl StageEmitter<'_> {
         if self.plan.training.clip_norm.is_none() && !is_scaled {
             return;
         }
-        let control = self.persistent("update control", BufferRole::OptimizerState, vec![CONTROL], DataType::Fp32);
+        let control = self.persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);
         let scale = if is_scaled { self.plan.training.loss_scale.initial } else { 1.0 };
         self.program.buffers[control.0 as usize].initial = Some(Initial::Values(vec![scale]));
         self.control = Some(control);
         // Every rank has the same: one reports.
         if self.program.stage == 0 {
             let reported = CONTROL_METRICS.into_iter().filter(|(_, kind)| is_scaled || *kind == MetricKind::SquaredGradientNorm);
-            for (place, kind) in reported {
-                let buffer = self.piece("update control", control, place, vec![1]);
+            for (number, kind) in reported {
+                let buffer = self.piece("update control", control, number.place(), vec![1]);
                 self.program.metrics.push(Metric { kind, buffer, placements: Placements::default() });
             }
         }

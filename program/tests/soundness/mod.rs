@@ -1,4 +1,5 @@
 //! A Program is sound: no race, no deadlock where nothing buffers messages, sends that meet receives, memory that is never shared.
+#![allow(clippy::unwrap_used)]
 
 use foretell_program::{BufferId, Operation, Program, Rank, StageProgram, Stream};
 

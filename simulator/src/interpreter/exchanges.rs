@@ -4,7 +4,7 @@
 use super::{Event, Interpreter, Owner, Parties, Task};
 use crate::exchange::Cost;
 use crate::network::Shape;
-use foretell_units::Picoseconds;
+use foretell_units::{Picoseconds, Seconds};
 
 impl<'a> Interpreter<'a> {
     pub(super) fn receive(&mut self, exchange: u32, channel: u32, nth: u32, task: Task) {
@@ -100,12 +100,28 @@ impl<'a> Interpreter<'a> {
         self.add_fluid(Owner::Exchange(exchange), work, links.chain(processors), growth);
     }
 
+    /// Keeps the network's links busy for what an exchange that has ended took of them beyond their rates. A shaper or a port lets the first of
+    /// a message pass at once, so a short message that is alone arrives sooner than the rate has it; the next one pays for that.
+    fn pay_queues(&mut self, exchange: u32) {
+        let (cost, Some(shape)) = self.cost(exchange) else { return };
+        let lowered = self.lowered;
+        for &(link, load) in &shape.loads {
+            let capacity = lowered.capacities[link];
+            let owed = Seconds::new(load * cost.bytes / capacity - cost.flow.value());
+            if lowered.has_queue[link] && owed > Seconds::ZERO {
+                self.add_fluid(Owner::Nobody, owed.into(), [(link as u32, capacity)], 1.0);
+            }
+        }
+    }
+
     pub(super) fn finish_exchange(&mut self, exchange: u32) {
         let lowered = self.lowered;
+        self.pay_queues(exchange);
         self.exchanges[exchange as usize].is_done = true;
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
                 for &(member, number) in &lowered.groups[group as usize].members {
+                    self.interrupt(member, self.interruption[member as usize]);
                     let stage = &lowered.lists[lowered.ranks[member as usize].list];
                     let instruction = stage.collectives[number as usize][nth as usize];
                     self.finish(Task { rank: member, instruction });
@@ -113,6 +129,7 @@ impl<'a> Interpreter<'a> {
             }
             Parties::Channel { channel, nth } => {
                 let channel = &lowered.channels[channel as usize];
+                self.interrupt(channel.receiver, self.interruption[channel.receiver as usize]);
                 let sends = &lowered.lists[lowered.ranks[channel.sender as usize].list].sends[channel.send_peer as usize];
                 self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
                 if self.exchanges[exchange as usize].receiver_is_there {

@@ -166,6 +166,7 @@ pub fn ideal(topology: &Topology) -> CostModel {
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 0.0,
+            interruption: Seconds::ZERO,
         };
     }
     costs

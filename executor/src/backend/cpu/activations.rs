@@ -1,5 +1,6 @@
 //! Activations of newer transformers: GELU as it is defined, and the gated product of SwiGLU.
 
+use super::elementwise::of_two;
 use super::memory::{floats, floats_mut, same};
 use super::vector::{exponential, multiply_add, multiversion};
 use crate::backend::KernelCall;
@@ -16,15 +17,8 @@ pub(super) unsafe fn gelu_exact(call: &KernelCall<'_>) {
 ///
 /// The call's operands are checked and valid; dx may be dy.
 pub(super) unsafe fn gelu_exact_gradient(call: &KernelCall<'_>) {
-    // SAFETY: reads and writes are valid; when dx is dy only dx's slice is made.
-    unsafe {
-        let (x, dx) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
-        if same(&call.reads[0], &call.writes[0]) {
-            gelu_gradient_in_place(dx, x);
-        } else {
-            gelu_gradient_to(dx, floats(&call.reads[0]), x);
-        }
-    }
+    // SAFETY: this function's own contract.
+    unsafe { of_two(call, gelu_gradient_in_place, gelu_gradient_to) }
 }
 
 /// # Safety

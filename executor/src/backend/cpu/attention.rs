@@ -2,6 +2,7 @@
 //! (Dao et al. 2022). Rows of scores are whole, so that the softmax needs no running rescaling; what lies fully above the diagonal of
 //! causal attention is never computed.
 
+use super::dropout::ProbabilityDropout;
 use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
@@ -110,7 +111,13 @@ impl<'a> Plan<'a> {
 /// # Safety
 ///
 /// The call's operands are checked and valid, and the sizes are those of its kernel.
-pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+pub(super) unsafe fn forward(
+    call: &KernelCall<'_>,
+    sizes: &Attention,
+    dropout: Option<ProbabilityDropout>,
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
     let plan = Plan::new(sizes);
     // What is not seen adds nothing.
@@ -159,9 +166,16 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: O
                 }
                 let log_sums = &mut log_sums[(image * sizes.heads() + head) * queries + first..][..count];
                 let (diagonal, step) = plan.diagonal(&block);
+                // The sums of a row are of all it sees, dropped or not.
+                let drop_some = |probabilities: &mut [f32]| {
+                    if let Some(dropout) = dropout {
+                        dropout.drop_some(probabilities, visible, [image, head, first]);
+                    }
+                };
                 if merges {
                     let parts = &mut block_log_sums[..count];
                     softmax_rows(block_scores, reciprocals, parts, diagonal, step, scale);
+                    drop_some(block_scores);
                     let rows = ViewMut::rows(block_out.as_mut_ptr(), head_dimension);
                     // SAFETY: the rows are this block's scratch.
                     unsafe { mixture(kernel, &block, rows, block_scores, values, keys, Destination::Overwrite) };
@@ -170,6 +184,7 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: O
                     continue;
                 }
                 softmax_rows(block_scores, reciprocals, log_sums, diagonal, step, scale);
+                drop_some(block_scores);
                 let target = &mut out[plan.output(image, first, head)..];
                 // SAFETY: the target's rows are this head's.
                 unsafe {
@@ -186,7 +201,13 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Attention, kernel: O
 /// # Safety
 ///
 /// The call's operands are checked and valid, and the sizes are those of its kernel.
-pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Attention, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+pub(super) unsafe fn gradient(
+    call: &KernelCall<'_>,
+    sizes: &Attention,
+    dropout: Option<ProbabilityDropout>,
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
     let plan = Plan::new(sizes);
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
@@ -286,6 +307,11 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Attention, kernel: 
                 let log_sums = &log_sums[(image * sizes.heads() + head) * queries + first..][..count];
                 let (diagonal, step) = plan.diagonal(&block);
                 let (probabilities, slopes) = (&mut probabilities[..count * visible], &mut slopes[..count * visible]);
+                // A probability's gradient is dropped where it was. The mean of a row over all of them is that of its output and of the output's
+                // gradient, whatever is dropped.
+                if let Some(dropout) = dropout {
+                    dropout.drop_some(slopes, visible, [image, head, first]);
+                }
                 if table.is_some() {
                     let line = plan.bias_line(first + count - 1);
                     add_bias(probabilities, &bias[line..], count, plan.scale);
@@ -293,6 +319,10 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Attention, kernel: 
                     add_diagonals(&mut bias_gradient[line..], slopes, count, plan.scale);
                 } else {
                     softmax_gradient_rows(probabilities, slopes, log_sums, dots, diagonal, step, plan.scale);
+                }
+                // What the values' gradients are made with.
+                if let Some(dropout) = dropout {
+                    dropout.drop_some(probabilities, visible, [image, head, first]);
                 }
                 let block_packed = plain_elements(kernel, count, head_dimension);
                 let extents = [count, head_dimension];

@@ -3,15 +3,7 @@
 use super::memory::{floats, floats_mut};
 use super::vector::{LANES, multiversion, sum_lanes};
 use crate::backend::{Hyperparameters, KernelCall};
-
-/// The numbers of a control, in the order of [`foretell_models::Kernel::UpdateControl`].
-const SCALE: usize = 0;
-const FACTOR: usize = 1;
-const SKIP: usize = 2;
-const UPDATES: usize = 3;
-const STREAK: usize = 4;
-const SQUARED_NORM: usize = 5;
-const SKIPPED: usize = 6;
+use foretell_models::Control;
 
 /// Beyond it a scale is no help any more, and its reciprocal would vanish.
 const LARGEST_SCALE: f32 = 16_777_216.0;
@@ -25,27 +17,27 @@ const CLIP_EPSILON: f32 = 1e-6;
 pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (norm, control) = unsafe { (floats(&call.reads[0])[0], floats_mut(&call.writes[0])) };
-    let used = control[SCALE];
+    let used = control[Control::LossScale.place()];
     let squared = norm / used / used;
     let overflowed = scaled && !norm.is_finite();
-    control[SQUARED_NORM] = squared;
-    control[SKIP] = f32::from(u8::from(overflowed));
+    control[Control::SquaredGradientNorm.place()] = squared;
+    control[Control::IsSkipped.place()] = f32::from(u8::from(overflowed));
     let mut factor = 1.0 / used;
     if clip {
         factor *= (call.hyperparameters.clip_norm / (squared.sqrt() + CLIP_EPSILON)).min(1.0);
     }
-    control[FACTOR] = factor;
+    control[Control::GradientFactor.place()] = factor;
     if overflowed {
-        control[SKIPPED] += 1.0;
-        control[STREAK] = 0.0;
-        control[SCALE] = (used * 0.5).max(f32::MIN_POSITIVE);
+        control[Control::SkippedSteps.place()] += 1.0;
+        control[Control::Streak.place()] = 0.0;
+        control[Control::LossScale.place()] = (used * 0.5).max(f32::MIN_POSITIVE);
         return;
     }
-    control[UPDATES] += 1.0;
-    control[STREAK] += 1.0;
-    if scaled && control[STREAK] >= call.hyperparameters.growth_interval as f32 {
-        control[STREAK] = 0.0;
-        control[SCALE] = (used * 2.0).min(LARGEST_SCALE.max(used));
+    control[Control::Updates.place()] += 1.0;
+    control[Control::Streak.place()] += 1.0;
+    if scaled && control[Control::Streak.place()] >= call.hyperparameters.growth_interval as f32 {
+        control[Control::Streak.place()] = 0.0;
+        control[Control::LossScale.place()] = (used * 2.0).min(LARGEST_SCALE.max(used));
     }
 }
 
@@ -59,11 +51,11 @@ pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool) -> Option<Hyp
     if controlled {
         // SAFETY: the caller's promise.
         let control = unsafe { floats(&call.reads[1]) };
-        if control[SKIP] != 0.0 {
+        if control[Control::IsSkipped.place()] != 0.0 {
             return None;
         }
-        told.gradient_scale *= control[FACTOR];
-        told.step = control[UPDATES] as u64;
+        told.gradient_scale *= control[Control::GradientFactor.place()];
+        told.step = control[Control::Updates.place()] as u64;
     }
     Some(told)
 }

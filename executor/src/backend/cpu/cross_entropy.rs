@@ -1,12 +1,13 @@
 //! Softmax cross-entropy over rows of logits. A row is read from memory once: the second pass over it (the sum of exponentials after
 //! the maximum) finds it in the cache.
 
-use super::memory::{check_indices, floats, floats_mut, integers, same};
+use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut, same};
 use super::vector::{LANES, exponential, maximum, multiversion, sum_lanes};
 use crate::backend::{BackendError, KernelCall};
+use foretell_models::Control;
 
 /// The label of a row that does not count: no loss, no gradient, a log-sum-exp of zero.
-const IGNORED: i32 = -1;
+pub(super) const IGNORED: i32 = -1;
 
 /// # Safety
 ///
@@ -47,15 +48,9 @@ pub(super) unsafe fn gradient(
     parts: usize,
     scaled: bool,
 ) -> Result<(), BackendError> {
-    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
-    let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), floats_mut(&call.writes[0])) };
-    check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
-    // SAFETY: a scaled gradient reads the control, too.
-    let scale = if scaled { (unsafe { floats(&call.reads[3]) })[0] } else { 1.0 };
-    let factor = scale / normalizer as f32;
-    let first = first_class(call, classes, parts);
-    // SAFETY: as above.
-    let logits = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
+    // SAFETY: this function's own contract.
+    let Given { labels, log_sums, logits, dlogits, factor, first } =
+        unsafe { given::<f32>(call, classes, normalizer, parts, scaled) }?;
     let classes = classes.max(1);
     for (index, (row, (&label, &log_sum))) in dlogits.chunks_exact_mut(classes).zip(labels.iter().zip(log_sums)).enumerate() {
         if label == IGNORED {
@@ -73,8 +68,44 @@ pub(super) unsafe fn gradient(
     Ok(())
 }
 
+/// What the gradient is made of, in the format `N` of the logits.
+pub(super) struct Given<'a, N> {
+    pub(super) labels: &'a [i32],
+    pub(super) log_sums: &'a [f32],
+    /// None where they are what is written over.
+    pub(super) logits: Option<&'a [N]>,
+    pub(super) dlogits: &'a mut [N],
+    /// What a probability is multiplied by.
+    pub(super) factor: f32,
+    /// The class with which the rank's part begins.
+    pub(super) first: usize,
+}
+
+/// The operands of a gradient, whose labels are seen to be classes.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid; dlogits may be the logits.
+pub(super) unsafe fn given<'a, N: Number>(
+    call: &KernelCall<'_>,
+    classes: usize,
+    normalizer: usize,
+    parts: usize,
+    scaled: bool,
+) -> Result<Given<'a, N>, BackendError> {
+    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
+    let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), numbers_mut(&call.writes[0])) };
+    check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
+    // SAFETY: a scaled gradient reads the control, too.
+    let scale = if scaled { (unsafe { floats(&call.reads[3]) })[Control::LossScale.place()] } else { 1.0 };
+    // SAFETY: as above.
+    let logits = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { numbers(&call.reads[0]) });
+    let (factor, first) = (scale / normalizer as f32, first_class(call, classes, parts));
+    Ok(Given { labels, log_sums, logits, dlogits, factor, first })
+}
+
 /// The class with which a rank's part begins.
-pub(super) fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
+fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * classes } else { 0 }
 }
 

@@ -1,15 +1,16 @@
-//! Dropout by counting: whether an element is kept is a hash of where it is in the whole batch, as Philox and its kin are
+//! Dropout of activations and of attention's probabilities by counting: whether an element is kept is a hash of where it is in the whole batch, as Philox and its kin are
 //! (Salmon et al. 2011), so that any part of a tensor can be made anywhere, and again. No mask is stored.
 //!
 //! The hash: a key of 64 bits is made of the seed, the step, the site, the sample and the upper half of the element's index in its sample,
 //! by rounds of SplitMix64 (Steele et al. 2014), once a sample; the lower half is mixed with the key's two halves by two rounds of a 32-bit
-//! finaliser, which the compiler vectorises.
+//! finaliser, which the compiler vectorises. Of a probability the key is of the seed, the step, the site, the sample, the head and the query;
+//! what is mixed with it is the key's position.
 
 use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
 use super::vector::multiversion;
 use crate::backend::KernelCall;
 use crate::half::Half;
-use foretell_models::Dropout;
+use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite};
 
 /// Numbers of sixteen bits that are widened at a time.
 const BLOCK: usize = 4096;
@@ -35,7 +36,7 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
     let y = unsafe { floats_mut(&call.writes[0]) };
     // SAFETY: as above.
     let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
-    let (threshold, scale) = (sizes.rate.threshold(), sizes.rate.scale());
+    let (threshold, scale) = (sizes.site.rate.threshold(), sizes.site.rate.scale());
     for_each_run(call, sizes, BLOCK, |run| {
         let range = run.start..run.start + run.length;
         // A block is copied and stays in the cache for the second pass, which then has one array to walk.
@@ -56,7 +57,7 @@ pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout,
     let y = unsafe { halves_mut(&call.writes[0]) };
     // SAFETY: as above.
     let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { halves(&call.reads[0]) });
-    let (threshold, scale) = (sizes.rate.threshold(), sizes.rate.scale());
+    let (threshold, scale) = (sizes.site.rate.threshold(), sizes.site.rate.scale());
     let [memory] = scratch.pieces([BLOCK]);
     for_each_run(call, sizes, BLOCK, |run| {
         let range = run.start..run.start + run.length;
@@ -69,7 +70,7 @@ pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout,
 
 /// Calls `each` for runs of at most `longest` elements that together are all of the rank's part, in order.
 fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each: impl FnMut(Run)) {
-    let Dropout { first_sample, samples, site, .. } = *sizes;
+    let Dropout { first_sample, samples, site: DropoutSite { site, .. }, .. } = *sizes;
     let row = sizes.positions * sizes.features;
     let first = call.group_index * row;
     for sample in 0..samples {
@@ -83,6 +84,44 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
             let key = words.into_iter().fold(0, |state, word| split_mix(state ^ word));
             each(Run { start: sample * row + done, length, index: index as u32, key });
             done += length;
+        }
+    }
+}
+
+/// The dropout of a rank's attention, made ready.
+#[derive(Clone, Copy)]
+pub(super) struct ProbabilityDropout {
+    place: AttentionPlace,
+    /// Query heads of each key head of this rank.
+    group: usize,
+    /// Of the seed, the step and the site.
+    key: u64,
+    threshold: u32,
+    scale: f32,
+}
+
+impl ProbabilityDropout {
+    /// That of a call of attention of these sizes, if it has one.
+    pub(super) fn of(call: &KernelCall<'_>, sizes: &Attention) -> Option<Self> {
+        let dropout = sizes.dropout?;
+        let DropoutSite { rate, site } = dropout.site;
+        let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64];
+        Some(Self {
+            place: sizes.place(&dropout, call.group_index, call.samples_before),
+            group: sizes.group,
+            key: words.into_iter().fold(0, |state, word| split_mix(state ^ word)),
+            threshold: rate.threshold(),
+            scale: rate.scale(),
+        })
+    }
+
+    /// Drops of rows of `columns` numbers that belong to the probabilities of consecutive queries, from the query `first` of a head of a
+    /// sequence (as this rank counts them) and its first key on; the others are made larger by what is dropped on average.
+    pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, [image, head, first]: [usize; 3]) {
+        let words = [self.place.sample + image, self.place.head(head, self.group)];
+        let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));
+        for (row, query) in rows.chunks_exact_mut(columns.max(1)).zip(self.place.query + first..) {
+            keep_in_place(row, self.place.key as u32, split_mix(key ^ query as u64), self.threshold, self.scale);
         }
     }
 }

@@ -1,34 +1,50 @@
 //! Kernels that treat every element alone. Each has a loop for when it writes over what it reads: two slices of the same memory
 //! may not exist at once.
 
-use super::memory::{floats, floats_mut, same};
+use super::memory::{Number, floats, floats_mut, numbers, numbers_mut, same};
 use super::vector::{exponential, multiply_add, multiversion};
 use crate::backend::KernelCall;
+
+/// The first write from the first read, which may be the same memory: then only one slice of it is made.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid, and are numbers `N`.
+pub(super) unsafe fn of_one<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N]), apart: fn(&mut [N], &[N])) {
+    // SAFETY: reads and writes are valid; when both are the same only the write's slice is made.
+    unsafe {
+        let y = numbers_mut(&call.writes[0]);
+        if same(&call.reads[0], &call.writes[0]) { in_place(y) } else { apart(y, numbers(&call.reads[0])) }
+    }
+}
+
+/// The first write from two reads, the first of which may be the same memory.
+///
+/// # Safety
+///
+/// As of [`of_one`].
+pub(super) unsafe fn of_two<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N], &[N]), apart: fn(&mut [N], &[N], &[N])) {
+    // SAFETY: reads and writes are valid; when the first of both are the same only the write's slice is made.
+    unsafe {
+        let (b, y) = (numbers(&call.reads[1]), numbers_mut(&call.writes[0]));
+        if same(&call.reads[0], &call.writes[0]) { in_place(y, b) } else { apart(y, numbers(&call.reads[0]), b) }
+    }
+}
 
 /// # Safety
 ///
 /// The call's operands are checked and valid; y may be x.
 pub(super) unsafe fn relu(call: &KernelCall<'_>) {
-    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
-    unsafe {
-        let y = floats_mut(&call.writes[0]);
-        if same(&call.reads[0], &call.writes[0]) { relu_in_place(y) } else { relu_to(y, floats(&call.reads[0])) }
-    }
+    // SAFETY: this function's own contract.
+    unsafe { of_one(call, relu_in_place, relu_to) }
 }
 
 /// # Safety
 ///
 /// The call's operands are checked and valid; dx may be dy.
 pub(super) unsafe fn relu_gradient(call: &KernelCall<'_>) {
-    // SAFETY: reads and writes are valid; when dx is dy only dx's slice is made.
-    unsafe {
-        let (y, dx) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
-        if same(&call.reads[0], &call.writes[0]) {
-            relu_gradient_in_place(dx, y);
-        } else {
-            relu_gradient_to(dx, floats(&call.reads[0]), y);
-        }
-    }
+    // SAFETY: this function's own contract.
+    unsafe { of_two(call, relu_gradient_in_place, relu_gradient_to) }
 }
 
 /// # Safety
@@ -43,26 +59,16 @@ pub(super) unsafe fn gelu(call: &KernelCall<'_>) {
 ///
 /// The call's operands are checked and valid; dx may be dy.
 pub(super) unsafe fn gelu_gradient(call: &KernelCall<'_>) {
-    // SAFETY: reads and writes are valid; when dx is dy only dx's slice is made.
-    unsafe {
-        let (x, dx) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
-        if same(&call.reads[0], &call.writes[0]) {
-            gelu_gradient_in_place(dx, x);
-        } else {
-            gelu_gradient_to(dx, floats(&call.reads[0]), x);
-        }
-    }
+    // SAFETY: this function's own contract.
+    unsafe { of_two(call, gelu_gradient_in_place, gelu_gradient_to) }
 }
 
 /// # Safety
 ///
 /// The call's operands are checked and valid; y may be a.
 pub(super) unsafe fn add(call: &KernelCall<'_>) {
-    // SAFETY: reads and writes are valid; when y is a only y's slice is made.
-    unsafe {
-        let (b, y) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
-        if same(&call.reads[0], &call.writes[0]) { add_in_place(y, b) } else { add_to(y, floats(&call.reads[0]), b) }
-    }
+    // SAFETY: this function's own contract.
+    unsafe { of_two(call, add_in_place, add_to) }
 }
 
 /// # Safety
@@ -84,15 +90,8 @@ pub(super) unsafe fn scale(call: &KernelCall<'_>, factor: f64) {
 ///
 /// The call's operands are checked and valid; y may be a.
 pub(super) unsafe fn multiply(call: &KernelCall<'_>) {
-    // SAFETY: reads and writes are valid; when y is a only y's slice is made.
-    unsafe {
-        let (b, y) = (floats(&call.reads[1]), floats_mut(&call.writes[0]));
-        if same(&call.reads[0], &call.writes[0]) {
-            multiply_in_place(y, b);
-        } else {
-            multiply_to(y, floats(&call.reads[0]), b);
-        }
-    }
+    // SAFETY: this function's own contract.
+    unsafe { of_two(call, multiply_in_place, multiply_to) }
 }
 
 /// # Safety

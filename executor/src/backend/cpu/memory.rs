@@ -11,7 +11,7 @@ use crate::backend::{BackendError, Operand};
 #[inline]
 pub(super) unsafe fn floats<'a>(operand: &Operand) -> &'a [f32] {
     // SAFETY: as this function's own contract.
-    unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.bytes / 4) }
+    unsafe { numbers(operand) }
 }
 
 /// The operand as numbers to write.
@@ -21,8 +21,45 @@ pub(super) unsafe fn floats<'a>(operand: &Operand) -> &'a [f32] {
 /// The operand is valid and aligned, and nobody else uses it while the slice lives.
 #[inline]
 pub(super) unsafe fn floats_mut<'a>(operand: &Operand) -> &'a mut [f32] {
+    // SAFETY: as this function's own contract.
+    unsafe { numbers_mut(operand) }
+}
+
+/// A number as memory holds it: every bit pattern is one.
+pub(super) trait Number: Copy {
+    /// What zero is as.
+    const ZERO: Self;
+}
+
+impl Number for f32 {
+    const ZERO: f32 = 0.0;
+}
+
+/// Of either format of sixteen bits.
+impl Number for u16 {
+    const ZERO: u16 = 0;
+}
+
+/// The operand as numbers of a kind to read.
+///
+/// # Safety
+///
+/// As [`floats`].
+#[inline]
+pub(super) unsafe fn numbers<'a, N: Number>(operand: &Operand) -> &'a [N] {
+    // SAFETY: as this function's own contract.
+    unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.bytes / size_of::<N>()) }
+}
+
+/// The operand as numbers of a kind to write.
+///
+/// # Safety
+///
+/// As [`floats_mut`].
+#[inline]
+pub(super) unsafe fn numbers_mut<'a, N: Number>(operand: &Operand) -> &'a mut [N] {
     // SAFETY: as this function's own contract; every bit pattern is a number.
-    unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / 4) }
+    unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / size_of::<N>()) }
 }
 
 /// The operand as integers to read.
@@ -55,7 +92,7 @@ pub(super) unsafe fn integers_mut<'a>(operand: &Operand) -> &'a mut [i32] {
 #[inline]
 pub(super) unsafe fn halves<'a>(operand: &Operand) -> &'a [u16] {
     // SAFETY: as this function's own contract.
-    unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.bytes / 2) }
+    unsafe { numbers(operand) }
 }
 
 /// The operand as numbers of sixteen bits to write.
@@ -65,8 +102,8 @@ pub(super) unsafe fn halves<'a>(operand: &Operand) -> &'a [u16] {
 /// As [`floats_mut`].
 #[inline]
 pub(super) unsafe fn halves_mut<'a>(operand: &Operand) -> &'a mut [u16] {
-    // SAFETY: as this function's own contract; every bit pattern is a number.
-    unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / 2) }
+    // SAFETY: as this function's own contract.
+    unsafe { numbers_mut(operand) }
 }
 
 /// Whether a write is the read itself.

@@ -31,6 +31,7 @@ mod sums;
 mod transpose;
 mod vector;
 
+use dropout::ProbabilityDropout;
 use foretell_models::Kernel;
 
 use super::{Backend, BackendError, KernelCall, operands};
@@ -138,25 +139,29 @@ impl Backend for CpuBackend {
                 Kernel::Rope(sizes) => rope::turn(call, &sizes.for_member(call.group_index), 1.0, scratch),
                 Kernel::RopeGradient(sizes) => rope::turn(call, &sizes.for_member(call.group_index), -1.0, scratch),
                 Kernel::Dropout(ref sizes) => dropout::drop_some(call, sizes),
-                Kernel::Prepend { positions, features, .. } => movement::prepend(call, positions, features),
+                Kernel::Prepend { positions, features, .. } => movement::prepend::<f32>(call, positions, features),
                 Kernel::PrependInputGradient { positions, features, .. } => {
-                    movement::prepend_input_gradient(call, positions, features);
+                    movement::prepend_input_gradient::<f32>(call, positions, features);
                 }
                 Kernel::PrependWeightGradient { positions, .. } => movement::prepend_weight_gradient(call, positions),
-                Kernel::First { positions, features, .. } => movement::first(call, positions, features),
-                Kernel::FirstGradient { positions, features, .. } => movement::first_gradient(call, positions, features),
-                Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts)?,
+                Kernel::First { positions, features, .. } => movement::first::<f32>(call, positions, features),
+                Kernel::FirstGradient { positions, features, .. } => movement::first_gradient::<f32>(call, positions, features),
+                Kernel::Embedding { vocabulary, hidden, parts, .. } => {
+                    movement::embedding::<f32>(call, vocabulary, hidden, parts)?
+                }
                 Kernel::EmbeddingWeightGradient { vocabulary, hidden, parts, .. } => {
                     movement::embedding_gradient(call, vocabulary, hidden, parts)?;
                 }
                 Kernel::Attention(sizes) => {
-                    attention::forward(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
+                    let dropout = ProbabilityDropout::of(call, &sizes);
+                    attention::forward(call, &sizes.for_member(call.group_index), dropout, micro_kernel, scratch);
                 }
                 Kernel::AttentionGradient(sizes) => {
-                    attention::gradient(call, &sizes.for_member(call.group_index), micro_kernel, scratch);
+                    let dropout = ProbabilityDropout::of(call, &sizes);
+                    attention::gradient(call, &sizes.for_member(call.group_index), dropout, micro_kernel, scratch);
                 }
-                Kernel::Split { columns, .. } => movement::split(call, columns),
-                Kernel::Join { columns, .. } => movement::join(call, columns),
+                Kernel::Split { columns, .. } => movement::split::<f32>(call, columns),
+                Kernel::Join { columns, .. } => movement::join::<f32>(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
                 Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
                 Kernel::Multiply { .. } => elementwise::multiply(call),
@@ -191,11 +196,11 @@ impl Backend for CpuBackend {
                 Kernel::Zero { .. } => control::zero(call),
                 Kernel::Sgd { momentum, nesterov, controlled, .. } => optimizers::sgd(call, momentum, nesterov, controlled),
                 Kernel::AdamW { controlled, .. } => optimizers::adamw(call, controlled),
-                Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
-                Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
-                Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
-                Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns(call, columns, start, part),
-                Kernel::PutColumns { columns, start, part, .. } => movement::put_columns(call, columns, start, part),
+                Kernel::Slice { parts, inner, .. } => movement::slice::<f32>(call, parts, inner),
+                Kernel::Interleave { outer, parts, inner } => movement::exchange::<f32>(call, parts, outer, inner),
+                Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<f32>(call, outer, parts, inner),
+                Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns::<f32>(call, columns, start, part),
+                Kernel::PutColumns { columns, start, part, .. } => movement::put_columns::<f32>(call, columns, start, part),
             }
         }
         Ok(())

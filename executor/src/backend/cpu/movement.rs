@@ -1,15 +1,15 @@
-//! Kernels that only move or pick: slices, interleavings, the embedding table.
+//! Kernels that only move or pick: slices, interleavings, the embedding table. What only moves is the same for numbers of either size.
 
-use super::memory::{check_indices, floats, floats_mut, integers};
+use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut};
 use super::vector::multiversion;
 use crate::backend::{BackendError, KernelCall};
 
 /// # Safety
 ///
 /// The call's operands are checked and valid, and its group index is below `parts`.
-pub(super) unsafe fn slice(call: &KernelCall<'_>, parts: usize, inner: usize) {
+pub(super) unsafe fn slice<N: Number>(call: &KernelCall<'_>, parts: usize, inner: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (x, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     let inner = inner.max(1);
     for (y, x) in y.chunks_exact_mut(inner).zip(x.chunks_exact(parts * inner)) {
         y.copy_from_slice(&x[call.group_index * inner..][..inner]);
@@ -19,9 +19,9 @@ pub(super) unsafe fn slice(call: &KernelCall<'_>, parts: usize, inner: usize) {
 /// # Safety
 ///
 /// The call's operands are checked and valid, and `start + part` is at most `columns`.
-pub(super) unsafe fn take_columns(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) {
+pub(super) unsafe fn take_columns<N: Number>(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (x, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     for (y, x) in y.chunks_exact_mut(part.max(1)).zip(x.chunks_exact(columns.max(1))) {
         y.copy_from_slice(&x[start..][..part]);
     }
@@ -30,9 +30,9 @@ pub(super) unsafe fn take_columns(call: &KernelCall<'_>, columns: usize, start: 
 /// # Safety
 ///
 /// As for [`take_columns`].
-pub(super) unsafe fn put_columns(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) {
+pub(super) unsafe fn put_columns<N: Number>(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (x, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     for (y, x) in y.chunks_exact_mut(columns.max(1)).zip(x.chunks_exact(part.max(1))) {
         y[start..][..part].copy_from_slice(x);
     }
@@ -43,9 +43,9 @@ pub(super) unsafe fn put_columns(call: &KernelCall<'_>, columns: usize, start: u
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize, inner: usize) {
+pub(super) unsafe fn exchange<N: Number>(call: &KernelCall<'_>, first: usize, second: usize, inner: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (x, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     for i in 0..first {
         for j in 0..second {
             y[(j * first + i) * inner..][..inner].copy_from_slice(&x[(i * second + j) * inner..][..inner]);
@@ -56,13 +56,13 @@ pub(super) unsafe fn exchange(call: &KernelCall<'_>, first: usize, second: usize
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn split(call: &KernelCall<'_>, columns: usize) {
+pub(super) unsafe fn split<N: Number>(call: &KernelCall<'_>, columns: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let x = unsafe { floats(&call.reads[0]) };
+    let x = unsafe { numbers::<N>(&call.reads[0]) };
     let (columns, parts) = (columns.max(1), call.writes.len());
     for (index, write) in call.writes.iter().enumerate() {
         // SAFETY: as above; one part at a time.
-        let part = unsafe { floats_mut(write) };
+        let part = unsafe { numbers_mut::<N>(write) };
         for (row, x) in part.chunks_exact_mut(columns).zip(x.chunks_exact(parts * columns)) {
             row.copy_from_slice(&x[index * columns..][..columns]);
         }
@@ -72,13 +72,13 @@ pub(super) unsafe fn split(call: &KernelCall<'_>, columns: usize) {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn join(call: &KernelCall<'_>, columns: usize) {
+pub(super) unsafe fn join<N: Number>(call: &KernelCall<'_>, columns: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let y = unsafe { floats_mut(&call.writes[0]) };
+    let y = unsafe { numbers_mut::<N>(&call.writes[0]) };
     let (columns, parts) = (columns.max(1), call.reads.len());
     for (index, read) in call.reads.iter().enumerate() {
         // SAFETY: as above.
-        let part = unsafe { floats(read) };
+        let part = unsafe { numbers::<N>(read) };
         for (row, y) in part.chunks_exact(columns).zip(y.chunks_exact_mut(parts * columns)) {
             y[index * columns..][..columns].copy_from_slice(row);
         }
@@ -88,9 +88,9 @@ pub(super) unsafe fn join(call: &KernelCall<'_>, columns: usize) {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn prepend(call: &KernelCall<'_>, positions: usize, features: usize) {
+pub(super) unsafe fn prepend<N: Number>(call: &KernelCall<'_>, positions: usize, features: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (x, row, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    let (x, row, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers::<N>(&call.reads[1]), numbers_mut::<N>(&call.writes[0])) };
     if features == 0 {
         return;
     }
@@ -104,9 +104,9 @@ pub(super) unsafe fn prepend(call: &KernelCall<'_>, positions: usize, features: 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn prepend_input_gradient(call: &KernelCall<'_>, positions: usize, features: usize) {
+pub(super) unsafe fn prepend_input_gradient<N: Number>(call: &KernelCall<'_>, positions: usize, features: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (dy, dx) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (dy, dx) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     let length = (positions * features).max(1);
     for (dx, dy) in dx.chunks_exact_mut(length).zip(dy.chunks_exact((positions + 1) * features.max(1))) {
         dx.copy_from_slice(&dy[features..]);
@@ -131,9 +131,9 @@ pub(super) unsafe fn prepend_weight_gradient(call: &KernelCall<'_>, positions: u
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn first(call: &KernelCall<'_>, positions: usize, features: usize) {
+pub(super) unsafe fn first<N: Number>(call: &KernelCall<'_>, positions: usize, features: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (x, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     for (y, x) in y.chunks_exact_mut(features.max(1)).zip(x.chunks_exact((positions * features).max(1))) {
         y.copy_from_slice(&x[..features]);
     }
@@ -142,33 +142,33 @@ pub(super) unsafe fn first(call: &KernelCall<'_>, positions: usize, features: us
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn first_gradient(call: &KernelCall<'_>, positions: usize, features: usize) {
+pub(super) unsafe fn first_gradient<N: Number>(call: &KernelCall<'_>, positions: usize, features: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (dy, dx) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
+    let (dy, dx) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
     for (dx, dy) in dx.chunks_exact_mut((positions * features).max(1)).zip(dy.chunks_exact(features.max(1))) {
         let (first, rest) = dx.split_at_mut(features);
         first.copy_from_slice(dy);
-        rest.fill(0.0);
+        rest.fill(N::ZERO);
     }
 }
 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn embedding(
+pub(super) unsafe fn embedding<N: Number>(
     call: &KernelCall<'_>,
     vocabulary: usize,
     hidden: usize,
     parts: usize,
 ) -> Result<(), BackendError> {
     // SAFETY: reads and writes are valid and do not overlap.
-    let (ids, table, y) = unsafe { (integers(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
+    let (ids, table, y) = unsafe { (integers(&call.reads[0]), numbers::<N>(&call.reads[1]), numbers_mut::<N>(&call.writes[0])) };
     check_indices(call.kernel.name(), ids, parts * vocabulary, None)?;
     let first = first_row(call, vocabulary, parts);
     for (y, &id) in y.chunks_exact_mut(hidden.max(1)).zip(ids) {
         match (id as usize).checked_sub(first).filter(|&row| row < vocabulary) {
             Some(row) => y.copy_from_slice(&table[row * hidden..][..hidden]),
-            None => y.fill(0.0),
+            None => y.fill(N::ZERO),
         }
     }
     Ok(())

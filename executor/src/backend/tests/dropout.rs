@@ -1,6 +1,6 @@
 //! What dropout drops: as many as it should, nothing that goes together, and of a part what it drops of the whole.
 
-use foretell_models::{Dropout, DropoutRate, Kernel};
+use foretell_models::{Dropout, DropoutRate, DropoutSite, Kernel};
 use foretell_units::DataType;
 
 use crate::backend::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
@@ -9,16 +9,20 @@ fn rate(share: f64) -> DropoutRate {
     DropoutRate::try_from(share).unwrap()
 }
 
+const fn site(rate: DropoutRate) -> DropoutSite {
+    DropoutSite { rate, site: 3 }
+}
+
 const WHOLE: Dropout =
-    Dropout { first_sample: 0, samples: 12, positions: 24, features: 40, parts: 1, rate: DropoutRate::TENTH, site: 3 };
+    Dropout { first_sample: 0, samples: 12, positions: 24, features: 40, parts: 1, site: site(DropoutRate::TENTH) };
 
 pub(super) fn cases() -> Vec<Kernel> {
     let sizes = [
         Dropout { samples: 1, positions: 1, features: 1, ..WHOLE },
-        Dropout { samples: 3, positions: 7, features: 33, first_sample: 5, rate: rate(0.5), ..WHOLE },
-        Dropout { samples: 2, positions: 19, features: 1, parts: 3, rate: rate(0.25), ..WHOLE },
+        Dropout { samples: 3, positions: 7, features: 33, first_sample: 5, site: site(rate(0.5)), ..WHOLE },
+        Dropout { samples: 2, positions: 19, features: 1, parts: 3, site: site(rate(0.25)), ..WHOLE },
         // Longer than a block of numbers that are widened.
-        Dropout { samples: 2, positions: 51, features: 203, parts: 2, site: 0, ..WHOLE },
+        Dropout { samples: 2, positions: 51, features: 203, parts: 2, site: DropoutSite { site: 0, ..WHOLE.site }, ..WHOLE },
     ];
     sizes.map(Kernel::Dropout).to_vec()
 }
@@ -40,7 +44,7 @@ fn kept(sizes: Dropout, group_index: usize, samples_before: usize, step: u64, se
     };
     // SAFETY: the operand is a vector that lives until the end; dropout may work in place.
     unsafe { CpuBackend::new().run(&call) }.unwrap();
-    assert!(memory.iter().all(|&value| value == 0.0 || value == sizes.rate.scale()));
+    assert!(memory.iter().all(|&value| value == 0.0 || value == sizes.site.rate.scale()));
     memory.into_iter().map(|value| value != 0.0).collect()
 }
 
@@ -59,7 +63,7 @@ fn count(kept: &[bool]) -> usize {
 fn the_share_that_is_kept_is_that_of_the_rate() {
     for share in [0.0001, 0.1, 0.2, 0.5, 0.9] {
         for (seed, step) in [(0, 1), (1, 1), (7, 900)] {
-            let sizes = Dropout { positions: 300, features: 100, rate: rate(share), ..WHOLE };
+            let sizes = Dropout { positions: 300, features: 100, site: site(rate(share)), ..WHOLE };
             let all = kept(sizes, 0, 0, step, seed);
             assert_share("all", count(&all), all.len(), 1.0 - share);
             // Every sample and every feature for itself.
@@ -72,13 +76,14 @@ fn the_share_that_is_kept_is_that_of_the_rate() {
 
 #[test]
 fn what_is_dropped_at_different_places_and_times_has_nothing_in_common() {
-    let sizes = Dropout { positions: 100, features: 100, rate: rate(0.5), ..WHOLE };
+    let sizes = Dropout { positions: 100, features: 100, site: site(rate(0.5)), ..WHOLE };
     let base = kept(sizes, 0, 0, 1, 0);
     let agree = |what: &str, other: &[bool]| {
         let equal = base.iter().zip(other).filter(|(one, other)| one == other).count();
         assert_share(what, equal, other.len().min(base.len()), 0.5);
     };
-    agree("another site", &kept(Dropout { site: 4, ..sizes }, 0, 0, 1, 0));
+    let other = DropoutSite { site: 4, ..sizes.site };
+    agree("another site", &kept(Dropout { site: other, ..sizes }, 0, 0, 1, 0));
     agree("the next step", &kept(sizes, 0, 0, 2, 0));
     agree("another seed", &kept(sizes, 0, 0, 1, 1));
     agree("the samples after", &kept(sizes, 0, 1, 1, 0));
@@ -88,7 +93,7 @@ fn what_is_dropped_at_different_places_and_times_has_nothing_in_common() {
     agree("the next position", &base[100..]);
     agree("the next feature", &base[1..]);
     // Two of these at once: neither is the other's inverse, shifted.
-    let both = kept(Dropout { site: 4, first_sample: 1, ..sizes }, 0, 0, 2, 1);
+    let both = kept(Dropout { site: other, first_sample: 1, ..sizes }, 0, 0, 2, 1);
     agree("another site, sample, step and seed", &both);
 }
 

@@ -1,8 +1,8 @@
 //! The steps of ring attention, merged, against the whole attention in double precision.
 
-use super::{PARAMETERS, Tensor, attention, operands_in, reference, run_in};
+use super::{PARAMETERS, Tensor, attention, dropped, operands_in, reference, run_in};
 use crate::backend::CpuBackend;
-use foretell_models::{Attention, Kernel, KeyStep};
+use foretell_models::{Attention, AttentionDropout, Kernel, KeyStep};
 use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
@@ -27,11 +27,12 @@ fn assert_near(what: &str, computed: &[f64], expected: &[f64], tolerance: f64) {
 #[test]
 fn the_steps_of_a_ring_merged_are_the_whole_attention() {
     let mut random = ChaCha8Rng::seed_from_u64(7);
-    for causal in [false, true] {
+    for (causal, drops) in [(false, false), (true, false), (false, true), (true, true)] {
         for (precision, sharpness) in
             [(DataType::Fp32, 1.0), (DataType::Fp32, 128.0), (DataType::Bf16, 1.0), (DataType::Fp16, 1.0)]
         {
-            let whole = Attention { group: 2, ..attention([2, 66, 2, 8], causal, false) };
+            let dropout = drops.then(dropped);
+            let whole = Attention { group: 2, dropout, ..attention([2, 66, 2, 8], causal, false) };
             let (mut reads, _) = operands_in(&Kernel::AttentionGradient(whole), precision, &mut random);
             // Scores of which single exponentials would overflow.
             reads[1].iter_mut().for_each(|q| *q *= sharpness);
@@ -44,6 +45,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
                 queries: whole.queries / PARTS,
                 keys: whole.keys / PARTS,
                 ring: Some(KeyStep { step, parts: PARTS, unseen: false }),
+                dropout: dropout.map(|dropout| AttentionDropout { position_parts: PARTS, ..dropout }),
                 ..whole
             };
             let from = |index: usize, step: usize| (index + PARTS - step) % PARTS;

@@ -3,11 +3,11 @@
 
 use std::time::Instant;
 
-use foretell_models::{Dropout, DropoutRate, Epsilon, Kernel, Rope, WeightLayout, Window};
+use foretell_models::{Attention, Dropout, DropoutRate, DropoutSite, Epsilon, Kernel, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 
-use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, integers, operand_bytes, operand_types, window};
-use crate::backend::Backend as _;
+use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, dropped, integers, window};
+use crate::backend::{Backend as _, operand_bytes, operand_types};
 use crate::half::Half;
 
 /// The least seconds of a call, over at least a fifth of a second.
@@ -82,6 +82,9 @@ fn print_kernel_speeds_of_a_transformer() {
         for packed in [true, false] {
             print_speed(Kernel::Attention(attention(extents, true, packed)));
             print_speed(Kernel::AttentionGradient(attention(extents, true, packed)));
+            let dropped = Attention { dropout: Some(dropped()), ..attention(extents, true, packed) };
+            print_speed(Kernel::Attention(dropped));
+            print_speed(Kernel::AttentionGradient(dropped));
         }
     }
     let (rows, features, tokens, hidden, vocabulary, classes) = (1024, 256, 1024, 256, 8192, 8192);
@@ -92,15 +95,13 @@ fn print_kernel_speeds_of_a_transformer() {
     let rope =
         Rope { batch: 8, positions: 128, heads: 4, head_dimension: 64, theta: 10_000, position_parts: 1, position_offset: 0 };
     print_speed(Kernel::Rope(rope));
-    let rate = DropoutRate::TENTH;
     print_speed(Kernel::Dropout(Dropout {
         first_sample: 0,
         samples: 8,
         positions: 128,
         features: 1024,
         parts: 1,
-        rate,
-        site: 0,
+        site: DropoutSite { rate: DropoutRate::TENTH, site: 0 },
     }));
     print_speed(Kernel::GeluExact { elements: 1 << 20 });
     print_speed(Kernel::GeluExactGradient { elements: 1 << 20 });

@@ -74,6 +74,12 @@ impl Transport for SharedMemory {
         })
     }
 
+    fn nudge(&self, stream: StreamNumber) {
+        if usize::from(stream.0) < self.attached.segment().streams() {
+            self.attached.doorbell(self.attached.slot(), stream).ring();
+        }
+    }
+
     fn abort(&self, lost: Option<usize>) {
         self.attached.segment().abort(lost);
     }

@@ -147,3 +147,41 @@ fn a_segment_takes_each_rank_once_and_sensible_shapes_only() {
         assert!(Segment::create(&SegmentShape { ranks, streams, ring_bytes }).is_err());
     }
 }
+
+#[test]
+fn who_may_not_spin_sleeps_until_he_may_or_has_his_message() {
+    use crate::clock::thread_processor_time;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const SPIN: Duration = Duration::from_millis(200);
+    let segment = Segment::create(&SegmentShape::new(all(2), 4)).unwrap();
+    let patience = Patience { spin: SPIN, timeout: Duration::from_secs(20) };
+    let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, patience).unwrap());
+    let stream = StreamNumber(1);
+    // What waiting 100 ms for a message takes of the processor, when the thread may spin from the middle on and when it never may.
+    let busy = |is_nudged: bool| {
+        let may_spin = Arc::new(AtomicBool::new(false));
+        let stream = if is_nudged { stream } else { StreamNumber(2) };
+        let mut sender = transports[0].open(1, stream).unwrap();
+        let mut receiver = transports[1].open(0, stream).unwrap();
+        std::thread::scope(|scope| {
+            let may = Arc::clone(&may_spin);
+            let waiting = scope.spawn(move || {
+                spin_only_while(move || may.load(Ordering::SeqCst));
+                let before = thread_processor_time();
+                receiver.receive(&mut [0; 8]).unwrap();
+                Duration::from_nanos(thread_processor_time() - before)
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            if is_nudged {
+                may_spin.store(true, Ordering::SeqCst);
+                transports[1].nudge(stream);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            sender.send(&[0; 8]).unwrap();
+            waiting.join().unwrap()
+        })
+    };
+    let (asleep, nudged) = (busy(false), busy(true));
+    assert!(asleep < Duration::from_millis(5), "it spun for {asleep:?}");
+    assert!(nudged > asleep * 2, "it slept on: {nudged:?} and {asleep:?}");
+}

@@ -1,14 +1,10 @@
 //! The gradient of softmax cross-entropy in bfloat16: widened and narrowed in registers, as rows of a vocabulary are too long for the
 //! first-level cache in single precision.
 
-use crate::backend::cpu::cross_entropy::first_class;
-use crate::backend::cpu::memory::{check_indices, floats, halves, halves_mut, integers, same};
+use crate::backend::cpu::cross_entropy::{Given, IGNORED, given};
 use crate::backend::cpu::vector::{exponential, multiversion};
 use crate::backend::{BackendError, KernelCall};
 use crate::half::Half::Bf16;
-
-/// The label of a row that does not count.
-const IGNORED: i32 = -1;
 
 /// # Safety
 ///
@@ -20,15 +16,9 @@ pub(super) unsafe fn gradient(
     parts: usize,
     scaled: bool,
 ) -> Result<(), BackendError> {
-    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
-    let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), halves_mut(&call.writes[0])) };
-    check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
-    // SAFETY: a scaled gradient reads the control, too.
-    let scale = if scaled { (unsafe { floats(&call.reads[3]) })[0] } else { 1.0 };
-    let factor = scale / normalizer as f32;
-    let first = first_class(call, classes, parts);
-    // SAFETY: as above.
-    let logits = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { halves(&call.reads[0]) });
+    // SAFETY: this function's own contract.
+    let Given { labels, log_sums, logits, dlogits, factor, first } =
+        unsafe { given::<u16>(call, classes, normalizer, parts, scaled) }?;
     let classes = classes.max(1);
     for (index, (row, (&label, &log_sum))) in dlogits.chunks_exact_mut(classes).zip(labels.iter().zip(log_sums)).enumerate() {
         if label == IGNORED {

@@ -5,7 +5,7 @@
 use foretell_models::Kernel;
 
 use crate::backend::KernelCall;
-use crate::backend::cpu::memory::{halves, halves_mut, same};
+use crate::backend::cpu::elementwise::{of_one, of_two};
 use crate::backend::cpu::vector::multiversion;
 use crate::half::Half::Bf16;
 
@@ -15,19 +15,14 @@ use crate::half::Half::Bf16;
 ///
 /// The call's operands are checked and valid.
 pub(super) unsafe fn run(call: &KernelCall<'_>) -> bool {
-    let in_place = call.reads.first().zip(call.writes.first()).is_some_and(|(read, write)| same(read, write));
-    // SAFETY: reads and writes are valid; a read that is a write is not made a slice beside it.
-    let read = |index: usize| unsafe { halves(&call.reads[index]) };
-    // SAFETY: as above.
-    let write = || unsafe { halves_mut(&call.writes[0]) };
-    match (call.kernel, in_place) {
-        (Kernel::Relu { .. }, true) => relu_in_place(write()),
-        (Kernel::Relu { .. }, false) => relu_to(write(), read(0)),
-        (Kernel::ReluGradient { .. }, true) => relu_gradient_in_place(write(), read(1)),
-        (Kernel::ReluGradient { .. }, false) => relu_gradient_to(write(), read(0), read(1)),
-        (Kernel::Add { .. }, true) => add_in_place(write(), read(1)),
-        (Kernel::Add { .. }, false) => add_to(write(), read(0), read(1)),
-        _ => return false,
+    // SAFETY: this function's own contract.
+    unsafe {
+        match call.kernel {
+            Kernel::Relu { .. } => of_one(call, relu_in_place, relu_to),
+            Kernel::ReluGradient { .. } => of_two(call, relu_gradient_in_place, relu_gradient_to),
+            Kernel::Add { .. } => of_two(call, add_in_place, add_to),
+            _ => return false,
+        }
     }
     true
 }

@@ -11,16 +11,16 @@ mod cross_entropy;
 #[cfg(target_arch = "x86_64")]
 mod dot;
 mod elementwise;
-mod movement;
 mod optimizers;
 
-use foretell_models::{Kernel, Storage};
+use foretell_models::{Attention, Kernel, Storage};
 use foretell_units::DataType;
 
 use super::CpuBackend;
 use super::dropout;
 use super::memory::{Scratch, halves, halves_mut};
 use super::micro_kernel::MicroKernel;
+use super::movement;
 use crate::backend::operands::{self, MOST_OPERANDS, Side};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
@@ -71,7 +71,6 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
                 cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
             Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
-            Kernel::Embedding { vocabulary, hidden, parts, .. } => movement::embedding(call, vocabulary, hidden, parts),
             Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
                 batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
                 Ok(())
@@ -87,14 +86,43 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
             ref kernel if operands::only_moves(kernel) && operands::moved_width(call) == Some(4) => {
                 backend.run(&KernelCall { precision: DataType::Fp32, ..*call })
             }
-            Kernel::Slice { parts, inner, .. } => movement::slice(call, parts, inner),
-            Kernel::Interleave { outer, parts, inner } => movement::exchange(call, parts, outer, inner),
-            Kernel::Deinterleave { outer, parts, inner } => movement::exchange(call, outer, parts, inner),
-            Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns(call, columns, start, part),
-            Kernel::PutColumns { columns, start, part, .. } => movement::put_columns(call, columns, start, part),
-            _ => widened(backend, call, half),
+            _ => match moved(call) {
+                Some(result) => result,
+                None => widened(backend, call, half),
+            },
         }
     }
+}
+
+/// Runs a kernel that only moves numbers, which need not be widened for that.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+unsafe fn moved(call: &KernelCall<'_>) -> Option<Result<(), BackendError>> {
+    // SAFETY: this function's own contract.
+    unsafe {
+        match *call.kernel {
+            Kernel::Embedding { vocabulary, hidden, parts, .. } => {
+                return Some(movement::embedding::<u16>(call, vocabulary, hidden, parts));
+            }
+            Kernel::Split { columns, .. } => movement::split::<u16>(call, columns),
+            Kernel::Join { columns, .. } => movement::join::<u16>(call, columns),
+            Kernel::Prepend { positions, features, .. } => movement::prepend::<u16>(call, positions, features),
+            Kernel::PrependInputGradient { positions, features, .. } => {
+                movement::prepend_input_gradient::<u16>(call, positions, features);
+            }
+            Kernel::First { positions, features, .. } => movement::first::<u16>(call, positions, features),
+            Kernel::FirstGradient { positions, features, .. } => movement::first_gradient::<u16>(call, positions, features),
+            Kernel::Slice { parts, inner, .. } => movement::slice::<u16>(call, parts, inner),
+            Kernel::Interleave { outer, parts, inner } => movement::exchange::<u16>(call, parts, outer, inner),
+            Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<u16>(call, outer, parts, inner),
+            Kernel::TakeColumns { columns, start, part, .. } => movement::take_columns::<u16>(call, columns, start, part),
+            Kernel::PutColumns { columns, start, part, .. } => movement::put_columns::<u16>(call, columns, start, part),
+            _ => return None,
+        }
+    }
+    Some(Ok(()))
 }
 
 /// The number of rows (elements, samples) of a kernel that treats them one by one: that on fewer of them, block after block, leaves the
@@ -122,25 +150,28 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::RmsNorm { rows, .. }
         | Kernel::RmsNormInputGradient { rows, .. }
         | Kernel::RmsNormWeightGradient { rows, .. }
-        | Kernel::Split { rows, .. }
-        | Kernel::Join { rows, .. }
         | Kernel::LogitStatistics { rows, .. }
         | Kernel::CrossEntropyGradient { rows, .. } => Some(rows),
         Kernel::BatchNormInference { positions, .. } => Some(positions),
         Kernel::EmbeddingWeightGradient { tokens, .. } => Some(tokens),
         Kernel::GlobalAveragePool { batch, .. }
         | Kernel::GlobalAveragePoolGradient { batch, .. }
-        | Kernel::Prepend { batch, .. }
-        | Kernel::PrependInputGradient { batch, .. }
         | Kernel::PrependWeightGradient { batch, .. } => Some(batch),
         Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => Some(&mut sizes.batch),
         _ => None,
     }
 }
 
-fn with_rows(mut kernel: Kernel, count: usize) -> Kernel {
+/// The kernel on `count` of its rows, from `first` on.
+fn with_rows(mut kernel: Kernel, first: usize, count: usize) -> Kernel {
     if let Some(rows) = rows_mut(&mut kernel) {
         *rows = count;
+    }
+    // Its rows are samples.
+    if let Kernel::Attention(Attention { dropout: Some(dropout), .. })
+    | Kernel::AttentionGradient(Attention { dropout: Some(dropout), .. }) = &mut kernel
+    {
+        dropout.first_sample += first;
     }
     kernel
 }
@@ -199,8 +230,8 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
     let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
     let is_streamed = rows > 0;
     let rows = rows.max(1);
-    let one_row = operands::sides(&with_rows(kernel, 1), call.precision);
-    let two_rows = operands::sides(&with_rows(kernel, 2), call.precision);
+    let one_row = operands::sides(&with_rows(kernel, 0, 1), call.precision);
+    let two_rows = operands::sides(&with_rows(kernel, 0, 2), call.precision);
     let none = Operand { pointer: std::ptr::null_mut(), bytes: 0 };
     let empty = Widened { operand: none, is_half: false, row: 0, elements: 0, place: 0 };
     let mut all = [empty; 2 * MOST_OPERANDS];
@@ -259,7 +290,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
                     one.part(first, count)
                 };
             }
-            let kernel = if block < rows { with_rows(kernel, count) } else { kernel };
+            let kernel = if block < rows { with_rows(kernel, first, count) } else { kernel };
             let (single_reads, single_writes) = singles[..operands].split_at(reads);
             let part = KernelCall {
                 kernel: &kernel,

@@ -1,0 +1,75 @@
+//! Losses, sums and optimizers.
+
+use super::{Given, Tensor, zip};
+use foretell_models::Kernel;
+
+/// The writes of a kernel of this kind; of no other.
+pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
+    let Given { reads, before, parameters, .. } = *given;
+    let added = |index, value| given.added(index, value);
+    Some(match *kernel {
+        Kernel::CrossEntropy { rows, classes } => {
+            let (mut loss, mut correct, mut log_sums) = (0.0, 0.0, vec![0.0; rows]);
+            for r in 0..rows {
+                let row = &reads[0][r * classes..(r + 1) * classes];
+                if reads[1][r] >= 0.0 {
+                    let label = reads[1][r] as usize;
+                    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    log_sums[r] = largest + row.iter().map(|x| (x - largest).exp()).sum::<f64>().ln();
+                    loss += log_sums[r] - row[label];
+                    correct += f64::from(row.iter().position(|&x| x == largest) == Some(label));
+                }
+            }
+            vec![added(0, vec![loss]), added(1, vec![correct]), log_sums]
+        }
+        Kernel::CrossEntropyGradient { rows, classes, normalizer, .. } => {
+            let mut dlogits = vec![0.0; rows * classes];
+            for r in (0..rows).filter(|&r| reads[1][r] >= 0.0) {
+                for c in 0..classes {
+                    let target = f64::from(reads[1][r] as usize == c);
+                    dlogits[r * classes + c] = ((reads[0][r * classes + c] - reads[2][r]).exp() - target) / normalizer as f64;
+                }
+            }
+            vec![dlogits]
+        }
+        Kernel::Sum { .. } => vec![vec![reads[0].iter().sum()]],
+        Kernel::Accumulate { .. } => vec![zip(&before[0], &reads[0], |y, x| y + x)],
+        Kernel::Zero { elements } => vec![vec![0.0; elements]],
+        // What works on parts, or decides, has tests of its own.
+        Kernel::LogitStatistics { .. } | Kernel::CrossEntropyOfStatistics { .. } | Kernel::UpdateControl { .. } => Vec::new(),
+        Kernel::Sgd { momentum, nesterov, .. } => {
+            let factor = f64::from(parameters.momentum);
+            let gradient = zip(&reads[0], &before[0], |g, p| {
+                f64::from(parameters.gradient_scale) * g + f64::from(parameters.weight_decay) * p
+            });
+            let velocity = if momentum { zip(&before[1], &gradient, |v, g| factor * v + g) } else { gradient.clone() };
+            let step = if nesterov { zip(&gradient, &velocity, |g, v| g + factor * v) } else { velocity.clone() };
+            let parameter = zip(&before[0], &step, |p, s| p - f64::from(parameters.learning_rate) * s);
+            if momentum { vec![parameter, velocity] } else { vec![parameter] }
+        }
+        Kernel::AdamW { elements, .. } => {
+            let [rate, decay, beta1, beta2, epsilon, scale] = [
+                parameters.learning_rate,
+                parameters.weight_decay,
+                parameters.beta1,
+                parameters.beta2,
+                parameters.epsilon,
+                parameters.gradient_scale,
+            ]
+            .map(f64::from);
+            let mut after = before.to_vec();
+            for i in 0..elements {
+                let g = scale * reads[0][i];
+                after[0][i] -= rate * decay * after[0][i];
+                after[1][i] = beta1 * after[1][i] + (1.0 - beta1) * g;
+                after[2][i] = beta2 * after[2][i] + (1.0 - beta2) * g * g;
+                let first = after[1][i] / (1.0 - beta1.powi(parameters.step as i32));
+                let second = after[2][i] / (1.0 - beta2.powi(parameters.step as i32));
+                after[0][i] -= rate * first / (second.sqrt() + epsilon);
+            }
+            after
+        }
+        Kernel::SumOfSquares { .. } => vec![vec![reads[0].iter().map(|x| x * x).sum()]],
+        _ => return None,
+    })
+}

@@ -1,0 +1,119 @@
+//! A Program made ready to run on one rank: who runs which instruction on what, and after whom.
+
+use crate::arena::Arena;
+use crate::backend::Operand;
+use crate::error::ExecutorError;
+use foretell_program::{Group, GroupId, Mesh, Metric, PeerId, Program, Rank, StageProgram, Stream};
+use foretell_units::DataType;
+use std::fmt;
+
+/// A stream of either Program, by what it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKey {
+    Compute,
+    Load,
+    Group(Group),
+    SendTo(Rank),
+    ReceiveFrom(Rank),
+}
+
+impl StreamKey {
+    pub(super) fn of(program: &Program, rank: Rank, stream: &Stream) -> Self {
+        let list = program.list_of(rank);
+        let peer = |PeerId(index): &PeerId| list.peers[*index as usize].of(&program.mesh, rank);
+        match stream {
+            Stream::Compute => StreamKey::Compute,
+            Stream::Load => StreamKey::Load,
+            Stream::Group(GroupId(index)) => StreamKey::Group(list.groups[*index as usize].clone()),
+            Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
+            Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
+        }
+    }
+}
+
+impl fmt::Display for StreamKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StreamKey::Compute => formatter.write_str("compute"),
+            StreamKey::Load => formatter.write_str("load"),
+            StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
+            StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
+            StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
+        }
+    }
+}
+
+/// A Program made ready to run: for each stream its instructions, for each instruction whom it waits for.
+pub(super) struct Playlist {
+    pub(super) stage: StageProgram,
+    /// By slot: the instructions of its stream.
+    pub(super) lists: Vec<Vec<u32>>,
+    /// By instruction: slot and instruction that must be done.
+    pub(super) after: Vec<Vec<(usize, u32)>>,
+    /// By instruction: its operands.
+    pub(super) operands: Vec<Operands>,
+    /// By group: which part the rank has of what the group's axes cut.
+    pub(super) group_index: Vec<usize>,
+    /// Samples of a micro-batch that lie on ranks before this one.
+    pub(super) samples_before: usize,
+    pub(super) precision: DataType,
+    /// What the run reports: one number each.
+    pub(super) metrics: Vec<(Metric, Operand)>,
+}
+
+pub(super) struct Operands {
+    pub(super) reads: Vec<Operand>,
+    pub(super) writes: Vec<Operand>,
+}
+
+// SAFETY: operands are places in the arena, which outlives the playlist; who touches them when is the Program's order.
+unsafe impl Send for Playlist {}
+// SAFETY: as above.
+unsafe impl Sync for Playlist {}
+
+impl Playlist {
+    pub(super) fn new(
+        program: &Program,
+        mesh: &Mesh,
+        rank: Rank,
+        keys: &[StreamKey],
+        arena: &Arena,
+    ) -> Result<Self, ExecutorError> {
+        let stage = program.list_of(rank);
+        let slot_of: Vec<usize> = stage
+            .streams
+            .iter()
+            .map(|stream| keys.iter().position(|key| *key == StreamKey::of(program, rank, stream)).unwrap_or(0))
+            .collect();
+        let mut lists = vec![Vec::new(); keys.len()];
+        let mut after = Vec::with_capacity(stage.instructions.len());
+        let mut operands = Vec::with_capacity(stage.instructions.len());
+        let place = |id: &foretell_program::BufferId| {
+            let buffer = stage.buffer(*id);
+            let outside =
+                || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
+            let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
+            Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
+        };
+        for (index, instruction) in stage.instructions.iter().enumerate() {
+            lists[slot_of[instruction.stream.0 as usize]].push(index as u32);
+            let slot = |id: u32| slot_of[stage.instructions[id as usize].stream.0 as usize];
+            after.push(instruction.after.iter().map(|id| (slot(id.0), id.0)).collect());
+            operands.push(Operands {
+                reads: instruction.reads.iter().map(place).collect::<Result<_, _>>()?,
+                writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
+            });
+        }
+        let coordinates = mesh.coordinates(rank);
+        let stage_mesh = mesh.stage_at(coordinates);
+        let group_index = stage.groups.iter().map(|group| stage_mesh.part_along(&group.axes, coordinates)).collect();
+        let samples_before = stage_mesh.samples_before(coordinates);
+        let metrics = stage
+            .metrics
+            .iter()
+            .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
+            .collect::<Result<_, ExecutorError>>()?;
+        let precision = program.precision;
+        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, samples_before, precision, metrics })
+    }
+}

@@ -1,0 +1,95 @@
+//! A stream that fails wakes those that wait.
+
+use super::*;
+use crate::data::{DataSource, Dataset, SampleShape, Split};
+use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+use foretell_models::{InputKind, Kernel};
+use foretell_program::{
+    Axis, Buffer, BufferId, BufferRole, Collective, GroupId, Instruction, Operation, Phase, StageProgram, Stream, StreamId,
+};
+use foretell_units::{Bytes, DataType, Flops};
+use std::time::{Duration, Instant};
+
+const BYTES: Bytes = Bytes::new(64);
+
+/// A Program of two ranks whose instructions, one a stream, wait for nothing: an all-reduce that needs both ranks, and `other`.
+fn program(stream: Stream, other: Operation) -> Program {
+    let buffer = Buffer {
+        name: "x".into(),
+        role: BufferRole::Gradient,
+        shape: vec![16],
+        data_type: DataType::Fp32,
+        parent: None,
+        offset: Bytes::ZERO,
+        bytes: BYTES,
+        persistent: true,
+        lifetime: None,
+        initial: None,
+    };
+    let all_reduce =
+        Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes: BYTES, data_type: DataType::Fp32 };
+    let instruction = |stream: u16, operation: Operation| {
+        // What computes here has too few operands, and fails.
+        let reads = if matches!(operation, Operation::Compute { .. }) { Vec::new() } else { vec![BufferId(0)] };
+        let writes = vec![BufferId(0)];
+        let stream = StreamId(stream);
+        Instruction { name: 0, operation, stream, after: Vec::new(), reads, writes, micro_batch: None, phase: Phase::Forward }
+    };
+    let stage = StageProgram {
+        stage: 0,
+        streams: vec![Stream::Group(GroupId(0)), stream],
+        peers: Vec::new(),
+        groups: vec![Group::along(Axis::Data)],
+        buffers: vec![buffer],
+        instructions: vec![instruction(0, all_reduce), instruction(1, other)],
+        names: vec!["made to fail".into()],
+        metrics: Vec::new(),
+        arena: BYTES,
+    };
+    Program {
+        lists: vec![stage],
+        list_of_rank: vec![0, 0],
+        mesh: Mesh::new(|axis| if axis == Axis::Data { 2 } else { 1 }, &[]).expect("two ranks"),
+        precision: DataType::Fp32,
+        samples: 1,
+        predictions: 1,
+        tokens: None,
+        model_flops: Flops::ZERO,
+        hardware_flops: Flops::ZERO,
+    }
+}
+
+/// Runs rank 0, while rank 1 lives but never comes to the all-reduce.
+fn run_alone(program: &Program) -> ExecutorError {
+    let segment = Segment::create(&SegmentShape::new(vec![0, 1], crate::line::STREAM_COUNT)).expect("shared memory");
+    let attach = |rank| SharedMemory::attach(&segment, rank, 2, Patience::default()).expect("the rank attaches");
+    let (transport, _other) = (Arc::new(attach(0)), attach(1));
+    let arena = Arena::new(BYTES).expect("64 bytes");
+    let shape = SampleShape::Features { width: 1, classes: 2 };
+    let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0).expect("synthetic data"));
+    let samples = Arc::new(Samples { dataset, split: Split::Training, indices: vec![0] });
+    let mut interpreter =
+        Interpreter::start(&[program], Rank(0), &arena, transport, Arc::clone(&samples)).expect("the streams start");
+    let begun = Instant::now();
+    let error = interpreter.run(Step { program: 0, samples, hyperparameters: Hyperparameters::default() });
+    drop(interpreter);
+    assert!(begun.elapsed() < Duration::from_secs(5), "it waited for {:?}", begun.elapsed());
+    error.expect_err("the step cannot be done")
+}
+
+#[test]
+fn a_kernel_that_fails_wakes_streams_that_wait_for_other_ranks() {
+    let kernel = Kernel::Relu { elements: 16 };
+    let error = run_alone(&program(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }));
+    assert!(matches!(error, ExecutorError::Kernel { .. }), "{error}");
+}
+
+/// Where arithmetic is not checked it is an error like others.
+#[cfg(debug_assertions)]
+#[test]
+fn a_stream_that_panics_is_named_and_wakes_the_others() {
+    let load = Operation::Load { input: InputKind::Features, first_sample: usize::MAX, samples: 1 };
+    let error = run_alone(&program(Stream::Load, load));
+    assert!(matches!(error, ExecutorError::Panicked { .. }), "{error}");
+    assert!(error.to_string().starts_with("the load stream panicked: "), "{error}");
+}

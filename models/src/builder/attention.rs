@@ -1,0 +1,79 @@
+//! Attention and the rotary positions of its queries and keys.
+
+use super::{GraphBuilder, operand, shared, walk};
+use crate::attention::RelativePositions;
+use crate::dropout::DropoutRate;
+use crate::graph::{Extent, Loop, LoopId, OperatorKind, Storage, TensorId};
+
+/// What [`GraphBuilder::attention`] needs to know besides its inputs.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionKind {
+    /// Whether a position sees only those before it and itself.
+    pub(crate) causal: bool,
+    /// Whether scores are multiplied by `1/√head_dimension`.
+    pub(crate) scaled: bool,
+    /// Relative positions, with their table.
+    pub(crate) relative: Option<(RelativePositions, TensorId)>,
+    /// The share of the probabilities that is dropped.
+    pub(crate) dropout: DropoutRate,
+}
+
+impl GraphBuilder {
+    /// Rotary position embedding of x `[batch, sequence, heads.., head_dimension]`.
+    pub(crate) fn rope(&mut self, name: &str, x: TensorId, theta: usize) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let last = dimensions.len() - 1;
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 => shared(one, Extent::Rows),
+                1 => shared(one, Extent::Positions),
+                index if index < last => shared(one, Extent::Heads),
+                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+            })
+            .collect();
+        let all = walk(0, dimensions.len());
+        let y = self.activation(name, dimensions, Storage::Precision);
+        self.operator(name, OperatorKind::Rope { theta }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        y
+    }
+
+    /// Attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v `[batch, keys, heads, head_dimension]`, with a table
+    /// `[buckets, heads (, group)]` of relative positions if there is one.
+    pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
+        let AttentionKind { causal, scaled, relative, dropout } = kind;
+        let query = self.dimensions(q);
+        let key = self.dimensions(k);
+        let head_count = query.len() - 3;
+        let heads = &query[2..2 + head_count];
+        let mut loops = vec![shared(&query[0], Extent::Rows)];
+        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shared(one, role)));
+        let head_loops = walk(1, head_count);
+        let [sequence, keys, features] = [1, 2, 3].map(|place| Some(LoopId(head_count + place)));
+        loops.push(shared(&query[1], Extent::Positions));
+        loops.push(Loop { name: "keys", shardable: false, ..shared(&key[1], Extent::Keys) });
+        loops.push(Loop { shardable: false, ..shared(&query[2 + head_count], Extent::Features) });
+        let batch = Some(LoopId(0));
+        let query_axes = [vec![batch, sequence], head_loops.clone(), vec![features]].concat();
+        let key_axes = vec![batch, keys, head_loops[0], features];
+        let log_sum_dimensions = [&query[..1], heads, &query[1..2]].concat();
+        let log_sum_axes = [vec![batch], head_loops.clone(), vec![sequence]].concat();
+        let out = self.activation(name, query, Storage::Precision);
+        let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), log_sum_dimensions, Storage::Single);
+        let mut inputs = vec![operand(q, query_axes.clone()), operand(k, key_axes.clone()), operand(v, key_axes)];
+        if let Some((_, table)) = relative {
+            inputs.push(operand(table, [vec![None], head_loops].concat()));
+        }
+        let relative = relative.map(|(relative, _)| relative);
+        let dropout = self.dropout_site(dropout);
+        self.operator(
+            name,
+            OperatorKind::Attention { causal, scaled, relative, dropout, packed: false },
+            loops,
+            inputs,
+            vec![operand(out, query_axes), operand(log_sum_exp, log_sum_axes)],
+        );
+        out
+    }
+}

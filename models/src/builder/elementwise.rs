@@ -1,0 +1,67 @@
+//! What is done to each element apart from the others, dropout included.
+
+use super::{GraphBuilder, operand, shared, walk};
+use crate::dropout::DropoutRate;
+use crate::graph::{Extent, Loop, OperatorKind, Storage, TensorId};
+
+impl GraphBuilder {
+    fn elementwise(&mut self, name: &str, kind: OperatorKind, inputs: &[TensorId]) -> TensorId {
+        let dimensions = inputs.first().map(|&first| self.dimensions(first)).unwrap_or_default();
+        let loops = dimensions.iter().map(|one| shared(one, Extent::Rows)).collect();
+        let all = walk(0, dimensions.len());
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let inputs = inputs.iter().map(|&input| operand(input, all.clone())).collect();
+        self.operator(name, kind, loops, inputs, vec![operand(y, all)]);
+        y
+    }
+
+    pub(crate) fn relu(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::Relu, &[x])
+    }
+
+    pub(crate) fn gelu(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::Gelu, &[x])
+    }
+
+    /// `y = x / √square`.
+    pub(crate) fn scale(&mut self, name: &str, x: TensorId, square: usize) -> TensorId {
+        self.elementwise(name, OperatorKind::Scale { square }, &[x])
+    }
+
+    pub(crate) fn multiply(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::Multiply, &[a, b])
+    }
+
+    pub(crate) fn gelu_exact(&mut self, name: &str, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::GeluExact, &[x])
+    }
+
+    /// `gate · σ(gate) · x`.
+    pub(crate) fn silu_multiply(&mut self, name: &str, gate: TensorId, x: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::SiluMultiply, &[gate, x])
+    }
+
+    pub(crate) fn add(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {
+        self.elementwise(name, OperatorKind::Add, &[a, b])
+    }
+
+    /// Dropout of x `[batch, sequence, features]` or `[batch, features]`; x itself where nothing is dropped, as in evaluation. Ranks may share
+    /// out the sequence, or without one the features. For where the features of a sequence are whole.
+    pub(crate) fn dropout(&mut self, name: &str, x: TensorId, rate: DropoutRate) -> TensorId {
+        let Some(site) = self.dropout_site(rate) else { return x };
+        let dimensions = self.dimensions(x);
+        let loops = dimensions
+            .iter()
+            .enumerate()
+            .map(|(index, one)| match index {
+                0 => shared(one, Extent::Rows),
+                1 => shared(one, Extent::Positions),
+                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+            })
+            .collect();
+        let all = walk(0, dimensions.len());
+        let y = self.activation(name, dimensions, Storage::Precision);
+        self.operator(name, OperatorKind::Dropout(site), loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        y
+    }
+}

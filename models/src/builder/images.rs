@@ -1,0 +1,139 @@
+//! Images, channels last: convolutions, poolings, batch normalisation.
+
+use super::{GraphBuilder, dimension, operand, shared};
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Role, Storage, TensorId};
+use crate::kernel::Window;
+
+/// What [`GraphBuilder::batch_norm`] needs to know besides its input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Batch statistics.
+    Training,
+    /// Running statistics.
+    Inference,
+}
+
+impl GraphBuilder {
+    /// The sizes of a window over the images of `x`.
+    fn window(&self, x: TensorId, out_channels: usize, size: usize, stride: usize, padding: usize) -> Window {
+        let extent = |index: usize| self.graph.tensor(x).dimensions[index].extent;
+        let (batch, height, width, in_channels) = (extent(0), extent(1), extent(2), extent(3));
+        Window { batch, height, width, in_channels, out_channels, size, stride, padding }
+    }
+
+    fn image(window: &Window) -> Vec<Dimension> {
+        vec![
+            dimension(BATCH, window.batch),
+            dimension("height", window.out_height()),
+            dimension("width", window.out_width()),
+            dimension("channels", window.out_channels),
+        ]
+    }
+
+    /// A convolution whose weight is `[out, size, size, in]`.
+    pub(crate) fn convolution(&mut self, name: &str, x: TensorId, weight: TensorId, stride: usize, padding: usize) -> TensorId {
+        let shape = self.dimensions(weight);
+        let window = self.window(x, shape[0].extent, shape[1].extent, stride, padding);
+        let loops = vec![
+            Loop { name: BATCH, extent: window.batch, role: Extent::Rows, shardable: true },
+            Loop { name: "out_channels", extent: window.out_channels, role: Extent::Columns, shardable: true },
+            Loop { name: "in_channels", extent: window.in_channels, role: Extent::Contracted, shardable: true },
+        ];
+        let [batch, out, contracted] = [Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(2))];
+        let y = self.activation(name, Self::image(&window), Storage::Precision);
+        self.operator(
+            name,
+            OperatorKind::Convolution(window),
+            loops,
+            vec![operand(x, vec![batch, None, None, contracted]), operand(weight, vec![out, None, None, contracted])],
+            vec![operand(y, vec![batch, None, None, out])],
+        );
+        y
+    }
+
+    /// Batch normalisation. The batch's loop counts groups of samples, so that a mesh axis can only cut between groups.
+    pub(crate) fn batch_norm(&mut self, name: &str, x: TensorId, mode: Mode) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let channels = dimensions[3].extent;
+        let groups = self.normalization_groups;
+        let group_positions = dimensions[..3].iter().map(|one| one.extent).product::<usize>() / groups;
+        let loops = vec![
+            Loop { name: BATCH, extent: groups, role: Extent::Rows, shardable: true },
+            Loop { name: "positions", extent: group_positions, role: Extent::Positions, shardable: false },
+            Loop { name: "channels", extent: channels, role: Extent::Features, shardable: true },
+        ];
+        let [batch, channel] = [Some(LoopId(0)), Some(LoopId(2))];
+        let per_channel = |initialisation: Initialisation, what: &str, builder: &mut Self| {
+            builder.parameter(format!("{name}.{what}"), vec![dimension("channels", channels)], vec![channels], initialisation)
+        };
+        let scale = per_channel(Initialisation::Ones, "weight", self);
+        let shift = per_channel(Initialisation::Zeros, "bias", self);
+        let pair = vec![dimension("moments", 2), dimension("channels", channels)];
+        let running = self.tensor(format!("{name}.running"), Role::Running, pair.clone(), Storage::Single);
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let x_axes = vec![batch, None, None, channel];
+        let mut inputs = vec![operand(x, x_axes.clone()), operand(scale, vec![channel]), operand(shift, vec![channel])];
+        let mut outputs = vec![operand(y, x_axes)];
+        let kind = match mode {
+            Mode::Training => {
+                let saved_dimensions = vec![dimension(BATCH, groups), pair[0], pair[1]];
+                let saved = self.activation(&format!("{name}.saved"), saved_dimensions, Storage::Single);
+                let statistics = self.tensor(format!("{name}.statistics"), Role::Sum, pair, Storage::Single);
+                outputs.push(operand(saved, vec![batch, None, channel]));
+                outputs.push(operand(statistics, vec![None, channel]));
+                OperatorKind::BatchNorm
+            }
+            Mode::Inference => {
+                inputs.push(operand(running, vec![None, channel]));
+                OperatorKind::BatchNormInference
+            }
+        };
+        self.operator(name, kind, loops, inputs, outputs);
+        y
+    }
+
+    pub(crate) fn max_pool(&mut self, name: &str, x: TensorId, size: usize, stride: usize, padding: usize) -> TensorId {
+        let channels = self.dimensions(x)[3].extent;
+        let window = self.window(x, channels, size, stride, padding);
+        let loops = vec![
+            Loop { name: BATCH, extent: window.batch, role: Extent::Rows, shardable: true },
+            Loop { name: "channels", extent: channels, role: Extent::Features, shardable: true },
+        ];
+        let axes = vec![Some(LoopId(0)), None, None, Some(LoopId(1))];
+        let y = self.activation(name, Self::image(&window), Storage::Precision);
+        // An index is an offset into the rank's own input, so channels that are shared out would still be right.
+        let indices = self.activation(&format!("{name}.indices"), Self::image(&window), Storage::Integer);
+        self.operator(
+            name,
+            OperatorKind::MaxPool(window),
+            loops,
+            vec![operand(x, axes.clone())],
+            vec![operand(y, axes.clone()), operand(indices, axes)],
+        );
+        y
+    }
+
+    pub(crate) fn global_average_pool(&mut self, name: &str, x: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let loops = vec![
+            shared(&dimensions[0], Extent::Rows),
+            Loop {
+                name: "positions",
+                extent: dimensions[1].extent * dimensions[2].extent,
+                role: Extent::Positions,
+                shardable: false,
+            },
+            shared(&dimensions[3], Extent::Features),
+        ];
+        let [batch, channel] = [Some(LoopId(0)), Some(LoopId(2))];
+        let y = self.activation(name, vec![dimensions[0], dimensions[3]], Storage::Precision);
+        self.operator(
+            name,
+            OperatorKind::GlobalAveragePool,
+            loops,
+            vec![operand(x, vec![batch, None, None, channel])],
+            vec![operand(y, vec![batch, channel])],
+        );
+        y
+    }
+}

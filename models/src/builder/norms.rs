@@ -1,0 +1,60 @@
+//! Norms over the last dimension.
+
+use super::{GraphBuilder, dimension, operand, shared, walk};
+use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, Storage, TensorId};
+use crate::kernel::Epsilon;
+
+impl GraphBuilder {
+    /// Layer normalisation over the last dimension.
+    pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let row_count = dimensions.len() - 1;
+        let features = dimensions[row_count];
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shared(&features, Extent::Features) });
+        let parameter = |initialisation, what: &str, builder: &mut Self| {
+            builder.parameter(format!("{name}.{what}"), vec![features], vec![features.extent], initialisation)
+        };
+        let scale = parameter(Initialisation::Ones, "weight", self);
+        let shift = parameter(Initialisation::Zeros, "bias", self);
+        let all = walk(0, dimensions.len());
+        let feature = vec![Some(LoopId(row_count))];
+        let mut saved_dimensions = dimensions[..row_count].to_vec();
+        saved_dimensions.push(dimension("moments", 2));
+        let mut saved_axes = walk(0, row_count);
+        saved_axes.push(None);
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let saved = self.activation(&format!("{name}.saved"), saved_dimensions, Storage::Single);
+        self.operator(
+            name,
+            OperatorKind::LayerNorm(epsilon),
+            loops,
+            vec![operand(x, all.clone()), operand(scale, feature.clone()), operand(shift, feature)],
+            vec![operand(y, all), operand(saved, saved_axes)],
+        );
+        y
+    }
+
+    /// Division of the last dimension by its root mean square.
+    pub(crate) fn rms_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let row_count = dimensions.len() - 1;
+        let features = dimensions[row_count];
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shared(&features, Extent::Features) });
+        let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
+        let all = walk(0, dimensions.len());
+        let rows = walk(0, row_count);
+        let saved = dimensions[..row_count].to_vec();
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let saved = self.activation(&format!("{name}.saved"), saved, Storage::Single);
+        self.operator(
+            name,
+            OperatorKind::RmsNorm(epsilon),
+            loops,
+            vec![operand(x, all.clone()), operand(scale, vec![Some(LoopId(row_count))])],
+            vec![operand(y, all), operand(saved, rows)],
+        );
+        y
+    }
+}

@@ -1,0 +1,155 @@
+//! What operators compute, apart from their sizes.
+
+use super::{Extent, Slots};
+use crate::attention::RelativePositions;
+use crate::dropout::DropoutSite;
+use crate::kernel::{Epsilon, WeightLayout, Window};
+
+/// What an operator computes. The loops carry the sizes, this the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // Each is described at the kernel of the same name.
+pub enum OperatorKind {
+    /// `relu` is set by fusion only.
+    Matmul {
+        weight: WeightLayout,
+        relu: bool,
+    },
+    MatmulInputGradient(WeightLayout),
+    MatmulWeightGradient(WeightLayout),
+    BiasAdd,
+    BiasGradient,
+    Relu,
+    ReluGradient,
+    Gelu,
+    GeluGradient,
+    GeluExact,
+    GeluExactGradient,
+    SiluMultiply,
+    SiluMultiplyGradient,
+    Add,
+    /// The window's batch and channels are those of the loops.
+    Convolution(Window),
+    ConvolutionInputGradient(Window),
+    ConvolutionWeightGradient(Window),
+    BatchNorm,
+    BatchNormInputGradient,
+    BatchNormWeightGradient,
+    BatchNormInference,
+    MaxPool(Window),
+    MaxPoolGradient(Window),
+    GlobalAveragePool,
+    GlobalAveragePoolGradient,
+    LayerNorm(Epsilon),
+    LayerNormInputGradient,
+    LayerNormWeightGradient,
+    RmsNorm(Epsilon),
+    RmsNormInputGradient,
+    RmsNormWeightGradient,
+    /// The base of the frequencies.
+    Rope {
+        theta: usize,
+    },
+    RopeGradient {
+        theta: usize,
+    },
+    /// Its own gradient.
+    Dropout(DropoutSite),
+    Prepend,
+    PrependInputGradient,
+    PrependWeightGradient,
+    First,
+    FirstGradient,
+    Embedding,
+    EmbeddingWeightGradient,
+    /// `packed` is set by fusion only.
+    Attention {
+        causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        dropout: Option<DropoutSite>,
+        packed: bool,
+    },
+    AttentionGradient {
+        causal: bool,
+        scaled: bool,
+        relative: Option<RelativePositions>,
+        dropout: Option<DropoutSite>,
+        packed: bool,
+    },
+    Split,
+    Join,
+    CrossEntropy,
+    LogitStatistics,
+    CrossEntropyOfStatistics,
+    /// The number of predictions in the global batch, over which the loss is a mean.
+    CrossEntropyGradient {
+        normalizer: usize,
+    },
+    /// Experts that a token is sent to.
+    Route {
+        top: usize,
+    },
+    RouteGradient {
+        top: usize,
+    },
+    Dispatch(Slots),
+    DispatchGradient(Slots),
+    Combine(Slots),
+    CombineInputGradient(Slots),
+    CombineGateGradient(Slots),
+    ExpertMatmul,
+    ExpertMatmulInputGradient,
+    ExpertMatmulWeightGradient,
+    /// What the divisor is the root of.
+    Scale {
+        square: usize,
+    },
+    Multiply,
+    Lstm {
+        initial: bool,
+    },
+    LstmGradient {
+        initial: bool,
+        outputs: bool,
+        last: bool,
+    },
+    LstmWeightGradient {
+        initial: bool,
+    },
+}
+
+impl OperatorKind {
+    /// Whether it is attention itself, whose sequence is shared out by other means than that of operators that work position by position.
+    pub fn is_attention(&self) -> bool {
+        matches!(self, OperatorKind::Attention { .. } | OperatorKind::AttentionGradient { .. })
+    }
+
+    /// The role of the loop of which a kernel must know which part a rank has, if there is one.
+    pub fn positional(&self) -> Option<Extent> {
+        match self {
+            OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
+            OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
+            OperatorKind::Attention { .. }
+            | OperatorKind::AttentionGradient { .. }
+            | OperatorKind::Rope { .. }
+            | OperatorKind::RopeGradient { .. }
+            | OperatorKind::Dropout(_) => Some(Extent::Positions),
+            _ => None,
+        }
+    }
+
+    /// Whether the loop of [`OperatorKind::positional`] may be cut along several axes of the mesh at a time.
+    pub fn is_positional_along_several_axes(&self) -> bool {
+        matches!(self, OperatorKind::Dropout(_))
+    }
+
+    /// Whether a kernel must know which part of a loop of this role a rank has: of the role of [`OperatorKind::positional`], and where
+    /// attention drops probabilities of the heads.
+    pub fn knows_part_of(&self, role: Extent) -> bool {
+        let drops = matches!(
+            self,
+            OperatorKind::Attention { dropout: Some(_), .. } | OperatorKind::AttentionGradient { dropout: Some(_), .. }
+        );
+        self.positional() == Some(role) || (drops && matches!(role, Extent::Heads | Extent::Group))
+    }
+}

@@ -1,0 +1,171 @@
+//! From an operator whose loops have sizes to the kernel that a rank runs.
+
+use super::{Extent, Loop, Operator, OperatorKind, Slots};
+use crate::attention::{Attention, Rope};
+use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
+use crate::kernel::{Kernel, Mixture, Recurrence, Window};
+
+impl Operator {
+    /// What one rank runs when its share of the loops is `extents`, one for each loop.
+    pub fn kernel(&self, extents: &[usize]) -> Kernel {
+        let size = |role: Extent| -> usize {
+            self.loops.iter().zip(extents).filter(|(one, _)| one.role == role).map(|(_, &extent)| extent).product()
+        };
+        let rows = size(Extent::Rows);
+        let columns = size(Extent::Columns);
+        let contracted = size(Extent::Contracted);
+        let features = size(Extent::Features);
+        let positions = size(Extent::Positions);
+        let experts = size(Extent::Experts);
+        let mixture = |Slots { top, per_sample }: Slots| Mixture {
+            tokens: rows * positions,
+            experts,
+            capacity: rows * per_sample,
+            top,
+            hidden: features,
+        };
+        let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
+        // Into how many parts ranks have cut the loops of a role.
+        let parts = |role: Extent| -> usize {
+            let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
+            self.loops.iter().zip(extents).map(cut).product()
+        };
+        // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
+        let elements = || extents.iter().product();
+        let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
+        let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
+        let attention = |causal, scaled, relative, dropout: Option<DropoutSite>, packed| Attention {
+            batch: rows,
+            queries: positions,
+            keys: size(Extent::Keys),
+            key_heads: size(Extent::Heads),
+            group: size(Extent::Group),
+            head_dimension: features,
+            causal,
+            scaled,
+            relative,
+            packed,
+            query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
+            query_offset: 0,
+            ring: None,
+            dropout: dropout.map(|site| AttentionDropout {
+                site,
+                first_sample: 0,
+                position_parts: parts(Extent::Positions),
+                head_parts: parts(Extent::Heads),
+                group_parts: parts(Extent::Group),
+            }),
+        };
+        let rope = |theta| Rope {
+            batch: rows,
+            positions,
+            heads: size(Extent::Heads),
+            head_dimension: features,
+            theta,
+            position_parts: parts(Extent::Positions),
+            position_offset: 0,
+        };
+        match self.kind {
+            OperatorKind::Matmul { weight, relu } => {
+                Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
+            }
+            OperatorKind::MatmulInputGradient(weight) => Kernel::MatmulInputGradient { rows, columns, contracted, weight },
+            OperatorKind::MatmulWeightGradient(weight) => Kernel::MatmulWeightGradient { rows, columns, contracted, weight },
+            OperatorKind::BiasAdd => Kernel::BiasAdd { rows, columns },
+            OperatorKind::BiasGradient => Kernel::BiasGradient { rows, columns },
+            OperatorKind::Relu => Kernel::Relu { elements: elements() },
+            OperatorKind::ReluGradient => Kernel::ReluGradient { elements: elements() },
+            OperatorKind::Gelu => Kernel::Gelu { elements: elements() },
+            OperatorKind::GeluGradient => Kernel::GeluGradient { elements: elements() },
+            OperatorKind::GeluExact => Kernel::GeluExact { elements: elements() },
+            OperatorKind::GeluExactGradient => Kernel::GeluExactGradient { elements: elements() },
+            OperatorKind::SiluMultiply => Kernel::SiluMultiply { elements: elements() },
+            OperatorKind::SiluMultiplyGradient => Kernel::SiluMultiplyGradient { elements: elements() },
+            OperatorKind::Add => Kernel::Add { elements: elements() },
+            OperatorKind::Convolution(shape) => Kernel::Convolution(window(shape)),
+            OperatorKind::ConvolutionInputGradient(shape) => Kernel::ConvolutionInputGradient(window(shape)),
+            OperatorKind::ConvolutionWeightGradient(shape) => Kernel::ConvolutionWeightGradient(window(shape)),
+            OperatorKind::BatchNorm => Kernel::BatchNorm { groups: rows, positions, channels: features },
+            OperatorKind::BatchNormInputGradient => {
+                Kernel::BatchNormInputGradient { groups: rows, positions, channels: features }
+            }
+            OperatorKind::BatchNormWeightGradient => Kernel::BatchNormWeightGradient { groups: rows, channels: features },
+            OperatorKind::BatchNormInference => Kernel::BatchNormInference { positions: rows * positions, channels: features },
+            OperatorKind::MaxPool(shape) => Kernel::MaxPool(pooled(shape)),
+            OperatorKind::MaxPoolGradient(shape) => Kernel::MaxPoolGradient(pooled(shape)),
+            OperatorKind::GlobalAveragePool => Kernel::GlobalAveragePool { batch: rows, positions, channels: features },
+            OperatorKind::GlobalAveragePoolGradient => {
+                Kernel::GlobalAveragePoolGradient { batch: rows, positions, channels: features }
+            }
+            OperatorKind::LayerNorm(epsilon) => Kernel::LayerNorm { rows, features, epsilon },
+            OperatorKind::LayerNormInputGradient => Kernel::LayerNormInputGradient { rows, features },
+            OperatorKind::LayerNormWeightGradient => Kernel::LayerNormWeightGradient { rows, features },
+            OperatorKind::RmsNorm(epsilon) => Kernel::RmsNorm { rows, features, epsilon },
+            OperatorKind::RmsNormInputGradient => Kernel::RmsNormInputGradient { rows, features },
+            OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
+            OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
+            OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
+            // Which samples it works on is known where it is emitted.
+            OperatorKind::Dropout(site) => Kernel::Dropout(Dropout {
+                first_sample: 0,
+                samples: rows,
+                positions,
+                features,
+                parts: parts(Extent::Positions),
+                site,
+            }),
+            OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },
+            OperatorKind::PrependInputGradient => Kernel::PrependInputGradient { batch: rows, positions, features },
+            OperatorKind::PrependWeightGradient => Kernel::PrependWeightGradient { batch: rows, positions, features },
+            OperatorKind::First => Kernel::First { batch: rows, positions, features },
+            OperatorKind::FirstGradient => Kernel::FirstGradient { batch: rows, positions, features },
+            OperatorKind::Embedding => Kernel::Embedding {
+                tokens: rows,
+                vocabulary: size(Extent::Vocabulary),
+                hidden: features,
+                parts: parts(Extent::Vocabulary),
+            },
+            OperatorKind::EmbeddingWeightGradient => Kernel::EmbeddingWeightGradient {
+                tokens: rows,
+                vocabulary: size(Extent::Vocabulary),
+                hidden: features,
+                parts: parts(Extent::Vocabulary),
+            },
+            OperatorKind::Attention { causal, scaled, relative, dropout, packed } => {
+                Kernel::Attention(attention(causal, scaled, relative, dropout, packed))
+            }
+            OperatorKind::AttentionGradient { causal, scaled, relative, dropout, packed } => {
+                Kernel::AttentionGradient(attention(causal, scaled, relative, dropout, packed))
+            }
+            OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
+            OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },
+            OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
+            OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
+            OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },
+            OperatorKind::CrossEntropyGradient { normalizer } => Kernel::CrossEntropyGradient {
+                rows,
+                classes: features,
+                normalizer,
+                parts: parts(Extent::Features),
+                scaled: false,
+            },
+            OperatorKind::Route { top } => Kernel::Route { tokens: rows * positions, experts, top },
+            OperatorKind::RouteGradient { top } => Kernel::RouteGradient { tokens: rows * positions, experts, top },
+            OperatorKind::Dispatch(slots) => Kernel::Dispatch(mixture(slots)),
+            OperatorKind::DispatchGradient(slots) => Kernel::DispatchGradient(mixture(slots)),
+            OperatorKind::Combine(slots) => Kernel::Combine(mixture(slots)),
+            OperatorKind::CombineInputGradient(slots) => Kernel::CombineInputGradient(mixture(slots)),
+            OperatorKind::CombineGateGradient(slots) => Kernel::CombineGateGradient(mixture(slots)),
+            OperatorKind::Lstm { initial } => Kernel::Lstm(recurrence(initial)),
+            OperatorKind::LstmGradient { initial, outputs, last } => {
+                Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
+            }
+            OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
+            OperatorKind::Scale { square } => Kernel::Scale { elements: elements(), square },
+            OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
+            OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
+        }
+    }
+}

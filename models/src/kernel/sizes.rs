@@ -1,0 +1,148 @@
+//! The sizes that several kernels share: of windows, recurrent layers and mixtures, how a weight lies, what a norm adds.
+//! It must not know the kernels that have them.
+
+use serde::{Deserialize, Serialize};
+
+/// How a weight matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightLayout {
+    /// `[columns, contracted]`, as PyTorch's `Linear` keeps it.
+    OutIn,
+    /// `[contracted, columns]`, as GPT-2's `Conv1D` keeps it.
+    InOut,
+}
+
+/// What a norm adds to the variance: `10^-digits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epsilon {
+    digits: u8,
+}
+
+impl Epsilon {
+    /// `10^-digits`.
+    pub const fn new(digits: u8) -> Self {
+        Self { digits }
+    }
+
+    /// The number.
+    pub fn value(self) -> f64 {
+        10f64.powi(-i32::from(self.digits))
+    }
+}
+
+/// The sizes of a two-dimensional convolution or pooling; `height` and `width` are the *input's*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Window {
+    /// Images.
+    pub batch: usize,
+    /// Rows of the input image.
+    pub height: usize,
+    /// Columns of the input image.
+    pub width: usize,
+    /// Channels of the input.
+    pub in_channels: usize,
+    /// Channels of the output; a pooling has as many as it takes.
+    pub out_channels: usize,
+    /// Side of the square window.
+    pub size: usize,
+    /// Step of the window in both directions.
+    pub stride: usize,
+    /// Zeros (for a pooling: nothing) added on each side.
+    pub padding: usize,
+}
+
+impl Window {
+    /// Rows of the output image.
+    pub fn out_height(&self) -> usize {
+        (self.height + 2 * self.padding - self.size) / self.stride + 1
+    }
+
+    /// Columns of the output image.
+    pub fn out_width(&self) -> usize {
+        (self.width + 2 * self.padding - self.size) / self.stride + 1
+    }
+
+    /// Elements of the input.
+    pub fn input_elements(&self) -> usize {
+        self.batch * self.height * self.width * self.in_channels
+    }
+
+    /// Elements of the output.
+    pub fn output_elements(&self) -> usize {
+        self.batch * self.out_height() * self.out_width() * self.out_channels
+    }
+
+    /// Elements of a convolution's weight, `[out_channels, size, size, in_channels]`.
+    pub fn weight_elements(&self) -> usize {
+        self.out_channels * self.size * self.size * self.in_channels
+    }
+}
+
+/// The sizes of a recurrent layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Recurrence {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence.
+    pub sequence: usize,
+    /// Features of its state.
+    pub hidden: usize,
+    /// Whether it begins in a state that is given, instead of in zeros.
+    pub initial: bool,
+}
+
+impl Recurrence {
+    /// Elements of the outputs at all positions.
+    pub fn output_elements(&self) -> usize {
+        self.batch * self.sequence * self.hidden
+    }
+
+    /// Elements of a state: what goes out and the cell.
+    pub fn state_elements(&self) -> usize {
+        2 * self.batch * self.hidden
+    }
+
+    /// Elements of a state that is given.
+    pub fn initial_elements(&self) -> usize {
+        if self.initial { self.state_elements() } else { 0 }
+    }
+
+    /// Elements of the recurrent weight, `[4 hidden, hidden]`.
+    pub fn weight_elements(&self) -> usize {
+        4 * self.hidden * self.hidden
+    }
+}
+
+/// The sizes of a mixture of experts' exchange between tokens and the experts' slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Mixture {
+    /// Positions: samples times positions of a sample.
+    pub tokens: usize,
+    /// Experts, over all ranks.
+    pub experts: usize,
+    /// Slots of an expert for this rank's tokens.
+    pub capacity: usize,
+    /// Experts that a token is sent to.
+    pub top: usize,
+    /// Features of a token.
+    pub hidden: usize,
+}
+
+impl Mixture {
+    /// Elements of the tokens' rows.
+    pub fn token_elements(&self) -> usize {
+        self.tokens * self.hidden
+    }
+
+    /// Elements of the experts' slots.
+    pub fn slot_elements(&self) -> usize {
+        self.experts * self.capacity * self.hidden
+    }
+
+    /// Choices of all tokens.
+    pub fn choices(&self) -> usize {
+        self.tokens * self.top
+    }
+}
