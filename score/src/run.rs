@@ -283,7 +283,16 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
         if row.notes.contains("unpadded") {
             sequence = (sequence as f64 * BERT_UNPADDED).round() as usize;
         }
-        return Ok(Model::Bert { layers, hidden, heads, ffn: Some(ffn), vocab, sequence, dropout: Default::default() });
+        return Ok(Model::Bert {
+            layers,
+            hidden,
+            heads,
+            ffn: Some(ffn),
+            vocab,
+            sequence,
+            dropout: Default::default(),
+            attention_dropout: Default::default(),
+        });
     }
     if let (Some(experts), Some(top_k)) = (row.count("experts"), row.count("topk")) {
         if layout.context > 1 {
@@ -326,5 +335,15 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
             rope_theta: 10_000,
         });
     }
-    Ok(Model::Gpt { layers, hidden, heads, ffn: Some(ffn), vocab, sequence, tied_embeddings: true, dropout: Default::default() })
+    Ok(Model::Gpt {
+        layers,
+        hidden,
+        heads,
+        ffn: Some(ffn),
+        vocab,
+        sequence,
+        tied_embeddings: true,
+        dropout: Default::default(),
+        attention_dropout: Default::default(),
+    })
 }
