@@ -173,6 +173,7 @@ fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &mut Vec<Stri
         zero,
         recompute,
         micro_batch,
+        bucket: stack.bucket,
         ..Layout::default()
     })
 }

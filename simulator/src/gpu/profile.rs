@@ -357,6 +357,8 @@ pub struct StackKind {
     /// The format of matrix products, where the run does not say.
     #[serde(default = "half")]
     pub precision: ProductFormat,
+    /// Bytes of parameters or gradients that are communicated together; more than a block has is all of the block.
+    pub bucket: Bytes,
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
