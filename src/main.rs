@@ -15,6 +15,7 @@ mod plan_file;
 mod predict;
 mod run;
 mod run_folder;
+mod score;
 mod simulate;
 
 use clap::{Parser, Subcommand};
@@ -39,6 +40,7 @@ enum Command {
     Calibrate(calibrate::Arguments),
     Execute(execute::Arguments),
     Check(check::Arguments),
+    Score(score::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Calibrate(arguments) => calibrate::run(&arguments, json),
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
+        Command::Score(arguments) => score::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),

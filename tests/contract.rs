@@ -213,3 +213,39 @@ fn the_library_and_the_machine_are_one_document_each() {
     let findings = scratch.json(&["doctor"]);
     assert!(findings.as_array().is_some_and(|all| all.iter().all(|one| one["found"].is_boolean())));
 }
+
+#[test]
+fn score_gives_every_row_once_and_what_all_of_them_say() {
+    let scratch = Scratch::new();
+    let rows = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,mbs,gbs,precision,framework,step_s\n\
+        a,mine,GPT,8,1024,16,50257,1024,A100-SXM4-80GB,8,8,1,1,1,8,bf16,Megatron-LM,0.1\n\
+        b,mine,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,0.1\n";
+    let file = scratch.file("rows.csv", rows);
+    let document = scratch.json(&["score", text(&file), "--plots", text(&scratch.path("plots"))]);
+    has(&document, &["rows", "by_source", "overall"]);
+    let rows = document["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        has(
+            row,
+            &[
+                "row_id",
+                "table",
+                "split",
+                "measured_step_seconds",
+                "predicted_step_seconds",
+                "p10",
+                "p90",
+                "measured_memory_bytes",
+                "predicted_memory_bytes",
+                "calibrated",
+                "refused",
+            ],
+        );
+    }
+    assert!(rows[0]["predicted_step_seconds"].is_f64() && rows[0]["refused"].is_null());
+    assert!(rows[1]["refused"].as_str().is_some_and(|reason| reason.contains("abacus")));
+    for file in ["scores.csv", "predicted-over-measured.svg", "predicted-over-measured.png"] {
+        assert!(scratch.path("plots").join(file).is_file(), "{file}");
+    }
+}

@@ -91,6 +91,28 @@ pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanE
     })
 }
 
+/// Compiles the training step alone, for who only simulates it.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
+    plan.validate()?;
+    let mesh = plan.mesh()?;
+    let training = Lowerings::new(model, name, plan, &mesh, Purpose::Training)?;
+    for lowering in &training.0 {
+        limits::check(lowering, plan)?;
+    }
+    let cuts = Cuts::new(&training.any().graph, plan)?;
+    let crossings = Crossings::new(&training, &cuts, &mesh)?;
+    let parts = reshard::parts(&mesh, &[&crossings]);
+    let mut states: Vec<StageState> = Vec::with_capacity(parts.len());
+    for part in &parts {
+        states.push(StageState::plan(training.of_part(part, &mesh), &cuts, part.stage, plan, &mesh)?);
+    }
+    let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states };
+    run.lower(&training, &crossings, Purpose::Training)
+}
+
 /// What a Program is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {

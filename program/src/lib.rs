@@ -33,7 +33,7 @@ mod schedule;
 mod strategy;
 mod timeline;
 
-pub use compile::{Compiled, compile};
+pub use compile::{Compiled, compile, compile_training};
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Conversion, Placement, Placements, conversion};

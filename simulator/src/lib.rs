@@ -66,6 +66,7 @@
 //! ```
 
 mod breakdown;
+mod by_stage;
 mod cost;
 mod critical_path;
 mod engine;
@@ -73,6 +74,7 @@ mod error;
 mod exchange;
 mod fairness;
 mod folding;
+pub mod gpu;
 mod interpreter;
 mod kernels;
 mod lowering;
@@ -85,6 +87,7 @@ mod simulation;
 mod symmetry;
 mod uncertainty;
 
+pub use by_stage::{StageSimulationError, StageStep, simulate_by_stage};
 pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use error::SimulationError;

@@ -1,0 +1,174 @@
+//! What people call devices, links, frameworks and formats, and what the profiles call them.
+
+use crate::row::Row;
+use foretell_simulator::gpu::ProductFormat;
+
+/// Names in profiles of what people write, the first that fits; every word of an entry must stand in the text.
+type Names = [(&'static [&'static str], &'static str)];
+
+const DEVICES: &Names = &[
+    (&["v100", "16gb"], "v100-sxm-16g"),
+    (&["v100"], "v100-sxm-32g"),
+    (&["a100", "pcie", "40"], "a100-pcie-40g"),
+    (&["a100", "pcie"], "a100-pcie-80g"),
+    (&["a100", "40gb"], "a100-sxm-40g"),
+    (&["a100-40"], "a100-sxm-40g"),
+    (&["a100"], "a100-sxm-80g"),
+    (&["a800"], "a800-sxm-80g"),
+    (&["a10g"], "a10g"),
+    (&["a30"], "a30"),
+    (&["a40"], "a40"),
+    (&["h100", "pcie"], "h100-pcie-80g"),
+    (&["h100", "500w"], "h100-sxm-96g-500w"),
+    (&["gh200"], "gh200-96g"),
+    (&["h100"], "h100-sxm-80g"),
+    (&["h200"], "h200-sxm-141g"),
+    (&["gb200"], "gb200"),
+    (&["gb300"], "gb300"),
+    (&["b200"], "b200-sxm-180g"),
+    (&["b300"], "b300-sxm-288g"),
+    (&["l40s"], "l40s"),
+    (&["l40"], "l40"),
+    (&["l4"], "l4"),
+    (&["t4"], "t4"),
+    (&["mi100"], "mi100"),
+    (&["mi210"], "mi210"),
+    (&["mi250"], "mi250"),
+    (&["mi355"], "mi355x"),
+];
+
+const STACKS: &Names = &[
+    (&["megatron-deepspeed", "bigscience"], "megatron-deepspeed-bigscience"),
+    (&["megatron-deepspeed", "sailor"], "megatron-deepspeed-sailor"),
+    (&["megatron-deepspeed"], "megatron-deepspeed"),
+    (&["deepspeed 3d"], "deepspeed-3d"),
+    (&["deepspeed"], "megatron-deepspeed"),
+    (&["megatron-bridge"], "megatron-bridge"),
+    (&["automodel"], "nemo-automodel"),
+    (&["finetuning"], "nemo"),
+    (&["maxtext"], "maxtext"),
+    (&["pax"], "paxml"),
+    (&["nemo (dgxc"], "nemo"),
+    (&["nemo 24"], "nemo"),
+    (&["nemo 25"], "nemo"),
+    (&["megatron-lm"], "megatron-core"),
+    (&["megatron-core"], "megatron-core"),
+    (&["megatron"], "megatron-core"),
+    (&["torchtitan"], "torchtitan"),
+    (&["mosaicml"], "mosaicml-composer"),
+    (&["composer"], "mosaicml-composer"),
+    (&["nanotron"], "nanotron"),
+    (&["internevo"], "internevo"),
+    (&["pytorch eager"], "pytorch-eager"),
+    (&["fsdp"], "mosaicml-composer"),
+    (&["deeplearningexamples", "pytorch"], "deeplearningexamples-pytorch"),
+    (&["deeplearningexamples", "tensorflow2"], "deeplearningexamples-tensorflow2"),
+    (&["deeplearningexamples", "tensorflow"], "deeplearningexamples-tensorflow"),
+    (&["deeplearningexamples", "mxnet"], "mlperf-mxnet"),
+    (&["deeplearningexamples", "paddle"], "deeplearningexamples-paddle"),
+    (&["nemo"], "mlperf-nemo"),
+];
+
+fn find(names: &Names, text: &str) -> Option<&'static str> {
+    let text = text.to_lowercase();
+    let fits = |words: &[&str]| words.iter().all(|word| text.contains(word));
+    names.iter().find(|(words, _)| fits(words)).map(|(_, name)| *name).filter(|name| !name.is_empty())
+}
+
+/// The profiles of a row's devices with the number of nodes of each: one, or several where it says `3 nodes A + 1 node B`. None where one is
+/// not known.
+pub(crate) fn node_kinds(row: &Row) -> Vec<(usize, &'static str)> {
+    let part = |text: &str| {
+        let nodes = text.split_once(" node").and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1);
+        find(DEVICES, text).map(|device| (nodes, device))
+    };
+    row.gpu.split(" + ").map(part).collect::<Option<Vec<_>>>().unwrap_or_default()
+}
+
+/// The profile of a row's software stack. A submission to MLPerf lists all that its image holds: there the model decides.
+pub(crate) fn stack(row: &Row) -> Option<&'static str> {
+    let lower = row.framework.to_lowercase();
+    let model = row.model.to_lowercase();
+    let is_image = lower.contains("ngc") || lower.contains(" / ") || row.table.starts_with("mlperf");
+    if is_image && model.contains("resnet") {
+        return Some("mlperf-mxnet");
+    }
+    if is_image && model.contains("bert") {
+        return Some("mlperf-bert");
+    }
+    if is_image {
+        return Some("mlperf-nemo");
+    }
+    let name = find(STACKS, &row.framework)?;
+    if name == "torchtitan" && row.notes.contains("compile") {
+        return Some("torchtitan-compiled");
+    }
+    Some(name)
+}
+
+/// The profile of the link between devices of a node, where the row says another than the device's own.
+pub(crate) fn link(row: &Row) -> Option<&'static str> {
+    let text = row.intra_link.to_lowercase();
+    let is_pcie = text.contains("pcie") && !text.contains("nvl") && !row.gpu.contains(" + ");
+    if is_pcie {
+        return Some(if text.contains('5') {
+            "pcie5"
+        } else if text.contains('3') {
+            "pcie3"
+        } else {
+            "pcie4"
+        });
+    }
+    None
+}
+
+/// The format of matrix products.
+pub(crate) fn format(row: &Row) -> Option<ProductFormat> {
+    let text = row.precision.to_lowercase();
+    let has = |word: &str| text.contains(word);
+    if row.stated_precision.to_lowercase().contains("tf32 off") {
+        return Some(ProductFormat::Fp32);
+    }
+    if row.stated_precision.to_lowercase().contains("unknown") {
+        return None;
+    }
+    Some(if has("nvfp4") || has("fp4") {
+        ProductFormat::Nvfp4
+    } else if has("mxfp8") {
+        ProductFormat::Mxfp8
+    } else if has("fp8") || has("float8") {
+        ProductFormat::Fp8
+    } else if has("bf16") {
+        ProductFormat::Bf16
+    } else if has("fp16") || has("amp") || has("float16") {
+        ProductFormat::Fp16
+    } else if has("tf32") {
+        ProductFormat::Tf32
+    } else if has("fp32") || has("float32") {
+        ProductFormat::Fp32
+    } else {
+        return None;
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(gpu: &str, framework: &str) -> Row {
+        Row { gpu: gpu.into(), framework: framework.into(), ..Row::default() }
+    }
+
+    #[test]
+    fn known_names_are_found_and_unknown_ones_are_not() {
+        let kinds = |gpu| node_kinds(&row(gpu, ""));
+        assert_eq!(kinds("A100-SXM4-80GB"), [(1, "a100-sxm-80g")]);
+        assert_eq!(kinds("H100-SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton)"), [(1, "h100-sxm-96g-500w")]);
+        assert_eq!(kinds("GB200"), [(1, "gb200")]);
+        assert_eq!(kinds("3 nodes V100-SXM2-16GB (p3.8xlarge) + 1 node T4 (g4dn.12xlarge)"), [(3, "v100-sxm-16g"), (1, "t4")]);
+        assert_eq!(kinds("abacus"), []);
+        assert_eq!(kinds("A100 + abacus"), []);
+        assert_eq!(stack(&row("", "Megatron-DeepSpeed (1F1B)")), Some("megatron-deepspeed"));
+        assert_eq!(stack(&row("", "my own")), None);
+    }
+}

@@ -1,0 +1,276 @@
+//! Scoring: every row predicted, or refused with the reason, and what all of them say.
+
+use crate::csv::TableError;
+use crate::predict::{Predicted, predict};
+use crate::row::{Row, read_rows};
+use crate::run::Run;
+use crate::split::{Part, Split};
+use crate::statistics::{Pair, Summary, Table};
+use foretell_simulator::gpu::Profiles;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The rows that the project scores itself on: a copy of those of `validation/runs.csv`.
+const PUBLISHED: &str = include_str!("../../tests/published/runs.csv");
+
+/// The rows that the project scores itself on.
+///
+/// # Errors
+/// [`TableError`], which a test excludes.
+pub fn published() -> Result<Vec<Row>, TableError> {
+    read_rows(PUBLISHED)
+}
+
+/// A row, predicted or refused.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scored {
+    /// The row's name.
+    pub row_id: String,
+    /// Its source.
+    pub table: String,
+    /// What it is for.
+    pub split: Part,
+    /// What was measured, if a step time was.
+    pub measured_step_seconds: Option<f64>,
+    /// What is foretold.
+    pub predicted_step_seconds: Option<f64>,
+    /// The prediction's 10th percentile.
+    pub p10: Option<f64>,
+    /// The prediction's 90th percentile.
+    pub p90: Option<f64>,
+    /// Predicted over measured, less one.
+    pub error: Option<f64>,
+    /// What was measured, if memory was.
+    pub measured_memory_bytes: Option<f64>,
+    /// What is foretold.
+    pub predicted_memory_bytes: Option<f64>,
+    /// The profile of the software stack.
+    pub stack: Option<String>,
+    /// Whether device and stack were fitted and nothing stands in for something else.
+    pub calibrated: bool,
+    /// What stands in for what.
+    pub stand_ins: Vec<String>,
+    /// Why there is no prediction.
+    pub refused: Option<String>,
+    #[serde(skip)]
+    group: String,
+}
+
+/// All rows, and what they say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scores {
+    /// Every row once, in the order of the input.
+    pub rows: Vec<Scored>,
+    /// By source, of the rows that were kept from fitting.
+    pub by_source: BTreeMap<String, Summary>,
+    /// Of those rows: `rows` counts each row alike, `sources` each source.
+    pub overall: BTreeMap<String, Summary>,
+    /// How many rows were refused, by reason.
+    pub refused: BTreeMap<String, usize>,
+}
+
+/// Predicts every row. The same on any number of threads.
+pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
+    let of_row = |row: &Row| {
+        let run = Run::of(row, profiles);
+        let predicted = run.and_then(|run| predict(&run).map(|predicted| (run, predicted)));
+        scored(row, split, predicted.map_err(|refusal| refusal.to_string()))
+    };
+    Scores::of(rows.par_iter().map(of_row).collect())
+}
+
+fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>) -> Scored {
+    let measured = row.step_seconds();
+    let group = format!("{}|{}|{}|{}|{:?}|{}", row.table, row.model, row.gpu, row.framework, row.count("n_gpus"), row.precision);
+    let mut scored = Scored {
+        row_id: row.row_id.clone(),
+        table: row.table.clone(),
+        split: split.part(row),
+        measured_step_seconds: measured,
+        predicted_step_seconds: None,
+        p10: None,
+        p90: None,
+        error: None,
+        measured_memory_bytes: row.memory_bytes(),
+        predicted_memory_bytes: None,
+        stack: None,
+        calibrated: false,
+        stand_ins: Vec::new(),
+        refused: None,
+        group,
+    };
+    match predicted {
+        Ok((run, predicted)) => {
+            let step = predicted.step.value();
+            scored.predicted_step_seconds = Some(step);
+            scored.p10 = Some(predicted.p10.value());
+            scored.p90 = Some(predicted.p90.value());
+            scored.error = measured.map(|measured| step / measured - 1.0);
+            scored.predicted_memory_bytes = Some(stated_memory(row, &run, predicted.memory));
+            scored.calibrated = run.stand_ins.is_empty();
+            scored.stack = Some(run.stack_name);
+            scored.stand_ins = run.stand_ins;
+        }
+        Err(reason) => scored.refused = Some(reason),
+    }
+    scored
+}
+
+/// What the figure of the row's kind would be: what the allocator gave out, what it holds, or all that the device has in use.
+pub fn stated_memory(row: &Row, run: &Run, allocated: f64) -> f64 {
+    let rules = &run.stack.memory;
+    let kind = row.mem_kind.to_lowercase();
+    let reserved = allocated * (1.0 + rules.fragmentation);
+    if kind.contains("nvidia-smi") {
+        reserved + rules.context.value()
+    } else if kind.contains("reserved") && !kind.contains("not stated") {
+        reserved
+    } else {
+        allocated
+    }
+}
+
+impl Scores {
+    fn of(rows: Vec<Scored>) -> Self {
+        let kept = summaries(&rows, Some(Part::Score));
+        let mut overall = BTreeMap::from([("sources".to_string(), Summary::macro_average(&kept))]);
+        overall.insert("rows".into(), overall_rows(&rows, Some(Part::Score)));
+        let mut refused: BTreeMap<String, usize> = BTreeMap::new();
+        for reason in rows.iter().filter_map(|row| row.refused.clone()) {
+            *refused.entry(reason).or_default() += 1;
+        }
+        Self { by_source: kept, overall, refused, rows }
+    }
+
+    /// The table for people: of one part of the rows, or of all.
+    pub fn table(&self, part: Option<Part>) -> String {
+        let by_source = summaries(&self.rows, part);
+        let mut lines: Vec<(String, Summary)> = by_source.clone().into_iter().collect();
+        lines.push(("all rows".into(), overall_rows(&self.rows, part)));
+        lines.push(("mean over sources".into(), Summary::macro_average(&by_source)));
+        Table(&lines).to_string()
+    }
+}
+
+fn pairs(rows: &[Scored], part: Option<Part>) -> Vec<Pair<'_>> {
+    rows.iter()
+        .filter(|row| part.is_none_or(|part| row.split == part))
+        .filter_map(|row| {
+            let (measured, predicted) = (row.measured_step_seconds?, row.predicted_step_seconds?);
+            Some(Pair {
+                table: &row.table,
+                group: row.group.clone(),
+                measured,
+                predicted,
+                inside: row.p10? <= measured && measured <= row.p90?,
+                memory: row
+                    .predicted_memory_bytes
+                    .zip(row.measured_memory_bytes)
+                    .map(|(predicted, measured)| [predicted, measured]),
+            })
+        })
+        .collect()
+}
+
+fn summaries(rows: &[Scored], part: Option<Part>) -> BTreeMap<String, Summary> {
+    let pairs = pairs(rows, part);
+    let mut by_source: BTreeMap<String, Vec<&Pair>> = BTreeMap::new();
+    for pair in &pairs {
+        by_source.entry(pair.table.to_string()).or_default().push(pair);
+    }
+    by_source.into_iter().map(|(table, pairs)| (table, Summary::of(&pairs))).collect()
+}
+
+fn overall_rows(rows: &[Scored], part: Option<Part>) -> Summary {
+    let pairs = pairs(rows, part);
+    Summary::of(&pairs.iter().collect::<Vec<_>>())
+}
+
+/// The rows as a table.
+pub fn to_csv(rows: &[Scored]) -> String {
+    let mut text = String::from(
+        "row_id,table,split,stack,measured_step_s,predicted_step_s,p10_s,p90_s,error,measured_memory_bytes,predicted_memory_bytes,calibrated,refused\n",
+    );
+    let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
+    let whole = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.0}"));
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    for row in rows {
+        let part = if row.split == Part::Fit { "fit" } else { "score" };
+        let _ = writeln!(
+            text,
+            "{},{},{part},{},{},{},{},{},{},{},{},{},{}",
+            quoted(&row.row_id),
+            quoted(&row.table),
+            row.stack.as_deref().unwrap_or(""),
+            number(row.measured_step_seconds),
+            number(row.predicted_step_seconds),
+            number(row.p10),
+            number(row.p90),
+            number(row.error),
+            whole(row.measured_memory_bytes),
+            whole(row.predicted_memory_bytes),
+            row.calibrated,
+            row.refused.as_deref().map_or(String::new(), quoted),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some of every source.
+    fn some() -> Vec<Row> {
+        let rows = published().expect("sound");
+        assert!(rows.len() > 2000, "{}", rows.len());
+        rows.into_iter().step_by(67).collect()
+    }
+
+    #[test]
+    fn every_row_appears_once_with_a_prediction_or_a_reason() {
+        let rows = some();
+        let scores = score(&rows, &Split::library().expect("sound"), Profiles::library().expect("sound"));
+        assert_eq!(scores.rows.len(), rows.len());
+        for (row, scored) in rows.iter().zip(&scores.rows) {
+            assert_eq!(row.row_id, scored.row_id);
+            assert!(scored.predicted_step_seconds.is_some() != scored.refused.is_some(), "{scored:?}");
+        }
+        assert!(scores.refused.len() > 1 && scores.by_source.len() > 8);
+        assert!(!scores.by_source.contains_key(""));
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_the_same() {
+        let rows = some();
+        let split = Split::library().expect("sound");
+        let on = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| score(&rows, &split, Profiles::library().expect("sound")))
+        };
+        assert_eq!(on(1), on(3));
+    }
+
+    #[test]
+    fn hostile_rows_are_refused_and_end_nothing() {
+        let text = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,mbs,gbs,precision,framework,step_s\n\
+            zero,t,GPT,0,0,0,0,0,A100,0,0,0,0,0,0,bf16,Megatron-LM,1\n\
+            huge,t,GPT,999999999999,999999999999,3,9e11,1e12,A100,1e11,1e11,1,1,9e11,9e11,bf16,Megatron-LM,1\n\
+            words,t,GPT,many,few,some,?,!,A100,a,b,c,d,e,f,bf16,Megatron-LM,soon\n\
+            none,,,,,,,,,,,,,,,,,\n\
+            odd,t,GPT,7,1024,16,50257,1024,A100,6,1,2,3,5,11,bf16,Megatron-LM,1\n\
+            unknown,t,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,1\n\
+            framework,t,GPT,8,1024,16,50257,1024,A100,8,8,1,1,1,8,bf16,by hand,1\n";
+        let rows = read_rows(text).expect("a table");
+        let scores = score(&rows, &Split::library().expect("sound"), Profiles::library().expect("sound"));
+        assert_eq!(scores.rows.len(), 7);
+        for row in &scores.rows {
+            assert!(row.refused.is_some(), "{row:?}");
+        }
+        let reason = |index: usize| scores.rows[index].refused.clone().unwrap_or_default();
+        assert_eq!(reason(5), "no profile of the device `abacus`");
+        assert_eq!(reason(6), "no profile of the framework `by hand`");
+    }
+}

@@ -1,0 +1,208 @@
+//! What many predictions beside measurements say of the simulator.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// One prediction beside its measurement.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair<'a> {
+    /// The source.
+    pub(crate) table: &'a str,
+    /// Rows of one group differ in layout only: the same model on the same cluster by the same framework.
+    pub(crate) group: String,
+    pub(crate) measured: f64,
+    pub(crate) predicted: f64,
+    pub(crate) inside: bool,
+    pub(crate) memory: Option<[f64; 2]>,
+}
+
+/// Errors are predicted over measured, less one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Rows with a prediction and a measurement.
+    pub rows: usize,
+    /// Mean of the errors' magnitudes.
+    pub mean_absolute_error: f64,
+    /// Their median.
+    pub median_absolute_error: f64,
+    /// Their 95th percentile.
+    pub p95_absolute_error: f64,
+    /// The largest.
+    pub worst_absolute_error: f64,
+    /// Mean of the errors with their signs.
+    pub bias: f64,
+    /// Spearman's rank correlation within groups of the same model and cluster, weighted by their pairs; none where no group has three rows.
+    pub rank_correlation: Option<f64>,
+    /// The share of measurements inside the 80 % interval.
+    pub inside_interval: f64,
+    /// Rows with memory predicted and measured.
+    pub memory_rows: usize,
+    /// Mean of the magnitudes of memory's errors.
+    pub memory_mean_absolute_error: Option<f64>,
+    /// Mean of memory's errors.
+    pub memory_bias: Option<f64>,
+}
+
+impl Summary {
+    pub(crate) fn of(pairs: &[&Pair]) -> Self {
+        if pairs.is_empty() {
+            return Self::default();
+        }
+        let errors: Vec<f64> = pairs.iter().map(|pair| pair.predicted / pair.measured - 1.0).collect();
+        let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+        sizes.sort_by(f64::total_cmp);
+        let memory: Vec<f64> =
+            pairs.iter().filter_map(|pair| pair.memory).map(|[predicted, measured]| predicted / measured - 1.0).collect();
+        let memory_mean = |of: fn(f64) -> f64| (!memory.is_empty()).then(|| mean(memory.iter().map(|&error| of(error))));
+        Self {
+            rows: pairs.len(),
+            mean_absolute_error: mean(sizes.iter().copied()),
+            median_absolute_error: quantile(&sizes, 0.5),
+            p95_absolute_error: quantile(&sizes, 0.95),
+            worst_absolute_error: sizes.last().copied().unwrap_or(0.0),
+            bias: mean(errors.iter().copied()),
+            rank_correlation: rank_correlation(pairs),
+            inside_interval: mean(pairs.iter().map(|pair| f64::from(u8::from(pair.inside)))),
+            memory_rows: memory.len(),
+            memory_mean_absolute_error: memory_mean(f64::abs),
+            memory_bias: memory_mean(|error| error),
+        }
+    }
+
+    /// The mean over sources, each counting alike; of those that have any rows.
+    pub(crate) fn macro_average(summaries: &BTreeMap<String, Summary>) -> Self {
+        let some: Vec<&Summary> = summaries.values().filter(|summary| summary.rows > 0).collect();
+        if some.is_empty() {
+            return Self::default();
+        }
+        let over = |of: fn(&Summary) -> f64| mean(some.iter().map(|summary| of(summary)));
+        let where_any = |of: fn(&Summary) -> Option<f64>| {
+            let values: Vec<f64> = some.iter().filter_map(|summary| of(summary)).collect();
+            (!values.is_empty()).then(|| mean(values.iter().copied()))
+        };
+        Self {
+            rows: some.iter().map(|summary| summary.rows).sum(),
+            mean_absolute_error: over(|summary| summary.mean_absolute_error),
+            median_absolute_error: over(|summary| summary.median_absolute_error),
+            p95_absolute_error: over(|summary| summary.p95_absolute_error),
+            worst_absolute_error: some.iter().map(|summary| summary.worst_absolute_error).fold(0.0, f64::max),
+            bias: over(|summary| summary.bias),
+            rank_correlation: where_any(|summary| summary.rank_correlation),
+            inside_interval: over(|summary| summary.inside_interval),
+            memory_rows: some.iter().map(|summary| summary.memory_rows).sum(),
+            memory_mean_absolute_error: where_any(|summary| summary.memory_mean_absolute_error),
+            memory_bias: where_any(|summary| summary.memory_bias),
+        }
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
+
+/// Of sorted values, between the two nearest.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let place = share * (sorted.len().saturating_sub(1)) as f64;
+    let (low, high) = (place.floor() as usize, place.ceil() as usize);
+    match (sorted.get(low), sorted.get(high)) {
+        (Some(one), Some(two)) => one + (two - one) * (place - place.floor()),
+        _ => 0.0,
+    }
+}
+
+fn rank_correlation(pairs: &[&Pair]) -> Option<f64> {
+    let mut groups: BTreeMap<&str, Vec<&Pair>> = BTreeMap::new();
+    for pair in pairs {
+        groups.entry(&pair.group).or_default().push(pair);
+    }
+    let (mut sum, mut weight) = (0.0, 0.0);
+    for group in groups.values().filter(|group| group.len() >= 3) {
+        let measured = ranks(group.iter().map(|pair| pair.measured).collect());
+        let predicted = ranks(group.iter().map(|pair| pair.predicted).collect());
+        if let Some(correlation) = correlation(&measured, &predicted) {
+            sum += correlation * group.len() as f64;
+            weight += group.len() as f64;
+        }
+    }
+    (weight > 0.0).then(|| sum / weight)
+}
+
+/// Ranks, the mean of them where values are equal.
+fn ranks(values: Vec<f64>) -> Vec<f64> {
+    let below = |value: f64| values.iter().filter(|&&other| other < value).count() as f64;
+    let equal = |value: f64| values.iter().filter(|&&other| other == value).count() as f64;
+    values.iter().map(|&value| below(value) + (equal(value) - 1.0) / 2.0).collect()
+}
+
+fn correlation(one: &[f64], two: &[f64]) -> Option<f64> {
+    let center = (one.len() as f64 - 1.0) / 2.0;
+    let product = |one: &[f64], two: &[f64]| one.iter().zip(two).map(|(one, two)| (one - center) * (two - center)).sum::<f64>();
+    let spread = (product(one, one) * product(two, two)).sqrt();
+    (spread > 0.0).then(|| product(one, two) / spread)
+}
+
+/// Summaries as a text table.
+pub struct Table<'a>(pub &'a [(String, Summary)]);
+
+impl std::fmt::Display for Table<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let percent = |value: f64| format!("{:.1} %", 100.0 * value);
+        let mut text = String::new();
+        writeln!(
+            text,
+            "| source | rows | mean | median | p95 | worst | bias | rank corr. | in 80 % | memory rows | memory mean | memory bias |"
+        )?;
+        writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
+        for (name, summary) in self.0 {
+            let memory = |value: Option<f64>| value.map_or(String::new(), percent);
+            writeln!(
+                text,
+                "| {name} | {} | {} | {} | {} | {} | {:+.1} % | {} | {:.0} % | {} | {} | {} |",
+                summary.rows,
+                percent(summary.mean_absolute_error),
+                percent(summary.median_absolute_error),
+                percent(summary.p95_absolute_error),
+                percent(summary.worst_absolute_error),
+                100.0 * summary.bias,
+                summary.rank_correlation.map_or(String::new(), |value| format!("{value:.3}")),
+                100.0 * summary.inside_interval,
+                summary.memory_rows,
+                memory(summary.memory_mean_absolute_error),
+                memory(summary.memory_bias),
+            )?;
+        }
+        formatter.write_str(text.trim_end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(measured: f64, predicted: f64) -> Pair<'static> {
+        Pair { table: "t", group: "g".into(), measured, predicted, inside: true, memory: None }
+    }
+
+    #[test]
+    fn a_summary_says_what_the_pairs_do() {
+        let pairs = [pair(1.0, 1.1), pair(2.0, 1.8), pair(4.0, 4.0)];
+        let summary = Summary::of(&pairs.iter().collect::<Vec<_>>());
+        assert_eq!(summary.rows, 3);
+        assert!((summary.mean_absolute_error - 0.2 / 3.0).abs() < 1e-12);
+        assert!(summary.bias.abs() < 1e-12);
+        assert!((summary.median_absolute_error - 0.1).abs() < 1e-12);
+        assert_eq!(summary.rank_correlation, Some(1.0));
+        let turned = [pair(1.0, 3.0), pair(2.0, 2.0), pair(3.0, 1.0)];
+        assert_eq!(Summary::of(&turned.iter().collect::<Vec<_>>()).rank_correlation, Some(-1.0));
+    }
+
+    #[test]
+    fn every_source_counts_alike_in_the_macro_average() {
+        let one = Summary { rows: 100, mean_absolute_error: 0.1, ..Summary::default() };
+        let two = Summary { rows: 1, mean_absolute_error: 0.3, ..Summary::default() };
+        let both = Summary::macro_average(&BTreeMap::from([("a".into(), one), ("b".into(), two)]));
+        assert!((both.mean_absolute_error - 0.2).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,285 @@
+//! How long a kernel takes on a device under a software stack, and which of its work the stack fuses away.
+
+use super::product::{Product, product_time};
+use super::profile::{AttentionKind, Category, Cluster, ProductFormat, StackKind};
+use foretell_models::{Attention, Kernel, Window};
+use foretell_units::{DataType, Seconds};
+
+/// Tiles of queries that FlashAttention's kernels hand to multiprocessors.
+const QUERY_TILE: usize = 128;
+/// Waves of such tiles at which half of the efficiency is reached: fits `bf16_op_efficiency.csv`, 4 to 128 heads.
+const HALF_WAVES: f64 = 1.2;
+/// How much of its efficiency fused attention keeps with heads narrower than 128: half of them at half the width loses 15 %
+/// (Dao 2023, figures 4 to 6).
+const NARROW_HEADS: f64 = 0.23;
+
+/// Durations of the kernels of one stack on one cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuCosts<'a> {
+    /// Devices and links.
+    pub cluster: &'a Cluster,
+    /// The framework.
+    pub stack: &'a StackKind,
+    /// The format of matrix products.
+    pub format: ProductFormat,
+}
+
+impl GpuCosts<'_> {
+    /// What the device takes for an instruction's kernels, and what the host takes to launch them; nothing where the stack fuses them away.
+    pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
+        let (device, kernels, category) = self.device_time(kernel, accumulate, precision);
+        if kernels == 0.0 {
+            return KernelTime::default();
+        }
+        let launches = kernels * self.stack.launches_of(category);
+        KernelTime { device: device + self.cluster.gpu.launch * kernels, host: self.stack.host_launch * launches }
+    }
+
+    /// What the host takes to launch a collective or a message.
+    pub fn exchange_launch(&self) -> Seconds {
+        self.stack.host_launch * self.stack.launches_of(Category::Exchange)
+    }
+
+    /// Work on the device, in how many kernels, and of what kind.
+    fn device_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> (Seconds, f64, Category) {
+        let output = if accumulate { 8.0 } else { 4.0 };
+        let element = precision.size().value();
+        let plain = |batch, rows, columns, contracted, output_bytes, cast: usize| {
+            let product = Product { batch, rows, columns, contracted, operand_bytes: self.format.bytes(), output_bytes };
+            (self.product(&product) + self.casts(batch * cast), 1.0, Category::Product)
+        };
+        match *kernel {
+            Kernel::Matmul { rows, columns, contracted, .. } => plain(1, rows, columns, contracted, element, rows * contracted),
+            Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
+                plain(1, rows, contracted, columns, element, rows * columns)
+            }
+            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
+            Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                plain(experts, rows, columns, contracted, element, rows * contracted)
+            }
+            Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                plain(experts, rows, contracted, columns, element, rows * columns)
+            }
+            Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                plain(experts, columns, contracted, rows, output, 0)
+            }
+            Kernel::Convolution(window) => (self.convolution(window, precision), 1.0, Category::Product),
+            Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
+                (self.convolution(window, precision), 1.0, Category::Product)
+            }
+            Kernel::Attention(sizes) => {
+                let (time, kernels) = self.attention(&sizes, Pass::Forward, precision);
+                (time, kernels, Category::Attention)
+            }
+            Kernel::AttentionGradient(sizes) => {
+                let (time, kernels) = self.attention(&sizes, Pass::Backward, precision);
+                (time, kernels, Category::Attention)
+            }
+            Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => {
+                let step = Product {
+                    batch: 1,
+                    rows: sizes.batch,
+                    columns: 4 * sizes.hidden,
+                    contracted: sizes.hidden,
+                    operand_bytes: element,
+                    output_bytes: element,
+                };
+                (self.product(&step) * sizes.sequence as f64, sizes.sequence as f64, Category::Product)
+            }
+            kernel => self.memory_bound(&kernel, accumulate, precision),
+        }
+    }
+
+    fn product(&self, product: &Product) -> Seconds {
+        product_time(product, self.format, &self.cluster.gpu, self.stack.product_scale(&self.cluster.device))
+    }
+
+    /// Activations and their gradients are cast to a narrow format, and transposed for the weight's gradient, once; weights once a step.
+    fn casts(&self, elements: usize) -> Seconds {
+        if self.format.is_cast() { self.moved(elements as f64 * self.stack.cast_bytes) } else { Seconds::ZERO }
+    }
+
+    /// Moving so many bytes, of which the last that the kernel before left may still be in the cache.
+    fn moved(&self, bytes: f64) -> Seconds {
+        let gpu = &self.cluster.gpu;
+        let cached = bytes.min(gpu.cache.value());
+        let weight = bytes - cached + cached / gpu.cache_speed;
+        Seconds::new(weight / (gpu.memory_bandwidth.value() * gpu.memory_efficiency))
+    }
+
+    /// A convolution is a product whose rows are the output's pixels (implicit GEMM). Sixteen-bit even in fp8 runs.
+    fn convolution(&self, window: Window, precision: DataType) -> Seconds {
+        let Window { batch, in_channels, out_channels, size, .. } = window;
+        let product = Product {
+            batch: 1,
+            rows: batch * window.out_height() * window.out_width(),
+            columns: out_channels,
+            contracted: in_channels * size * size,
+            operand_bytes: precision.size().value(),
+            output_bytes: precision.size().value(),
+        };
+        // The window's overlaps come from caches: the input crosses the memory's border once.
+        let moved = Kernel::Convolution(window).bytes(precision).value();
+        let alone = Product { operand_bytes: 0.0, output_bytes: 0.0, ..product };
+        self.product(&alone).max(self.moved(moved))
+    }
+
+    fn attention(&self, sizes: &Attention, pass: Pass, precision: DataType) -> (Seconds, f64) {
+        match self.stack.attention {
+            AttentionKind::Fused { scale } => {
+                (self.fused_attention(sizes, pass, scale), if pass == Pass::Forward { 1.0 } else { 2.0 })
+            }
+            AttentionKind::Unfused { forward_bytes, backward_bytes } => {
+                let pairs = sizes.batch * sizes.heads();
+                let (products, bytes) = match pass {
+                    Pass::Forward => (1.0, forward_bytes),
+                    Pass::Backward => (2.0, backward_bytes),
+                };
+                let element = precision.size().value();
+                let product = |columns, contracted| Product {
+                    batch: pairs,
+                    rows: sizes.queries,
+                    columns,
+                    contracted,
+                    operand_bytes: element,
+                    // What the scores move is in the stack's bytes for each score.
+                    output_bytes: 0.0,
+                };
+                let scores = self.product(&product(sizes.keys, sizes.head_dimension));
+                let values = self.product(&product(sizes.head_dimension, sizes.keys));
+                let elements = pairs as f64 * sizes.queries as f64 * sizes.keys as f64;
+                ((scores + values) * products + self.moved(elements * bytes * element / 2.0), 4.0 * products)
+            }
+        }
+    }
+
+    fn fused_attention(&self, sizes: &Attention, pass: Pass, scale: f64) -> Seconds {
+        let gpu = &self.cluster.gpu;
+        let kernel = match pass {
+            Pass::Forward => Kernel::Attention(*sizes),
+            Pass::Backward => Kernel::AttentionGradient(*sizes),
+        };
+        let format = if self.format.is_cast() { ProductFormat::Bf16 } else { self.format };
+        let tiles = (sizes.batch * sizes.heads() * sizes.queries.div_ceil(QUERY_TILE)) as f64;
+        let waves = tiles / gpu.multiprocessors;
+        let narrow = (sizes.head_dimension as f64 / 128.0).min(1.0).powf(NARROW_HEADS);
+        let reached = gpu.attention[pass as usize] * scale * narrow * waves / (waves + HALF_WAVES);
+        Seconds::new(kernel.flops().value() / (gpu.peak(format).value() * reached))
+    }
+
+    fn memory_bound(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> (Seconds, f64, Category) {
+        let category = category(kernel);
+        let share = self.stack.traffic_of(category);
+        if share == 0.0 {
+            return (Seconds::ZERO, 0.0, category);
+        }
+        // Whole buckets stream in every stack.
+        let slower = if matches!(category, Category::Optimizer | Category::Bucket) { 1.0 } else { self.stack.elementwise };
+        let mut bytes = kernel.bytes(precision).value();
+        if accumulate {
+            bytes += 4.0 * kernel.traffic().single as f64;
+        }
+        (self.moved(bytes * share) * slower, 1.0, category)
+    }
+}
+
+/// What an instruction's kernels take.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelTime {
+    /// On the device.
+    pub device: Seconds,
+    /// On the host, which launches them ahead of the device where it can.
+    pub host: Seconds,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+fn category(kernel: &Kernel) -> Category {
+    match kernel {
+        Kernel::BiasAdd { .. } => Category::Bias,
+        Kernel::BiasGradient { .. } => Category::BiasGradient,
+        Kernel::Relu { .. }
+        | Kernel::ReluGradient { .. }
+        | Kernel::Gelu { .. }
+        | Kernel::GeluGradient { .. }
+        | Kernel::GeluExact { .. }
+        | Kernel::GeluExactGradient { .. }
+        | Kernel::SiluMultiply { .. }
+        | Kernel::SiluMultiplyGradient { .. }
+        | Kernel::Multiply { .. } => Category::Activation,
+        Kernel::Add { .. } | Kernel::Dropout(_) => Category::Residual,
+        Kernel::LayerNorm { .. }
+        | Kernel::LayerNormInputGradient { .. }
+        | Kernel::LayerNormWeightGradient { .. }
+        | Kernel::RmsNorm { .. }
+        | Kernel::RmsNormInputGradient { .. }
+        | Kernel::RmsNormWeightGradient { .. }
+        | Kernel::BatchNorm { .. }
+        | Kernel::BatchNormInputGradient { .. }
+        | Kernel::BatchNormWeightGradient { .. }
+        | Kernel::BatchNormInference { .. }
+        | Kernel::RunningStatistics { .. } => Category::Norm,
+        Kernel::Rope(_) | Kernel::RopeGradient(_) => Category::Rope,
+        Kernel::Split { .. }
+        | Kernel::Join { .. }
+        | Kernel::Slice { .. }
+        | Kernel::Interleave { .. }
+        | Kernel::Deinterleave { .. }
+        | Kernel::Prepend { .. }
+        | Kernel::PrependInputGradient { .. }
+        | Kernel::PrependWeightGradient { .. }
+        | Kernel::First { .. }
+        | Kernel::FirstGradient { .. } => Category::Rearrange,
+        Kernel::Embedding { .. } | Kernel::EmbeddingWeightGradient { .. } => Category::Embedding,
+        Kernel::CrossEntropy { .. }
+        | Kernel::LogitStatistics { .. }
+        | Kernel::CrossEntropyOfStatistics { .. }
+        | Kernel::CrossEntropyGradient { .. } => Category::Loss,
+        Kernel::Route { .. }
+        | Kernel::RouteGradient { .. }
+        | Kernel::Dispatch(_)
+        | Kernel::DispatchGradient(_)
+        | Kernel::Combine(_)
+        | Kernel::CombineInputGradient(_)
+        | Kernel::CombineGateGradient(_) => Category::Routing,
+        Kernel::Sgd { .. } | Kernel::AdamW { .. } => Category::Optimizer,
+        Kernel::SumOfSquares { .. }
+        | Kernel::Sum { .. }
+        | Kernel::Zero { .. }
+        | Kernel::Narrow { .. }
+        | Kernel::Accumulate { .. }
+        | Kernel::UpdateControl { .. } => Category::Bucket,
+        _ => Category::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Profiles;
+
+    #[test]
+    fn what_a_stack_fuses_takes_no_time() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+        let stack = profiles.stack("megatron-core").expect("known");
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16 };
+        let bias = Kernel::BiasAdd { rows: 4096, columns: 4096 };
+        assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
+        let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
+        assert!(costs.kernel_time(&norm, false, DataType::Bf16).device > Seconds::ZERO);
+    }
+
+    #[test]
+    fn every_kernel_costs_the_host_a_launch() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+        let stack = profiles.stack("pytorch-eager").expect("known");
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16 };
+        assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
+    }
+}
