@@ -185,7 +185,5 @@ fn a_folder_without_a_finished_run_is_refused() {
 #[test]
 fn options_that_this_version_does_not_know_yet_say_so() {
     let scratch = Scratch::new();
-    scratch.file("plan.yaml", &plan("global_batch: 8"));
-    says(&refused(&scratch, &["simulate", "--plan", "plan.yaml", "--fold", "on"], 2), &["--fold"]);
     says(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--objective", "cost"], 2), &["--objective"]);
 }

@@ -122,6 +122,22 @@ fn oversubscribing_uses_as_many_ranks_as_the_layout_that_is_fixed() {
 }
 
 #[test]
+fn folding_leaves_the_answer_as_it_is() {
+    let scratch = Scratch::new();
+    let layout = "layout: {data: 4, tensor: 2, pipeline: 2, micro_batch: 2}";
+    let plan = scratch.file(
+        "plan.yaml",
+        &format!("model: gpt2\ntopology: dgx-a100-80g\nnodes: 2\nglobal_batch: 16\nprecision: bf16\n{layout}\n"),
+    );
+    let [folded, unfolded] = ["on", "off"].map(|fold| scratch.json(&["simulate", "--plan", text(&plan), "--fold", fold]));
+    let number = |document: &Value, key: &str| document[key].as_f64().expect("a number");
+    assert_eq!(number(&unfolded, "simulated_ranks"), 16.0);
+    assert_eq!(number(&folded, "simulated_ranks"), 4.0, "of each stage a leaf of the trees that sum gradients, and another");
+    let steps = [&folded, &unfolded].map(|document| number(document, "step_seconds"));
+    assert!((steps[0] / steps[1] - 1.0).abs() < 1e-9, "{steps:?}");
+}
+
+#[test]
 fn simulate_execute_and_check_answer_as_the_contract_says() {
     let scratch = Scratch::new();
     let plan = scratch.file(
