@@ -2,13 +2,14 @@
 """Foretells and runs every feasible layout of one model in a lab, and prints how well the order was foretold (Kendall's tau-b), and how
 much slower the planner's choice is than the best that was measured.
 
-Usage: cargo build --release && benches/ranking.py [--foretell PATH] [--topology lab-4x1g-200m] [--model FILE] [--steps N] [--markdown]
+Usage: cargo build --release && benches/ranking.py [--foretell PATH] [--topology lab-4x1g-200m] [--model FILE] [--steps N]
 Python 3, nothing else; needs root (`foretell doctor`). One calibration comes first, then each prediction, then the runs.
 """
 import argparse
 import itertools
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     program = options.foretell
+    # So that the lab is taken down by whatever ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         subprocess.run([program, "lab", "up", "--topology", options.topology], check=True, stdout=subprocess.DEVNULL)

@@ -21,7 +21,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod csv;
 mod names;
 mod predict;
 mod row;
@@ -29,11 +28,12 @@ mod run;
 mod scoring;
 mod split;
 mod statistics;
+mod table;
 
-pub use csv::{TableError, read_table};
 pub use predict::{Predicted, Prepared, predict, prepare};
 pub use row::{Row, read_rows};
 pub use run::{Refusal, Run};
 pub use scoring::{Scored, Scores, published, score, stated_memory, to_csv};
 pub use split::{Part, Split};
 pub use statistics::{Summary, Table};
+pub use table::{TableError, read_table};

@@ -1,6 +1,6 @@
 //! A row of the unified schema: what somebody measured, as far as it is stated.
 
-use crate::csv::{TableError, read_table};
+use crate::table::{TableError, read_table};
 use std::collections::BTreeMap;
 
 /// One measured run. What is `None` or empty is not stated; what is no number where one belongs counts as not stated.

@@ -1,16 +1,15 @@
 //! Scoring: every row predicted, or refused with the reason, and what all of them say.
 
-use crate::csv::TableError;
 use crate::predict::{Predicted, predict};
 use crate::row::{Row, read_rows};
 use crate::run::Run;
 use crate::split::{Part, Split};
 use crate::statistics::{Pair, Summary, Table};
+use crate::table::TableError;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// The rows that the project scores itself on: a copy of those of `validation/runs.csv`.
 const PUBLISHED: &str = include_str!("../../tests/published/runs.csv");
@@ -190,20 +189,29 @@ fn overall_rows(rows: &[Scored], part: Option<Part>) -> Summary {
 
 /// The rows as a table.
 pub fn to_csv(rows: &[Scored]) -> String {
-    let mut text = String::from(
-        "row_id,table,split,stack,measured_step_s,predicted_step_s,p10_s,p90_s,error,measured_memory_bytes,predicted_memory_bytes,calibrated,refused\n",
-    );
+    const HEADER: [&str; 13] = [
+        "row_id",
+        "table",
+        "split",
+        "stack",
+        "measured_step_s",
+        "predicted_step_s",
+        "p10_s",
+        "p90_s",
+        "error",
+        "measured_memory_bytes",
+        "predicted_memory_bytes",
+        "calibrated",
+        "refused",
+    ];
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
     let whole = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.0}"));
-    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
-    for row in rows {
-        let part = if row.split == Part::Fit { "fit" } else { "score" };
-        let _ = writeln!(
-            text,
-            "{},{},{part},{},{},{},{},{},{},{},{},{},{}",
-            quoted(&row.row_id),
-            quoted(&row.table),
-            row.stack.as_deref().unwrap_or(""),
+    let records = rows.iter().map(|row| {
+        [
+            row.row_id.clone(),
+            row.table.clone(),
+            if row.split == Part::Fit { "fit" } else { "score" }.to_string(),
+            row.stack.clone().unwrap_or_default(),
             number(row.measured_step_seconds),
             number(row.predicted_step_seconds),
             number(row.p10),
@@ -211,11 +219,15 @@ pub fn to_csv(rows: &[Scored]) -> String {
             number(row.error),
             whole(row.measured_memory_bytes),
             whole(row.predicted_memory_bytes),
-            row.calibrated,
-            row.refused.as_deref().map_or(String::new(), quoted),
-        );
-    }
-    text
+            row.calibrated.to_string(),
+            row.refused.clone().unwrap_or_default(),
+        ]
+    });
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let written = std::iter::once(HEADER.map(String::from)).chain(records).try_for_each(|record| writer.write_record(record));
+    written.expect("every record has as many cells, and memory takes them all");
+    let bytes = writer.into_inner().expect("memory takes what is left");
+    String::from_utf8(bytes).expect("it was made of strings")
 }
 
 #[cfg(test)]
