@@ -34,6 +34,6 @@ pub use predict::{Predicted, Prepared, predict, prepare};
 pub use row::{Row, read_rows};
 pub use run::{Refusal, Run};
 pub use scoring::{Scored, Scores, published, score, stated_memory, to_csv};
-pub use split::{Part, Split};
+pub use split::{Part, Split, SplitError};
 pub use statistics::{Summary, Table};
 pub use table::{TableError, read_table};

@@ -3,8 +3,8 @@
 //!
 //! The nouns: a [`GpuKind`] is a device with its multiprocessors and what it reaches of its data sheet; a [`LinkKind`] is what joins the
 //! devices of a node; a [`StackKind`] is what a framework makes of both (fusions, overlap, host costs, number formats); a [`Cluster`]
-//! joins devices, links and a network. [`GpuCosts`] answers for kernels ([`product`], [`kernels`]) and [`Reachable`] groups of ranks for
-//! collectives by NCCL's own rule ([`nccl`]).
+//! joins devices, links and a network. [`GpuCosts`] answers for kernels (`product`, `kernels`) and [`Reachable`] groups of ranks for
+//! collectives by NCCL's own rule (`nccl`).
 //! Nothing here knows a model, a layout or a run: two rows of a table differ by what the compiler made of them, and by nothing else.
 
 mod kernels;
