@@ -70,25 +70,8 @@ impl Compiled {
 /// [`PlanError`] where the plan does not fit the model: sizes that do not divide or are beyond any machine, more stages than blocks, or
 /// what cannot be laid out yet.
 pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanError> {
-    plan.validate()?;
-    let mesh = plan.mesh()?;
-    let training = Lowerings::new(model, name, plan, &mesh, Purpose::Training)?;
-    for lowering in &training.0 {
-        limits::check(lowering, plan)?;
-    }
-    let cuts = Cuts::new(&training.any().graph, plan)?;
-    let evaluation = Lowerings::new(model, name, plan, &mesh, Purpose::Evaluation)?;
-    let crossings = [Crossings::new(&training, &cuts, &mesh)?, Crossings::new(&evaluation, &cuts, &mesh)?];
-    let parts = reshard::parts(&mesh, &[&crossings[0], &crossings[1]]);
-    let mut states: Vec<StageState> = Vec::with_capacity(parts.len());
-    for part in &parts {
-        states.push(StageState::plan(training.of_part(part, &mesh), &cuts, part.stage, plan, &mesh)?);
-    }
-    let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states };
-    Ok(Compiled {
-        training: run.lower(&training, &crossings[0], Purpose::Training)?,
-        evaluation: run.lower(&evaluation, &crossings[1], Purpose::Evaluation)?,
-    })
+    let [training, evaluation] = programs(model, name, plan, [Purpose::Training, Purpose::Evaluation])?;
+    Ok(Compiled { training, evaluation })
 }
 
 /// Compiles the training step alone, for who only simulates it.
@@ -96,6 +79,17 @@ pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanE
 /// # Errors
 /// As [`compile`].
 pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
+    let [training] = programs(model, name, plan, [Purpose::Training])?;
+    Ok(training)
+}
+
+/// Programs over one arena, the first of them the training step: what is kept from step to step is what that needs.
+fn programs<const COUNT: usize>(
+    model: &Model,
+    name: &str,
+    plan: &Plan,
+    purposes: [Purpose; COUNT],
+) -> Result<[Program; COUNT], PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
     let training = Lowerings::new(model, name, plan, &mesh, Purpose::Training)?;
@@ -103,14 +97,20 @@ pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Progra
         limits::check(lowering, plan)?;
     }
     let cuts = Cuts::new(&training.any().graph, plan)?;
-    let crossings = Crossings::new(&training, &cuts, &mesh)?;
-    let parts = reshard::parts(&mesh, &[&crossings]);
-    let mut states: Vec<StageState> = Vec::with_capacity(parts.len());
-    for part in &parts {
-        states.push(StageState::plan(training.of_part(part, &mesh), &cuts, part.stage, plan, &mesh)?);
+    let mut lowered = vec![training];
+    for &purpose in &purposes[1..] {
+        lowered.push(Lowerings::new(model, name, plan, &mesh, purpose)?);
     }
+    let crossings =
+        lowered.iter().map(|lowerings| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
+    let parts = reshard::parts(&mesh, &crossings);
+    let state = |part: &Part| StageState::plan(lowered[0].of_part(part, &mesh), &cuts, part.stage, plan, &mesh);
+    let states = parts.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
     let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states };
-    run.lower(&training, &crossings, Purpose::Training)
+    let programs = lowered.iter().zip(&crossings).zip(purposes);
+    let programs = programs.map(|((lowerings, crossings), purpose)| run.lower(lowerings, crossings, purpose));
+    let programs = programs.collect::<Result<Vec<_>, PlanError>>()?;
+    Ok(programs.try_into().unwrap_or_else(|_| unreachable!("there is one for each purpose")))
 }
 
 /// What a Program is for.

@@ -270,7 +270,7 @@ pub(super) struct Part {
 }
 
 /// The ranks of each stage, those apart that have other numbers of samples or do not send and receive alike, in any of the Programs.
-pub(super) fn parts(mesh: &Mesh, crossings: &[&Crossings]) -> Vec<Part> {
+pub(super) fn parts(mesh: &Mesh, crossings: &[Crossings]) -> Vec<Part> {
     let mut all = Vec::new();
     for stage in 0..mesh.stage_count() {
         let ranks = mesh.stage_ranks(stage);
