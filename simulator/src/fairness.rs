@@ -45,6 +45,9 @@ struct Resource {
     level: f64,
     /// Who uses it, and how fast each eats it up as the level rises.
     users: Vec<(ActivityId, f64)>,
+    /// Where it is not used up, how much is, and how often that was added to since it was last summed up.
+    used: f64,
+    additions: u32,
     is_changed: bool,
 }
 
@@ -81,19 +84,40 @@ const BOUND: ResourceId = ResourceId::MAX;
 /// Two levels that differ by less than this share are one; far above rounding, far below what matters.
 const SAME: f64 = 1e-12;
 
+/// A resource of which less than this share is left is looked at whenever its use changes; of one with more it is enough to know that. Far
+/// above what rounding makes of as many additions as are made before it is summed up again.
+const NEARLY_USED_UP: f64 = 1e-9;
+const MOST_ADDITIONS: u32 = 1 << 20;
+
+impl Resource {
+    /// Notes that the level at which a user is held elsewhere is another; returns whether the resource must be looked at again.
+    fn note(&mut self, slope: f64, before: f64, now: f64, same: f64) -> bool {
+        if self.level.is_finite() {
+            // One whom the resource itself holds, before and now, makes no difference to it wherever else it would be held.
+            return differs_by(now, before, same) && before.min(now) < self.level * (1.0 - SAME);
+        }
+        self.used += slope * (now - before);
+        self.additions += 1;
+        // Who was not held at all yet makes it infinite or no number.
+        let has_room = self.used <= self.capacity * (1.0 - NEARLY_USED_UP) && self.additions < MOST_ADDITIONS;
+        !has_room
+    }
+}
+
 /// Whether two levels or rates differ by more than this share.
 fn differs_by(one: f64, other: f64, same: f64) -> bool {
     // Two infinite ones do not: their difference is no number.
     (one - other).abs() > same * other.abs() || one.is_finite() != other.is_finite()
 }
 
-/// The level at which users eat up a capacity, given the level at which each is held elsewhere, and its slope; infinite where that suffices.
-/// Who is held lower elsewhere is taken out with what it uses, and the rest share what is left, until nobody is. Leaves those who share.
-fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> f64 {
+/// The level at which users eat up a capacity, given the level at which each is held elsewhere, and its slope; infinite where the capacity
+/// suffices for them so. And how much those use who are held elsewhere. Who is held lower elsewhere is taken out with what it uses, and the
+/// rest share what is left, until nobody is. Leaves those who share.
+fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
     let (mut left, mut level) = (capacity, 0.0f64);
     loop {
         if users.is_empty() {
-            return f64::INFINITY;
+            return (f64::INFINITY, capacity - left);
         }
         let slope: f64 = users.iter().map(|&(_, slope)| slope).sum();
         // It only rises: who is taken out uses less than the same for all. So rounding cannot leave anyone with nothing.
@@ -109,8 +133,15 @@ fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> f64 {
             stays
         });
         if users.len() == before {
-            return level;
+            return (level, capacity - left);
         }
+    }
+}
+
+/// Notes that a resource must be looked at again.
+fn mark(state: &mut Resource, resource: ResourceId, changed: &mut Vec<ResourceId>) {
+    if !std::mem::replace(&mut state.is_changed, true) {
+        changed.push(resource);
     }
 }
 
@@ -145,31 +176,39 @@ impl FairShare {
         list.clear();
         list.extend(demands.into_iter().filter(|&(_, weight)| weight > 0.0));
         add_up(&mut list);
-        for &(resource, weight) in &list {
-            self.resources[resource as usize].users.push((id, weight * growth));
-            self.mark(resource);
-        }
+        let is_touched = self.activities[id as usize].is_touched;
         // One that uses nothing has nobody to share with.
         let rate = if list.is_empty() { bound } else { 0.0 };
-        let is_touched = self.activities[id as usize].is_touched;
         self.activities[id as usize] = Activity { demands: list, bound, growth, rate, is_touched, is_affected: false };
-        self.limits[id as usize] = self.limit(id);
-        self.touch(id);
+        let limit = self.limit(id);
+        self.limits[id as usize] = limit;
+        for &(resource, weight) in &self.activities[id as usize].demands {
+            let state = &mut self.resources[resource as usize];
+            state.users.push((id, weight * growth));
+            // It was held at nothing before.
+            if state.level.is_finite() || state.note(weight * growth, 0.0, limit.without(resource), SAME) {
+                mark(state, resource, &mut self.changed);
+            }
+        }
+        if rate == 0.0 {
+            self.touch(id);
+        }
         id
     }
 
     /// Removes an activity.
     pub(crate) fn remove(&mut self, id: ActivityId) {
-        let demands = std::mem::take(&mut self.activities[id as usize].demands);
-        for &(resource, _) in &demands {
-            let users = &mut self.resources[resource as usize].users;
-            if let Some(position) = users.iter().position(|&(user, _)| user == id) {
-                users.remove(position);
-            }
-            self.mark(resource);
-        }
+        let limit = self.limits[id as usize];
         let activity = &mut self.activities[id as usize];
-        activity.demands = demands;
+        for &(resource, weight) in &activity.demands {
+            let state = &mut self.resources[resource as usize];
+            if let Some(position) = state.users.iter().position(|&(user, _)| user == id) {
+                state.users.remove(position);
+            }
+            if state.level.is_finite() || state.note(weight * activity.growth, limit.without(resource), 0.0, SAME) {
+                mark(state, resource, &mut self.changed);
+            }
+        }
         activity.demands.clear();
         self.free.push(id);
     }
@@ -186,7 +225,7 @@ impl FairShare {
 
     /// Whether something was added or removed since the last solution.
     pub(crate) fn is_stale(&self) -> bool {
-        !self.changed.is_empty()
+        !self.changed.is_empty() || !self.touched.is_empty()
     }
 
     /// Finds the rates anew, of those activities only that a change affects, and reports each whose rate is another with its old and its
@@ -230,7 +269,8 @@ impl FairShare {
             resource.is_changed = false;
             growing.clear();
             growing.extend(resource.users.iter().map(|&(user, slope)| (limits[user as usize].without(id), slope)));
-            let level = level(resource.capacity, growing);
+            let (level, used) = level(resource.capacity, growing);
+            (resource.used, resource.additions) = (used, 0);
             if differs_by(level, resource.level, same) {
                 moved.push((id, level));
             }
@@ -260,14 +300,12 @@ impl FairShare {
             let old = std::mem::replace(&mut self.limits[id as usize], new);
             self.touch(id);
             let Self { resources, activities, changed, .. } = self;
-            for &(resource, _) in &activities[id as usize].demands {
+            let activity = &activities[id as usize];
+            for &(resource, weight) in &activity.demands {
                 let state = &mut resources[resource as usize];
                 let (before, now) = (old.without(resource), new.without(resource));
-                // One whom the resource itself holds, before and now, makes no difference to it wherever else it would be held.
-                let is_own = before.min(now) >= state.level * (1.0 - SAME);
-                if !state.is_changed && differs_by(now, before, same) && !is_own {
-                    state.is_changed = true;
-                    changed.push(resource);
+                if before != now && state.note(weight * activity.growth, before, now, same) {
+                    mark(state, resource, changed);
                 }
             }
         }
@@ -286,14 +324,6 @@ impl FairShare {
             }
         }
         limit
-    }
-
-    fn mark(&mut self, resource: ResourceId) {
-        let state = &mut self.resources[resource as usize];
-        if !state.is_changed {
-            state.is_changed = true;
-            self.changed.push(resource);
-        }
     }
 
     fn touch(&mut self, id: ActivityId) {
