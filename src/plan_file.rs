@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
-use foretell_program::{Compiled, Layout, Mode, Optimizer, Plan, Stack, Training, compile};
+use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::DataType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -35,6 +35,9 @@ pub struct PlanFile {
     batch_norm_group: Option<usize>,
     #[serde(default)]
     stack: Stack,
+    /// What the stack does if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    overlap: Option<Overlap>,
     #[serde(default)]
     mode: Mode,
 }
@@ -122,6 +125,7 @@ impl PlanFile {
             training: plan.training,
             batch_norm_group: plan.batch_norm_group,
             stack: plan.stack,
+            overlap: Some(plan.overlap).filter(|overlap| *overlap != Overlap::default()),
             mode: plan.mode,
         }
     }
@@ -137,6 +141,7 @@ impl PlanFile {
             training: file.training,
             batch_norm_group: file.batch_norm_group,
             stack: file.stack,
+            overlap: file.overlap.unwrap_or_default(),
             mode: file.mode,
         }
     }

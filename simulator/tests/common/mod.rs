@@ -68,7 +68,13 @@ impl StageBuilder {
             groups.len() - 1
         });
         let group = GroupId(position as u16);
-        let operation = Operation::Collective { kind, group, bytes: Bytes::new(bytes), data_type: DataType::Fp32 };
+        let operation = Operation::Collective {
+            kind,
+            group,
+            bytes: Bytes::new(bytes),
+            data_type: DataType::Fp32,
+            role: foretell_program::CollectiveRole::Gradients,
+        };
         self.push(Stream::Group(group), operation, after)
     }
 
