@@ -3,7 +3,7 @@
 use crate::names;
 use crate::row::Row;
 use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Recompute, Schedule};
+use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Recompute, Schedule, Stack};
 use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind};
 use foretell_units::{BytesPerSecond, DataType};
 use std::fmt;
@@ -91,30 +91,38 @@ impl Run {
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
-        let plan = plan(row, &stack, layout, format, &model)?;
+        let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));
         }
         if stack.estimated {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
+        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
         Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), format, stand_ins })
     }
 }
 
 impl Run {
     /// What the ranks of a stage run on: of several kinds the one that is slowest at products, for which the others wait.
-    pub fn cluster_of(&self, program: &Program, stage: usize) -> &Cluster {
+    pub fn kind_of(&self, program: &Program, stage: usize) -> usize {
         if self.others.is_empty() {
-            return &self.cluster;
+            return 0;
         }
         let kind_of = |rank: Rank| {
             let node = rank.0 / self.cluster.devices_per_node;
-            self.others.iter().rev().find(|(first, _)| node >= *first).map_or(&self.cluster, |(_, cluster)| cluster)
+            self.others.iter().rposition(|(first, _)| node >= *first).map_or(0, |other| other + 1)
         };
-        let rate = |cluster: &Cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format);
+        let clusters = self.clusters();
+        let rate =
+            |kind: usize| clusters[kind].gpu.peak(self.format).value() * clusters[kind].gpu.product_efficiency(self.format);
         let kinds = program.mesh.stage_ranks(stage).into_iter().map(kind_of);
-        kinds.min_by(|one, two| rate(one).total_cmp(&rate(two))).unwrap_or(&self.cluster)
+        kinds.min_by(|&one, &two| rate(one).total_cmp(&rate(two))).unwrap_or(0)
+    }
+
+    /// The kinds of node in the order of the first of each.
+    pub fn clusters(&self) -> Vec<&Cluster> {
+        std::iter::once(&self.cluster).chain(self.others.iter().map(|(_, cluster)| cluster)).collect()
     }
 }
 
@@ -178,7 +186,7 @@ fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &mut Vec<Stri
     })
 }
 
-fn plan(row: &Row, _stack: &StackKind, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
+fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
         (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
