@@ -5,7 +5,7 @@
 //! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
 
 use crate::cost::LinkEfficiency;
-use foretell_topologies::{DeviceId, Topology, TopologyError};
+use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
@@ -18,6 +18,8 @@ pub(crate) struct Shape {
     pub(crate) loads: Vec<(usize, f64)>,
     /// How long a byte takes where nothing else is on the links.
     pub(crate) seconds_per_byte: f64,
+    /// The same of the links between switches alone: a fabric may be narrower than the nodes that it joins, or its routes may collide.
+    pub(crate) fabric_seconds_per_byte: f64,
 }
 
 /// One flow of an exchange: from, to, and its share of the exchange's bytes.
@@ -118,8 +120,17 @@ impl Shape {
                 *loads.entry(link.0).or_default() += part;
             }
         }
-        let seconds_per_byte = loads.iter().map(|(&link, load)| load / capacity(topology, links, link)).fold(0.0, f64::max);
-        Ok(Self { hop_latency: latency / flows.len().max(1) as f64, loads: loads.into_iter().collect(), seconds_per_byte })
+        let is_fabric = |link: usize| topology.links()[link].class == LinkClass::Switch;
+        let (mut seconds_per_byte, mut fabric_seconds_per_byte) = (0.0f64, 0.0f64);
+        for (&link, load) in &loads {
+            let seconds = load / capacity(topology, links, link);
+            seconds_per_byte = seconds_per_byte.max(seconds);
+            if is_fabric(link) {
+                fabric_seconds_per_byte = fabric_seconds_per_byte.max(seconds);
+            }
+        }
+        let hop_latency = latency / flows.len().max(1) as f64;
+        Ok(Self { hop_latency, loads: loads.into_iter().collect(), seconds_per_byte, fabric_seconds_per_byte })
     }
 }
 

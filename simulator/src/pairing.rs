@@ -278,7 +278,7 @@ impl GroupSet {
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), Algorithm::MESSAGE),
         };
         if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
-            return (graphics.collective(spread, collective, role, bytes, algorithm.share), shape);
+            return (graphics.collective(spread, collective, role, bytes, algorithm.share).through_fabric(shape), shape);
         }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
@@ -305,7 +305,7 @@ impl Channel {
     pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
         let bytes = self.bytes[nth as usize] as f64;
         if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
-            return graphics.message(spread, bytes);
+            return graphics.message(spread, bytes).through_fabric(Some(&self.shape));
         }
         let parameters = costs.parameters(self.kind);
         self.measured
