@@ -133,16 +133,8 @@ impl Lowered<'_> {
         self.processors = shared.first.iter().filter(|&&first| first >= first_processor).count();
         self.has_queue = shared.first.iter().filter_map(|&first| self.has_queue.get(first).copied()).collect();
         self.capacities = shared.first.iter().map(|&first| self.capacities[first]).collect();
-        let mut next = 0;
-        for group in &mut self.groups {
-            group.first_exchange = next;
-            next += group.collectives.len() as u32;
-        }
-        for channel in &mut self.channels {
-            channel.first_exchange = next;
-            next += channel.bytes.len() as u32;
-        }
-        self.exchanges = next;
+        self.links = shared.first.iter().filter_map(|&first| self.links.get(first).copied()).collect();
+        self.number_exchanges();
         self
     }
 

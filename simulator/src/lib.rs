@@ -65,6 +65,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod beside;
 mod breakdown;
 mod cost;
 mod critical_path;
@@ -90,6 +91,7 @@ mod simulation;
 mod symmetry;
 mod uncertainty;
 
+pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use error::SimulationError;

@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// A Program on a topology.
 #[derive(Debug)]
 pub(crate) struct Lowered<'a> {
-    pub(crate) program: &'a Program,
+    /// The lists of instructions that ranks run.
+    pub(crate) sources: Vec<&'a StageProgram>,
     pub(crate) costs: &'a CostModel,
     /// Who is simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
@@ -29,6 +30,8 @@ pub(crate) struct Lowered<'a> {
     pub(crate) channels: Vec<Channel>,
     /// How many exchanges there are: those of the groups first, then those of the channels.
     pub(crate) exchanges: u32,
+    /// The topology's numbers of the links that anyone uses, in order.
+    pub(crate) links: Vec<usize>,
     /// The capacities of what is shared: links that anyone uses, then processors.
     pub(crate) capacities: Vec<f64>,
     /// Of each link among them, whether it is one of a network, whose queues pass the first of a message at once and are busy with it
@@ -120,6 +123,15 @@ pub(crate) struct Messages {
     pub(crate) instructions: Vec<u32>,
 }
 
+/// Where on a topology a Program runs, and which of the costs are its own: several run on one beside each other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Placement {
+    /// The device of its first rank.
+    pub(crate) first_device: usize,
+    /// The kind of costs that is the topology's first kind of device.
+    pub(crate) first_kind: usize,
+}
+
 const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90];
 
 impl<'a> Lowered<'a> {
@@ -129,7 +141,19 @@ impl<'a> Lowered<'a> {
         costs: &'a CostModel,
         oversubscription: Oversubscription,
     ) -> Result<Self, SimulationError> {
-        let (world, devices) = (program.mesh.world_size(), topology.device_count());
+        Self::placed(program, topology, costs, oversubscription, Placement::default())
+    }
+
+    /// The same on the devices from a certain one on.
+    pub(crate) fn placed(
+        program: &'a Program,
+        topology: &'a Topology,
+        costs: &'a CostModel,
+        oversubscription: Oversubscription,
+        placement: Placement,
+    ) -> Result<Self, SimulationError> {
+        let world = program.mesh.world_size();
+        let devices = topology.device_count().saturating_sub(placement.first_device);
         let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
         let known = program.list_of_rank.iter().all(|&list| (list as usize) < program.lists.len());
         if !in_order || !known || program.list_of_rank.len() != world {
@@ -145,11 +169,11 @@ impl<'a> Lowered<'a> {
         let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
         let mut ranks: Vec<SimulatedRank> = (0..world)
             .map(|rank| {
-                let device = DeviceId(rank % devices);
+                let device = DeviceId(placement.first_device + rank % devices);
                 SimulatedRank {
                     rank: Rank(rank),
                     device,
-                    kind: topology.kind_index(device),
+                    kind: placement.first_kind + topology.kind_index(device),
                     list: program.list_index(Rank(rank)),
                     work: 0,
                     processor: 0,
@@ -182,10 +206,10 @@ impl<'a> Lowered<'a> {
         let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        let Shared { capacities, has_queue } =
+        let Shared { links, capacities, has_queue } =
             number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
         Ok(Self {
-            program,
+            sources: program.lists.iter().collect(),
             costs,
             of_rank: (0..ranks.len() as u32).collect(),
             ranks,
@@ -193,11 +217,76 @@ impl<'a> Lowered<'a> {
             groups,
             channels,
             exchanges,
+            links,
             capacities,
             has_queue,
             processors,
             uncalibrated_kernels,
         })
+    }
+
+    /// This and another, whose costs are the same and whose devices are others, on the same links. The ranks of the other come after its own.
+    pub(crate) fn beside(mut self, mut other: Self) -> Self {
+        let links: Vec<usize> = self.links.iter().chain(&other.links).copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let number: HashMap<usize, usize> = links.iter().enumerate().map(|(number, &link)| (link, number)).collect();
+        let (mut capacities, mut has_queue) = (vec![1.0; links.len()], vec![false; links.len()]);
+        let processors = self.processors;
+        for (one, before) in [(&mut self, 0), (&mut other, processors)] {
+            for (old, link) in one.links.iter().enumerate() {
+                (capacities[number[link]], has_queue[number[link]]) = (one.capacities[old], one.has_queue[old]);
+            }
+            let old_links = std::mem::take(&mut one.links);
+            one.for_each_load(|link| *link = number[&old_links[*link]]);
+            for rank in &mut one.ranks {
+                rank.processor = (rank.processor as usize - old_links.len() + links.len() + before) as u32;
+            }
+        }
+        let (lists, ranks) = (self.lists.len(), self.ranks.len() as u32);
+        let (groups, channels) = (self.groups.len() as u32, self.channels.len() as u32);
+        for rank in &mut other.ranks {
+            rank.list += lists;
+            rank.groups.iter_mut().for_each(|group| *group += groups);
+            rank.sends.iter_mut().chain(&mut rank.receives).for_each(|channel| *channel += channels);
+        }
+        other.of_rank.iter_mut().for_each(|place| *place += ranks);
+        other.groups.iter_mut().flat_map(|group| &mut group.members).for_each(|(member, _)| *member += ranks);
+        for channel in &mut other.channels {
+            channel.sender += ranks;
+            channel.receiver += ranks;
+        }
+        self.sources.append(&mut other.sources);
+        self.lists.append(&mut other.lists);
+        self.ranks.append(&mut other.ranks);
+        self.of_rank.append(&mut other.of_rank);
+        self.groups.append(&mut other.groups);
+        self.channels.append(&mut other.channels);
+        self.uncalibrated_kernels.append(&mut other.uncalibrated_kernels);
+        self.processors += other.processors;
+        capacities.resize(links.len() + self.processors, 1.0);
+        (self.links, self.capacities, self.has_queue) = (links, capacities, has_queue);
+        self.number_exchanges();
+        self
+    }
+
+    fn for_each_load(&mut self, mut change: impl FnMut(&mut usize)) {
+        let of_groups = self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten();
+        for shape in of_groups.chain(self.channels.iter_mut().map(|channel| &mut channel.shape)) {
+            shape.loads.iter_mut().for_each(|(link, _)| change(link));
+        }
+    }
+
+    /// Numbers the exchanges anew: those of the groups first, then those of the channels.
+    pub(crate) fn number_exchanges(&mut self) {
+        let mut next = 0;
+        for group in &mut self.groups {
+            group.first_exchange = next;
+            next += group.collectives.len() as u32;
+        }
+        for channel in &mut self.channels {
+            channel.first_exchange = next;
+            next += channel.bytes.len() as u32;
+        }
+        self.exchanges = next;
     }
 
     /// What the instructions of a rank take, quantiles in the order of [`Quantile`].
@@ -214,7 +303,7 @@ impl<'a> Lowered<'a> {
     /// An instruction in words.
     pub(crate) fn describe(&self, rank: usize, instruction: u32) -> String {
         let rank = &self.ranks[rank];
-        let stage = &self.program.lists[rank.list];
+        let stage = self.sources[rank.list];
         match stage.instructions.get(instruction as usize) {
             Some(one) => {
                 let name = stage.names.get(one.name as usize).map_or("", String::as_str);
@@ -389,6 +478,7 @@ pub(crate) fn work_of(
 
 /// What is shared.
 struct Shared {
+    links: Vec<usize>,
     /// Of links, then of processors.
     capacities: Vec<f64>,
     has_queue: Vec<bool>,
@@ -427,8 +517,9 @@ fn number_resources(
     let has_queue = used.iter().map(is_network).collect();
     let links = capacities.len();
     capacities.resize(links + processors, 1.0);
+    let first_device = ranks.first().map_or(0, |rank| rank.device.0);
     for rank in ranks {
-        rank.processor = (links + rank.device.0 % processors) as u32;
+        rank.processor = (links + (rank.device.0 - first_device) % processors) as u32;
     }
-    Shared { capacities, has_queue }
+    Shared { links: used.into_iter().collect(), capacities, has_queue }
 }

@@ -153,7 +153,6 @@ pub fn cluster(nodes: usize, devices: usize, link: &str) -> Topology {
 }
 
 /// The same on a network of its own.
-#[allow(dead_code, reason = "not every test that includes this file needs it")]
 pub fn cluster_on(network: &str, nodes: usize, devices: usize, link: &str) -> Topology {
     let text = format!(
         "name: test\n\
