@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
-use foretell_program::{Layout, Overlap, Plan, Program, compile_training};
+use foretell_program::{Layout, Overlap, Plan, Program, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
     CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
@@ -16,7 +16,9 @@ fn gpt() -> Model {
 
 fn program(model: &Model, layout: Layout, micro_batches: usize, overlap: Overlap) -> Program {
     let batch = layout.samples_at_once() * micro_batches;
-    let plan = Plan { precision: DataType::Bf16, overlap, ..Plan::new(layout, batch) };
+    // Any that is not our own: those may have messages that block.
+    let stack = Stack::new("megatron-core");
+    let plan = Plan { precision: DataType::Bf16, overlap, stack, ..Plan::new(layout, batch) };
     compile_training(model, "model", &plan).unwrap()
 }
 
