@@ -498,6 +498,49 @@ mod tests {
         }
     }
 
+    /// Too large for the oracle, so what makes rates fair is checked itself: nobody can have more.
+    #[test]
+    fn a_large_network_is_fair_after_each_of_many_changes() {
+        let mut state = 7u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % limit
+        };
+        let capacities: Vec<f64> = (0..300).map(|_| 1.0 + below(8) as f64 / 2.0).collect();
+        let mut share = FairShare::new(capacities.iter().copied());
+        let mut live: Vec<(ActivityId, Vec<ResourceId>)> = Vec::new();
+        for turn in 0..3000 {
+            if live.len() > 400 {
+                let (id, _) = live.swap_remove(below(live.len() as u64) as usize);
+                share.remove(id);
+            }
+            let mut resources: Vec<ResourceId> = (0..2 + below(4)).map(|_| below(300) as ResourceId).collect();
+            resources.sort_unstable();
+            resources.dedup();
+            let id = share.add(resources.iter().map(|&resource| (resource, 1.0)), f64::INFINITY, 1.0);
+            live.push((id, resources));
+            share.solve(|_, _, _| {});
+            if turn % 100 != 0 {
+                continue;
+            }
+            let (mut used, mut highest) = (vec![0.0; 300], vec![0.0f64; 300]);
+            for (id, resources) in &live {
+                for &resource in resources {
+                    used[resource as usize] += share.rate(*id);
+                    highest[resource as usize] = highest[resource as usize].max(share.rate(*id));
+                }
+            }
+            assert!(used.iter().zip(&capacities).all(|(used, capacity)| *used <= capacity * (1.0 + 1e-9)));
+            for (id, resources) in &live {
+                let is_held = |&resource: &ResourceId| {
+                    let resource = resource as usize;
+                    used[resource] >= capacities[resource] * (1.0 - 1e-9) && highest[resource] <= share.rate(*id) * (1.0 + 1e-9)
+                };
+                assert!(resources.iter().any(is_held), "turn {turn}: {resources:?} could have more than {}", share.rate(*id));
+            }
+        }
+    }
+
     #[test]
     fn a_kernel_and_a_flow_that_needs_little_share_a_processor() {
         // As an operating system does: the flow gets the 0.3 that it needs, the kernel the rest.
