@@ -47,6 +47,7 @@ pub fn simulate_beside(
         });
     }
     let Some(all) = all else { return Ok(Vec::new()) };
+    let all = all.with_resources_numbered(topology);
     let all = if folding == Folding::On { all.folded() } else { all };
     let worlds: Vec<usize> = jobs.iter().map(|job| job.program.mesh.world_size()).collect();
     run_each(&all, &Scenario { quantile, paces: Vec::new() }, &worlds)

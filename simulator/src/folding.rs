@@ -133,7 +133,6 @@ impl Lowered<'_> {
         self.processors = shared.first.iter().filter(|&&first| first >= first_processor).count();
         self.has_queue = shared.first.iter().filter_map(|&first| self.has_queue.get(first).copied()).collect();
         self.capacities = shared.first.iter().map(|&first| self.capacities[first]).collect();
-        self.links = shared.first.iter().filter_map(|&first| self.links.get(first).copied()).collect();
         self.number_exchanges();
         self
     }

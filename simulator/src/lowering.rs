@@ -30,8 +30,6 @@ pub(crate) struct Lowered<'a> {
     pub(crate) channels: Vec<Channel>,
     /// How many exchanges there are: those of the groups first, then those of the channels.
     pub(crate) exchanges: u32,
-    /// The topology's numbers of the links that anyone uses, in order.
-    pub(crate) links: Vec<usize>,
     /// The capacities of what is shared: links that anyone uses, then processors.
     pub(crate) capacities: Vec<f64>,
     /// Of each link among them, whether it is one of a network, whose queues pass the first of a message at once and are busy with it
@@ -141,10 +139,12 @@ impl<'a> Lowered<'a> {
         costs: &'a CostModel,
         oversubscription: Oversubscription,
     ) -> Result<Self, SimulationError> {
-        Self::placed(program, topology, costs, oversubscription, Placement::default())
+        let placed = Self::placed(program, topology, costs, oversubscription, Placement::default())?;
+        Ok(placed.with_resources_numbered(topology))
     }
 
-    /// The same on the devices from a certain one on.
+    /// The same on the devices from a certain one on, with links numbered as the topology has them, and processors from 0: what is shared is
+    /// numbered when it is known who else is there.
     pub(crate) fn placed(
         program: &'a Program,
         topology: &'a Topology,
@@ -203,11 +203,12 @@ impl<'a> Lowered<'a> {
                 work.len() - 1
             });
         }
-        let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
+        let Pairing { groups, channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        let Shared { links, capacities, has_queue } =
-            number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
+        for rank in &mut ranks {
+            rank.processor = ((rank.device.0 - placement.first_device) % processors) as u32;
+        }
         Ok(Self {
             sources: program.lists.iter().collect(),
             costs,
@@ -217,34 +218,21 @@ impl<'a> Lowered<'a> {
             groups,
             channels,
             exchanges,
-            links,
-            capacities,
-            has_queue,
+            capacities: Vec::new(),
+            has_queue: Vec::new(),
             processors,
             uncalibrated_kernels,
         })
     }
 
-    /// This and another, whose costs are the same and whose devices are others, on the same links. The ranks of the other come after its own.
+    /// This and another, whose costs are the same and whose devices are others, before the links of either are numbered. The ranks of the other
+    /// come after its own.
     pub(crate) fn beside(mut self, mut other: Self) -> Self {
-        let links: Vec<usize> = self.links.iter().chain(&other.links).copied().collect::<BTreeSet<_>>().into_iter().collect();
-        let number: HashMap<usize, usize> = links.iter().enumerate().map(|(number, &link)| (link, number)).collect();
-        let (mut capacities, mut has_queue) = (vec![1.0; links.len()], vec![false; links.len()]);
-        let processors = self.processors;
-        for (one, before) in [(&mut self, 0), (&mut other, processors)] {
-            for (old, link) in one.links.iter().enumerate() {
-                (capacities[number[link]], has_queue[number[link]]) = (one.capacities[old], one.has_queue[old]);
-            }
-            let old_links = std::mem::take(&mut one.links);
-            one.for_each_load(|link| *link = number[&old_links[*link]]);
-            for rank in &mut one.ranks {
-                rank.processor = (rank.processor as usize - old_links.len() + links.len() + before) as u32;
-            }
-        }
-        let (lists, ranks) = (self.lists.len(), self.ranks.len() as u32);
+        let (lists, ranks, processors) = (self.lists.len(), self.ranks.len() as u32, self.processors as u32);
         let (groups, channels) = (self.groups.len() as u32, self.channels.len() as u32);
         for rank in &mut other.ranks {
             rank.list += lists;
+            rank.processor += processors;
             rank.groups.iter_mut().for_each(|group| *group += groups);
             rank.sends.iter_mut().chain(&mut rank.receives).for_each(|channel| *channel += channels);
         }
@@ -262,9 +250,26 @@ impl<'a> Lowered<'a> {
         self.channels.append(&mut other.channels);
         self.uncalibrated_kernels.append(&mut other.uncalibrated_kernels);
         self.processors += other.processors;
-        capacities.resize(links.len() + self.processors, 1.0);
-        (self.links, self.capacities, self.has_queue) = (links, capacities, has_queue);
         self.number_exchanges();
+        self
+    }
+
+    /// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
+    pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
+        let mut used = BTreeSet::new();
+        self.for_each_load(|link| {
+            used.insert(*link);
+        });
+        let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
+        self.for_each_load(|link| *link = number.get(link).copied().unwrap_or_default());
+        self.capacities = used.iter().map(|&link| network::capacity(topology, &self.costs.links, link)).collect();
+        let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
+        self.has_queue = used.iter().map(is_network).collect();
+        let links = self.capacities.len();
+        self.capacities.resize(links + self.processors, 1.0);
+        for rank in &mut self.ranks {
+            rank.processor += links as u32;
+        }
         self
     }
 
@@ -474,52 +479,4 @@ pub(crate) fn work_of(
     let launched: Vec<Picoseconds> = launched.collect();
     // Where the host has nothing to do, it says nothing.
     Work { durations, launched: if host > Picoseconds::ZERO { launched } else { Vec::new() } }
-}
-
-/// What is shared.
-struct Shared {
-    links: Vec<usize>,
-    /// Of links, then of processors.
-    capacities: Vec<f64>,
-    has_queue: Vec<bool>,
-}
-
-/// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
-fn number_resources(
-    topology: &Topology,
-    costs: &CostModel,
-    processors: usize,
-    ranks: &mut [SimulatedRank],
-    groups: &mut [GroupSet],
-    channels: &mut [Channel],
-) -> Shared {
-    let shapes = || {
-        let of_groups = groups.iter().flat_map(GroupSet::shapes).flatten();
-        of_groups.chain(channels.iter().map(|channel| &channel.shape))
-    };
-    let used: BTreeSet<usize> = shapes().flat_map(|shape| shape.loads.iter().map(|&(link, _)| link)).collect();
-    let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
-    let renumber = |loads: &mut Vec<(usize, f64)>| {
-        for (link, _) in loads {
-            *link = number.get(link).copied().unwrap_or_default();
-        }
-    };
-    for group in groups {
-        for shape in group.shapes_mut().into_iter().flatten() {
-            renumber(&mut shape.loads);
-        }
-    }
-    for channel in channels {
-        renumber(&mut channel.shape.loads);
-    }
-    let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
-    let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
-    let has_queue = used.iter().map(is_network).collect();
-    let links = capacities.len();
-    capacities.resize(links + processors, 1.0);
-    let first_device = ranks.first().map_or(0, |rank| rank.device.0);
-    for rank in ranks {
-        rank.processor = (links + (rank.device.0 - first_device) % processors) as u32;
-    }
-    Shared { links: used.into_iter().collect(), capacities, has_queue }
 }

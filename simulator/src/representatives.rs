@@ -80,7 +80,6 @@ fn lower<'a>(
         groups,
         channels,
         exchanges,
-        links: Vec::new(),
         capacities: vec![1.0; stages],
         has_queue: Vec::new(),
         processors: stages,
