@@ -52,7 +52,7 @@ fn has(document: &Value, fields: &[&str]) {
 
 #[track_caller]
 fn number(document: &Value, field: &str) -> f64 {
-    document[field].as_f64().unwrap_or_else(|| panic!("`{field}` of {document} is no number"))
+    document[field].as_f64().expect("a number")
 }
 
 #[track_caller]
