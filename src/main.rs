@@ -5,6 +5,7 @@ mod calibrate;
 mod check;
 mod doctor;
 mod execute;
+mod export;
 mod failure;
 mod inputs;
 mod lab;
@@ -41,6 +42,7 @@ enum Command {
     Execute(execute::Arguments),
     Check(check::Arguments),
     Score(score::Arguments),
+    Export(export::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
+        Command::Export(arguments) => export::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),

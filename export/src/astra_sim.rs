@@ -46,8 +46,7 @@ impl AstraSim {
     /// # Errors
     /// [`ExportError::Irregular`] where the ranks' devices are no product of dimensions.
     pub fn new(topology: &Topology, ranks: usize, efficiency: &dyn Fn(LinkClass) -> f64) -> Result<Self, ExportError> {
-        let irregular =
-            |reason| ExportError::Irregular { topology: topology.name().into(), ranks, reason };
+        let irregular = |reason| ExportError::Irregular { topology: topology.name().into(), ranks, reason };
         let dimensions = dimensions(topology, ranks, efficiency).map_err(irregular)?;
         let each = |value: &dyn Fn(&Dimension) -> String| {
             let values: Vec<String> = dimensions.iter().map(value).collect();
@@ -99,11 +98,7 @@ impl AstraSim {
 }
 
 /// The dimensions in which the first devices of a topology lie, or why they lie in none.
-fn dimensions(
-    topology: &Topology,
-    ranks: usize,
-    efficiency: &dyn Fn(LinkClass) -> f64,
-) -> Result<Vec<Dimension>, &'static str> {
+fn dimensions(topology: &Topology, ranks: usize, efficiency: &dyn Fn(LinkClass) -> f64) -> Result<Vec<Dimension>, &'static str> {
     if ranks > topology.device_count() {
         return Err("several ranks share a device; hint: use more nodes");
     }

@@ -68,8 +68,7 @@ impl<'a> Chakra<'a> {
             let next = distinct.len();
             *distinct.entry(group).or_insert(next)
         };
-        let kinds: Vec<Vec<usize>> =
-            program.lists.iter().map(|list| list.groups.iter().map(&mut number).collect()).collect();
+        let kinds: Vec<Vec<usize>> = program.lists.iter().map(|list| list.groups.iter().map(&mut number).collect()).collect();
         let mut communicators: Vec<Vec<Rank>> = Vec::new();
         let mut known: BTreeMap<Vec<Rank>, usize> = BTreeMap::new();
         let mut communicator = |members: Vec<Rank>| {

@@ -1,6 +1,8 @@
 //! What is written is read back by another implementation of the wire format (prost), with the schema's messages as declared here, and
 //! run by a feeder that has ASTRA-sim's rules.
 
+mod schema;
+
 use foretell_export::{AstraSim, Chakra, ExportError};
 use foretell_models::Model;
 use foretell_program::{
@@ -8,90 +10,11 @@ use foretell_program::{
 };
 use foretell_topologies::Topology;
 use foretell_units::Picoseconds;
-use prost::Message;
+use schema::{COLLECTIVE, COMPUTE, Node, RECEIVE, SEND, read};
 use std::collections::{BTreeMap, BTreeSet};
 
-#[derive(Clone, PartialEq, Message)]
-struct GlobalMetadata {
-    #[prost(string, tag = "1")]
-    version: String,
-    #[prost(message, repeated, tag = "2")]
-    attr: Vec<Attribute>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Attribute {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(oneof = "Value", tags = "3, 7, 9, 13, 27, 29")]
-    value: Option<Value>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-enum Value {
-    #[prost(double, tag = "3")]
-    Double(f64),
-    #[prost(int32, tag = "7")]
-    Int32(i32),
-    #[prost(int64, tag = "9")]
-    Int64(i64),
-    #[prost(uint64, tag = "13")]
-    Uint64(u64),
-    #[prost(bool, tag = "27")]
-    Bool(bool),
-    #[prost(string, tag = "29")]
-    Text(String),
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Node {
-    #[prost(uint64, tag = "1")]
-    id: u64,
-    #[prost(string, tag = "2")]
-    name: String,
-    #[prost(int32, tag = "3")]
-    node_type: i32,
-    #[prost(uint64, repeated, tag = "4")]
-    ctrl_deps: Vec<u64>,
-    #[prost(uint64, repeated, tag = "5")]
-    data_deps: Vec<u64>,
-    #[prost(uint64, tag = "6")]
-    start_time_micros: u64,
-    #[prost(uint64, tag = "7")]
-    duration_micros: u64,
-    #[prost(message, repeated, tag = "10")]
-    attr: Vec<Attribute>,
-}
-
-const COMPUTE: i32 = 4;
-const SEND: i32 = 5;
-const RECEIVE: i32 = 6;
-const COLLECTIVE: i32 = 7;
+/// `CollectiveCommType` of an all-gather.
 const ALL_GATHER: u64 = 2;
-
-impl Node {
-    fn get(&self, name: &str) -> &Value {
-        let attribute = self.attr.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no `{name}` in {self:?}"));
-        attribute.value.as_ref().expect("a value, also where it is 0")
-    }
-
-    fn number(&self, name: &str) -> u64 {
-        match self.get(name) {
-            Value::Int32(value) => *value as u64,
-            Value::Int64(value) => *value as u64,
-            Value::Uint64(value) => *value,
-            Value::Bool(value) => u64::from(*value),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn communicator(&self) -> usize {
-        match self.get("pg_name") {
-            Value::Text(name) => name.parse().expect("a number, which is all that ASTRA-sim takes"),
-            other => panic!("{other:?}"),
-        }
-    }
-}
 
 fn program(layout: &Layout) -> Program {
     let model = r#"{"family": "gpt", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16}"#;
@@ -129,16 +52,6 @@ fn timeline(program: &Program) -> Timeline {
     Timeline { origin: Origin::Predicted, ranks: (0..program.mesh.world_size()).map(rank).collect() }
 }
 
-fn read(mut file: &[u8]) -> Vec<Node> {
-    let metadata = GlobalMetadata::decode_length_delimited(&mut file).expect("the metadata come first");
-    assert!(!metadata.version.is_empty());
-    let mut nodes = Vec::new();
-    while !file.is_empty() {
-        nodes.push(Node::decode_length_delimited(&mut file).expect("a node"));
-    }
-    nodes
-}
-
 fn exported(program: &Program) -> (Vec<Vec<Node>>, BTreeMap<usize, Vec<usize>>) {
     let timeline = timeline(program);
     let chakra = Chakra::new(program, &timeline).expect("one of the Program");
@@ -156,7 +69,10 @@ fn every_dependency_is_there_and_comes_before() {
                 assert!(node.data_deps.iter().all(|&before| (1..node.id).contains(&before)), "{node:?}");
                 let data: BTreeSet<u64> = node.data_deps.iter().copied().collect();
                 assert_eq!(data.len(), node.data_deps.len(), "none stands twice");
-                assert!(node.ctrl_deps.iter().all(|before| data.contains(before)), "ASTRA-sim takes a node only if both are done");
+                assert!(
+                    node.ctrl_deps.iter().all(|before| data.contains(before)),
+                    "ASTRA-sim takes a node only if both are done"
+                );
             }
         }
     }
@@ -312,7 +228,9 @@ fn a_cluster_becomes_dimensions_that_multiply_to_its_ranks() {
     // 300 GB/s are 279.4 of 2^30; NVSwitch's 936.25 ns are two hops.
     assert_eq!(
         network(&node, 8).as_deref(),
-        Ok("topology: [ Switch ]\nnpus_count: [ 8 ]\nbandwidth: [ 279.39677238464355 ]  # 2^30 B/s\nlatency: [ 468.125 ]  # ns\n")
+        Ok(
+            "topology: [ Switch ]\nnpus_count: [ 8 ]\nbandwidth: [ 279.39677238464355 ]  # 2^30 B/s\nlatency: [ 468.125 ]  # ns\n"
+        )
     );
     let cluster = node.clone().with_nodes(40).expect("forty nodes");
     let text = network(&cluster, 320).expect("two leaves of twenty nodes");
