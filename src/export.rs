@@ -82,13 +82,7 @@ fn perfetto(foretold: &Foretold, path: &Path, json: bool) -> Result<(), Failure>
     output::line(&format!("the trace is in {}; open it at ui.perfetto.dev", path.display()))
 }
 
-fn chakra(
-    foretold: &Foretold,
-    loaded: &LoadedPlan,
-    profile: Option<&Profile>,
-    folder: &Path,
-    json: bool,
-) -> Result<(), Failure> {
+fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, folder: &Path, json: bool) -> Result<(), Failure> {
     let program = &foretold.compiled.training;
     let ranks = program.mesh.world_size();
     let chakra = Chakra::new(program, &foretold.simulation.timeline)?;

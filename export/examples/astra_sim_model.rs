@@ -26,6 +26,8 @@ struct Network {
     rate: f64,
     /// Nanoseconds that each message costs at its end.
     endpoint: f64,
+    /// Bytes a nanosecond of a device's memory.
+    memory: f64,
     /// Whether a switch takes a message in whole before it sends it on (congestion aware, one chunk) or not (unaware).
     stores: bool,
 }
@@ -38,11 +40,14 @@ impl Network {
 
     /// A collective of so many members; its code, and its size as traces have it.
     fn collective(&self, code: u64, members: usize, size: f64) -> f64 {
-        let count = members as f64;
+        let (count, steps) = (members as f64, members as f64 - 1.0);
+        // A sum is read twice and written once (`PacketBundle.cc`), before the next message goes.
+        let reduction = steps * 3.0 * (size / count) / self.memory;
         match code {
-            0 => 2.0 * (count - 1.0) * self.message(size / count),
-            2 => (count - 1.0) * self.message(size),
-            _ => (count - 1.0) * self.message(size / count),
+            0 => 2.0 * steps * self.message(size / count) + reduction,
+            2 => steps * self.message(size),
+            7 => steps * self.message(size / count) + reduction,
+            _ => steps * self.message(size / count),
         }
     }
 }
@@ -56,6 +61,7 @@ fn main() {
         hop: topology.links()[0].latency.value() * 1e9,
         rate: topology.links()[0].bandwidth.value() * costs.links.of(device) / 1e9,
         endpoint: 10.0,
+        memory: topology.device_kinds()[0].memory_bandwidth.value() / 1e9,
         stores,
     };
     println!("| all-reduce of 8 | Foretell | ASTRA-sim's model, congestion unaware | aware |\n| ---: | ---: | ---: | ---: |");
