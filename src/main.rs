@@ -18,6 +18,7 @@ mod run;
 mod run_folder;
 mod score;
 mod simulate;
+mod what_if;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;

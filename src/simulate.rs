@@ -5,17 +5,18 @@ use crate::inputs;
 use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict::{self, Foretold};
+use crate::what_if;
 use clap::Args;
-use foretell_program::Program;
-use foretell_reports::{Column, Plot, Section, page, table, write_trace};
-use foretell_simulator::{CriticalPath, Folding, critical_path};
-use foretell_units::Seconds;
-use serde_json::{Value, json};
+use foretell_reports::{Plot, Section, page, write_trace};
+use foretell_simulator::{Folding, critical_path};
 use std::path::PathBuf;
 
 /// Foretell a plan's step: its time with an interval, its memory, and where the time goes
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json --plots plots")]
+#[command(
+    after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json --plots plots",
+    after_long_help = what_if::help()
+)]
 pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
@@ -35,6 +36,9 @@ pub struct Arguments {
     /// Say what the step time is made of: the chain of instructions, across ranks, that each waited for the one before
     #[arg(long)]
     critical_path: bool,
+    /// Answer again for other devices or links, beside the step as it is: `inter_node.bandwidth*2`; each use is a question of its own
+    #[arg(long, value_name = "CHANGE")]
+    what_if: Vec<String>,
     /// Whether ranks that must behave alike are simulated once: the same answer, sooner
     #[arg(long, value_enum, default_value_t = Fold::On)]
     fold: Fold,
@@ -64,6 +68,7 @@ impl From<Fold> for Folding {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let questions = what_if::read(&arguments.what_if)?;
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
@@ -92,10 +97,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::write(path, page(&format!("{}: foretold", loaded.model.name), &sections)?.as_bytes())?;
     }
     let path = arguments.critical_path.then(|| critical_path(&foretold.simulation.timeline, program)).transpose()?;
+    let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
+    let answers = what_if::answer(questions, &foretold, &loaded, profile.as_ref(), oversubscription, folding)?;
     if json {
         let mut document = serde_json::to_value(&foretold.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
         if let Some(path) = &path {
-            document["critical_path"] = path_document(path, program);
+            document["critical_path"] = what_if::path_document(path, program);
+        }
+        if !answers.is_empty() {
+            document["what_if"] = what_if::answers_document(&foretold.prediction, &answers)?;
         }
         output::json(&document)?;
     } else if arguments.dump_program {
@@ -103,44 +113,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     } else {
         output::line(&predict::table(&foretold.prediction, &loaded.topology))?;
         if let Some(path) = &path {
-            output::line(&format!("\n{}", path_table(path)))?;
+            output::line(&format!("\n{}", what_if::path_table(path)))?;
+        }
+        if !answers.is_empty() {
+            output::line(&format!("\n{}", what_if::answers_table(&foretold.prediction, &answers)))?;
         }
     }
     // The answer is there, and says so too; but such a plan cannot be run.
     predict::fitting(&foretold, &loaded)
-}
-
-/// The kinds on the critical path, longest first, and what lies between instructions.
-fn path_kinds(path: &CriticalPath) -> Vec<(&str, Seconds)> {
-    let kinds = path.by_kind.iter().map(|(kind, time)| (kind.as_str(), *time));
-    kinds.chain([("between instructions", path.between)]).collect()
-}
-
-fn path_table(path: &CriticalPath) -> String {
-    let kinds = path_kinds(path);
-    let step: f64 = kinds.iter().map(|(_, time)| time.value()).sum();
-    let share = |time: Seconds| if step > 0.0 { time.value() / step * 100.0 } else { 0.0 };
-    let rows: Vec<Vec<String>> =
-        kinds.iter().map(|(kind, time)| vec![(*kind).into(), time.to_string(), format!("{:.1} %", share(*time))]).collect();
-    let columns = [Column::words("on the critical path"), Column::numbers("time"), Column::numbers("of the step")];
-    table(&columns, &rows)
-}
-
-fn path_document(path: &CriticalPath, program: &Program) -> Value {
-    let segments = path.segments.iter().map(|segment| {
-        let stage = program.list_of(segment.rank);
-        let instruction = stage.instruction(segment.instruction);
-        let (start, end) = (Seconds::from(segment.start), Seconds::from(segment.end));
-        json!({
-            "rank": segment.rank.0, "instruction": segment.instruction.0, "name": stage.names.get(instruction.name as usize),
-            "kind": instruction.operation.kind(), "start_seconds": start.value(), "end_seconds": end.value(),
-        })
-    });
-    json!({
-        "by_kind": path.by_kind.iter().map(|(kind, time)| json!({"kind": kind, "seconds": time.value()})).collect::<Vec<_>>(),
-        "between_seconds": path.between.value(),
-        "segments": segments.collect::<Vec<_>>(),
-    })
 }
 
 fn plots(foretold: &Foretold) -> Vec<(&'static str, Plot)> {

@@ -3,11 +3,12 @@
 //!
 //! It must not know Programs: it is asked about a kernel or a message, never about a layout or a schedule.
 
-use crate::exchange::ExchangeTable;
+use crate::exchange::{Cost, ExchangeTable};
 use crate::kernels::KernelTable;
 use crate::roofline;
 use crate::simulation::Quantile;
 use crate::uncertainty::Uncertainty;
+use crate::what_if::CostScale;
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
@@ -61,9 +62,24 @@ impl Estimate {
         Self { median, p10: median / roofline::SPREAD, p90: median * roofline::SPREAD, source: Source::Roofline }
     }
 
+    /// So many times as long.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self { median: self.median * factor, p10: self.p10 * factor, p90: self.p90 * factor, ..self }
+    }
+
     /// The same on a device of so many times the speed.
     fn over(self, speed: f64) -> Self {
         Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
+    }
+
+    /// Each quantile changed; the second argument is what a data sheet's spread makes of a duration at it.
+    fn changed(self, change: impl Fn(Seconds, f64) -> Seconds) -> Self {
+        Self {
+            median: change(self.median, 1.0),
+            p10: change(self.p10, 1.0 / roofline::SPREAD),
+            p90: change(self.p90, roofline::SPREAD),
+            ..self
+        }
     }
 
     pub(crate) fn measured(sample: &Sample) -> Self {
@@ -161,6 +177,8 @@ pub struct CostModel {
     pub cores: Option<usize>,
     /// How far off step times that are made of these costs may be for what no cost says.
     pub uncertainty: Uncertainty,
+    /// What a what-if question makes of all that.
+    scale: CostScale,
 }
 
 #[derive(Clone, Debug)]
@@ -171,6 +189,8 @@ struct KindCosts {
     parameters: Parameters,
     kernels: Option<KernelTable>,
     exchanges: Option<ExchangeTable>,
+    /// The device that a what-if question is about.
+    scaled_kind: Option<DeviceKind>,
 }
 
 impl CostModel {
@@ -194,6 +214,7 @@ impl CostModel {
             paces: paces.unwrap_or_default(),
             cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
             uncertainty: Uncertainty::MEASURED,
+            scale: CostScale::NONE,
         }
     }
 
@@ -205,7 +226,37 @@ impl CostModel {
             .as_ref()
             .and_then(|table| table.estimate(kernel, accumulate, precision, &costs.kind))
             .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)));
-        whole.over(costs.speed)
+        let scaled = match &costs.scaled_kind {
+            None => whole,
+            Some(scaled) => {
+                let launch = roofline::launch(costs.kind.architecture);
+                let alone = |kind| roofline::kernel_time(kernel, accumulate, precision, kind) - launch;
+                let before = alone(&costs.kind);
+                let ratio = if before > Seconds::ZERO { alone(scaled) / before } else { 1.0 } / self.scale.speed;
+                // What was measured has no launch that could be told apart; its overhead is among the parameters.
+                let launch = if whole.source == Source::Roofline { launch } else { Seconds::ZERO };
+                whole.changed(|time, spread| (time - launch * spread) * ratio + launch * (spread * self.scale.launch))
+            }
+        };
+        scaled.over(costs.speed)
+    }
+
+    /// Answers for other devices and links from here on.
+    pub(crate) fn rescale(&mut self, scale: CostScale) {
+        self.scale = scale;
+        for costs in &mut self.kinds {
+            costs.scaled_kind = Some(costs.kind.scaled(scale.peak, scale.memory_bandwidth));
+        }
+    }
+
+    /// What an exchange takes over the links that are asked about, from what was measured over those that there are.
+    pub(crate) fn rescaled(&self, cost: Cost, reach: Reach) -> Cost {
+        let links = &self.scale.links;
+        let (bandwidth, latency) = match reach {
+            Reach::Node => (links.intra_node_bandwidth, links.intra_node_latency),
+            _ => (links.inter_node_bandwidth, links.inter_node_latency),
+        };
+        Cost { latency: cost.latency * latency, flow: cost.flow / bandwidth, ..cost }
     }
 
     /// How fast a kind of device is beside a whole device of its figures.
@@ -255,7 +306,14 @@ impl KindCosts {
         let assumed = roofline::parameters(kind.architecture);
         let Some(profile) = profile else {
             let speed = kind.speed();
-            return Self { kind: kind.clone(), speed, parameters: assumed.over(speed), kernels: None, exchanges: None };
+            return Self {
+                kind: kind.clone(),
+                speed,
+                parameters: assumed.over(speed),
+                kernels: None,
+                exchanges: None,
+                scaled_kind: None,
+            };
         };
         let measured = profile.speeds.iter().find(|one| one.device == kind.name && one.speed > 0.0);
         let speed = measured.map_or(kind.speed(), |one| one.speed);
@@ -270,7 +328,14 @@ impl KindCosts {
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
         let exchanges = ExchangeTable::new(&profile.exchanges);
-        Self { kind: kind.clone(), speed, parameters: parameters.over(speed), kernels: Some(kernels), exchanges }
+        Self {
+            kind: kind.clone(),
+            speed,
+            parameters: parameters.over(speed),
+            kernels: Some(kernels),
+            exchanges,
+            scaled_kind: None,
+        }
     }
 }
 

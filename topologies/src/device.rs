@@ -50,6 +50,15 @@ impl DeviceKind {
         self.cpu_quota.unwrap_or(1.0)
     }
 
+    /// The same with peaks, in every format, and memory so many times as fast.
+    pub fn scaled(&self, peak: f64, memory_bandwidth: f64) -> Self {
+        Self {
+            peak: self.peak.iter().map(|(&format, &rate)| (format, rate * peak)).collect(),
+            memory_bandwidth: self.memory_bandwidth * memory_bandwidth,
+            ..self.clone()
+        }
+    }
+
     /// Whether the figures of two kinds describe the same device, whatever share of it each has.
     pub fn is_like(&self, other: &DeviceKind) -> bool {
         let whole = |kind: &DeviceKind| DeviceKind { name: String::new(), cpu_quota: None, source: None, ..kind.clone() };

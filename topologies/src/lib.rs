@@ -42,4 +42,4 @@ pub use fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Leaf, Network};
 pub use layout::{DeviceId, Link, LinkClass, LinkId, NodeId, Route};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
 pub use spec::{TopologyReference, TopologySpec};
-pub use topology::{MAXIMUM_DEVICES, Topology};
+pub use topology::{LinkScale, MAXIMUM_DEVICES, Topology};

@@ -31,6 +31,25 @@ pub struct Topology {
     layout: Arc<Layout>,
 }
 
+/// How links differ from those of a file, as factors: what somebody asks who thinks of buying others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkScale {
+    /// Of what links between devices of a node carry.
+    pub intra_node_bandwidth: f64,
+    /// Of what network interfaces carry; switches' uplinks follow them.
+    pub inter_node_bandwidth: f64,
+    /// Of the time from one device of a node to another.
+    pub intra_node_latency: f64,
+    /// Of the time from one node to another.
+    pub inter_node_latency: f64,
+}
+
+impl LinkScale {
+    /// Links as they are.
+    pub const NONE: Self =
+        Self { intra_node_bandwidth: 1.0, inter_node_bandwidth: 1.0, intra_node_latency: 1.0, inter_node_latency: 1.0 };
+}
+
 /// What a topology is made of: the part of it that a file describes.
 pub(crate) struct Description {
     pub(crate) name: String,
@@ -86,6 +105,37 @@ impl Topology {
         for group in &mut description.groups {
             let count = group.nics.map_or(1, |nics| nics.count);
             group.nics = Some(Nics { count, bandwidth: total / count as f64 });
+        }
+        description.build()
+    }
+
+    /// The same cluster with links so many times as fast, and latencies so many times as long.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_links_scaled(self, scale: &LinkScale) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for group in &mut description.groups {
+            if let Some(link) = &mut group.link {
+                link.bandwidth = link.bandwidth * scale.intra_node_bandwidth;
+                link.latency = link.latency * scale.intra_node_latency;
+            }
+            if let Some(nics) = &mut group.nics {
+                nics.bandwidth = nics.bandwidth * scale.inter_node_bandwidth;
+            }
+        }
+        description.network.latency = description.network.latency * scale.inter_node_latency;
+        description.build()
+    }
+
+    /// The same cluster with devices whose peaks, in every format, and whose memory are so many times as fast.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_devices_scaled(self, peak: f64, memory_bandwidth: f64) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for kind in &mut description.kinds {
+            *kind = kind.scaled(peak, memory_bandwidth);
         }
         description.build()
     }
