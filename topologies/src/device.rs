@@ -33,6 +33,8 @@ pub struct DeviceKind {
     pub peak: BTreeMap<DataType, FlopsPerSecond>,
     /// The power it draws at most.
     pub power: Option<Watts>,
+    /// The power it draws while it does nothing, if the file says.
+    pub idle_power: Option<Watts>,
     /// What all its links to other devices can send together, one way.
     pub link: Option<BytesPerSecond>,
     /// How many processor cores make up one device, where it is a CPU. The lab gives a rank that many.

@@ -7,7 +7,7 @@ use crate::layout::{DeviceId, Layout, Link, LinkClass, NodeId, Route, device_in_
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
 use crate::{library, spec};
-use foretell_units::BytesPerSecond;
+use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ pub struct Topology {
     pub(crate) kinds: Vec<DeviceKind>,
     pub(crate) groups: Vec<NodeGroup>,
     pub(crate) network: Network,
+    pub(crate) storage_bandwidth: Option<BytesPerSecond>,
+    pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
     /// What follows from the above; shared, because plans and simulations copy topologies freely.
@@ -56,6 +58,8 @@ pub(crate) struct Description {
     pub(crate) kinds: Vec<DeviceKind>,
     pub(crate) groups: Vec<NodeGroup>,
     pub(crate) network: Network,
+    pub(crate) storage_bandwidth: Option<BytesPerSecond>,
+    pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
 }
@@ -271,6 +275,16 @@ impl Topology {
         self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
     }
 
+    /// What all nodes together read from storage, or write to it.
+    pub fn storage_bandwidth(&self) -> Option<BytesPerSecond> {
+        self.storage_bandwidth
+    }
+
+    /// From a failure until a run goes on, without reading its checkpoint.
+    pub fn restart_time(&self) -> Option<Seconds> {
+        self.restart_time
+    }
+
     /// Whether the file describes hosts to be made on this machine, rather than hosts that there are.
     pub fn is_lab(&self) -> bool {
         self.is_lab
@@ -300,8 +314,8 @@ impl Topology {
     }
 
     fn into_description(self) -> Description {
-        let Topology { name, kinds, groups, network, is_lab, notes, layout: _ } = self;
-        Description { name, kinds, groups, network, is_lab, notes }
+        let Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout: _ } = self;
+        Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes }
     }
 }
 
@@ -322,7 +336,7 @@ impl Description {
     /// Numbers a description known to be small.
     pub(crate) fn number(self) -> Topology {
         let layout = Arc::new(Layout::new(&self.groups, &self.network));
-        let Description { name, kinds, groups, network, is_lab, notes } = self;
-        Topology { name, kinds, groups, network, is_lab, notes, layout }
+        let Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes } = self;
+        Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout }
     }
 }
