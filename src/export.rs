@@ -94,7 +94,7 @@ fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, f
         output::write(&folder.join(format!("{name}.{}.et", rank.0)), &trace)?;
     }
     output::write(&folder.join("communicators.json"), chakra.communicators().as_bytes())?;
-    // What exchanges get of a link here, they are to get there.
+    // What long messages get of a link by nccl-tests or by the profile; a stack's own costs know no single rate.
     let links = CostModel::new(profile, &loaded.topology).links;
     let astra_sim = AstraSim::new(&loaded.topology, ranks, &|class| links.of(class));
     match &astra_sim {

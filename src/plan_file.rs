@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
-use foretell_program::{Compiled, Layout, Mode, Optimizer, Plan, Stack, Training, compile};
+use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::DataType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -35,6 +35,9 @@ pub struct PlanFile {
     batch_norm_group: Option<usize>,
     #[serde(default)]
     stack: Stack,
+    /// What the stack does if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    overlap: Option<Overlap>,
     #[serde(default)]
     mode: Mode,
 }
@@ -121,6 +124,7 @@ impl PlanFile {
             optimizer: plan.optimizer,
             training: plan.training,
             batch_norm_group: plan.batch_norm_group,
+            overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
             stack: plan.stack,
             mode: plan.mode,
         }
@@ -136,6 +140,7 @@ impl PlanFile {
             optimizer: file.optimizer,
             training: file.training,
             batch_norm_group: file.batch_norm_group,
+            overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
             stack: file.stack,
             mode: file.mode,
         }
@@ -190,9 +195,15 @@ impl PlanFile {
         };
         topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
         let plan = file.plan();
+        inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
         plan.validate().map_err(|error| Failure::in_file(path, &error))?;
         Ok(LoadedPlan { model, topology, plan, file, path: path.into() })
     }
+}
+
+/// What communication a stack has run beside kernels.
+fn usual_overlap(stack: &Stack) -> Option<Overlap> {
+    inputs::stack(stack.name()).ok().map(|stack| stack.overlap)
 }
 
 /// What a model is called that stands in place, without a name.

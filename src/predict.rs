@@ -49,7 +49,7 @@ pub fn foretell_folding(
             loaded.topology.name()
         )));
     }
-    let costs = CostModel::new(profile, &loaded.topology);
+    let costs = costs(profile, &loaded.topology, &loaded.plan)?;
     let (prediction, simulation) =
         foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe), folding)?;
     let mut prediction = with_memory(prediction, &compiled, &loaded.topology);
@@ -62,6 +62,13 @@ pub fn with_memory(mut prediction: Prediction, compiled: &Compiled, topology: &T
     prediction.peak_memory_bytes = compiled.arenas();
     prediction.fits = misfit(compiled, topology).is_none();
     prediction
+}
+
+/// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data
+/// sheet.
+pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
+    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.precision);
+    costs.map_err(|error| Failure::Input(error.to_string()))
 }
 
 /// Refuses a plan that does not fit its devices.

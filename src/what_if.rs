@@ -5,7 +5,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, Foretold};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
-use foretell_simulator::{CostModel, CriticalPath, Folding, Oversubscription, Prediction, WhatIf};
+use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ pub fn answer(
     oversubscription: Oversubscription,
     folding: Folding,
 ) -> Result<Vec<Answer>, Failure> {
-    let costs = CostModel::new(profile, &loaded.topology);
+    let costs = predict::costs(profile, &loaded.topology, &loaded.plan)?;
     questions
         .into_iter()
         .map(|what_if| {

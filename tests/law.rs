@@ -48,6 +48,8 @@ struct Case {
     hybrid: bool,
     sequence_parallel: bool,
     clip: bool,
+    /// Whether kernels wait for communication.
+    blocking: bool,
     precision: &'static str,
     seed: u64,
     /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages' own.
@@ -110,6 +112,12 @@ impl Case {
         let batch = self.global_batch();
         let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
+        let overlap = match self.blocking {
+            true => {
+                "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false, pipeline: false}\n"
+            }
+            false => "",
+        };
         let mesh = match self.uneven {
             Some(uneven) => uneven.text.into(),
             None => format!("data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, expert: {expert}"),
@@ -120,7 +128,7 @@ impl Case {
              training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
              layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
-             sequence_parallel: {sequence_parallel}{cuts}}}\n"
+             sequence_parallel: {sequence_parallel}{cuts}}}\n{overlap}"
         )
     }
 
@@ -219,7 +227,7 @@ prop_compose! {
         optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
         (zero, hybrid) in (0usize..4, any::<bool>()),
-        (sequence_parallel, clip) in (any::<bool>(), any::<bool>()),
+        (sequence_parallel, clip, blocking) in (any::<bool>(), any::<bool>(), any::<bool>()),
         precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
         expert in 1usize..3,
         seed in 0u64..100,
@@ -246,7 +254,7 @@ prop_compose! {
         let expert = if model.contains("moe") && data * tensor * pipeline * context < 4 { expert } else { 1 };
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, optimizer, bucket,
-            zero, hybrid, sequence_parallel, clip, precision, seed, uneven,
+            zero, hybrid, sequence_parallel, clip, blocking, precision, seed, uneven,
         }
     }
 }
@@ -317,6 +325,7 @@ fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
             hybrid: false,
             sequence_parallel: index % 2 == 1,
             clip: index % 2 == 0,
+            blocking: index % 2 == 0,
             seed: 5,
             uneven: Some(uneven),
         });
@@ -345,6 +354,7 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
             hybrid: false,
             sequence_parallel: false,
             clip: false,
+            blocking: false,
             precision,
             seed: 1,
             uneven: None,
@@ -384,6 +394,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
                 hybrid: false,
                 sequence_parallel: false,
                 clip: false,
+                blocking: false,
                 seed: 5,
                 uneven: None,
             });
@@ -425,6 +436,7 @@ fn ring_attention_obeys_the_law() {
             hybrid: false,
             sequence_parallel: false,
             clip: false,
+            blocking: false,
             seed: 5,
             uneven: None,
         });
@@ -466,6 +478,7 @@ fn dropout_drops_the_same_in_every_dimension() {
                 hybrid: false,
                 sequence_parallel: tensor > 1,
                 clip: false,
+                blocking: false,
                 seed: 5,
                 uneven: None,
             });

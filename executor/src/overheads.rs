@@ -12,8 +12,8 @@ use crate::rank::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Phase, Program,
-    Sample, StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Group, GroupId, Instruction, InstructionId, Mesh, Operation,
+    Phase, Program, Sample, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 use std::sync::Arc;
@@ -78,7 +78,13 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
     let instruction = |index: usize| {
         let other = handing && index % 2 == 1;
         let operation = match other {
-            true => Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes, data_type: DataType::Fp32 },
+            true => Operation::Collective {
+                kind: Collective::AllReduce,
+                group: GroupId(0),
+                bytes,
+                data_type: DataType::Fp32,
+                role: CollectiveRole::Gradients,
+            },
             false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },
         };
         let after = if handing && index > 0 { vec![InstructionId(index as u32 - 1)] } else { Vec::new() };

@@ -259,7 +259,7 @@ impl Run<'_> {
                 emitter.update();
             }
             let mut program = emitter.finish();
-            dependencies::connect(&mut program);
+            dependencies::connect(&mut program, &plan.overlap);
             memory::plan(&mut program);
             dependencies::prune(&mut program);
             part.ranks.iter().for_each(|rank| list_of_rank[rank.0] = lists.len() as u32);

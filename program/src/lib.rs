@@ -38,13 +38,13 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Conversion, Placement, Placements, conversion};
 pub use plan::{
-    ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Plan, PlanError, Recompute, Stack, StageLayout,
-    Training,
+    ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Overlap, Plan, PlanError, Recompute, Stack,
+    StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{
-    Buffer, BufferId, BufferRole, Collective, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric, MetricKind,
-    Operation, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Collective, CollectiveRole, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric,
+    MetricKind, Operation, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{Schedule, StagePass, Task};

@@ -1,9 +1,11 @@
 //! The plan: the choices that make a Program of a model and a topology. Its form in files is the contract's "A plan file".
 
 mod layout;
+mod overlap;
 mod training;
 
 pub use layout::{ContextMethod, Layout, Recompute, StageLayout};
+pub use overlap::Overlap;
 pub use training::{LossScale, Optimizer, Training};
 
 use crate::mesh::Mesh;
@@ -35,18 +37,41 @@ pub struct Plan {
     /// Whose run it is.
     #[serde(default)]
     pub stack: Stack,
+    /// What communication runs beside kernels.
+    #[serde(default)]
+    pub overlap: Overlap,
     /// How ranks keep in step.
     #[serde(default)]
     pub mode: Mode,
 }
 
-/// Whose run it is: host overheads, fusions and overlap follow from it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Stack {
-    /// Our own executor.
-    #[default]
-    Foretell,
+/// Whose run it is, by name: `foretell` is our own executor. What the simulator assumes of kernels, the host and communication follows from
+/// it; whoever has the profiles knows which names there are.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Stack(String);
+
+impl Stack {
+    /// A stack of a name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self(name.into())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is our own executor.
+    pub fn is_own(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self("foretell".into())
+    }
 }
 
 /// How ranks keep in step.
@@ -105,6 +130,7 @@ impl Plan {
             training: Training::default(),
             batch_norm_group: None,
             stack: Stack::default(),
+            overlap: Overlap::default(),
             mode: Mode::default(),
         }
     }

@@ -264,6 +264,23 @@ impl Collective {
     }
 }
 
+/// What a collective is for: frameworks let kernels go on beside some and not beside others ([`crate::Overlap`]), and reduce gradients in
+/// formats of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveRole {
+    /// Activations of operators that several ranks share.
+    Tensor,
+    /// Keys and values of other parts of a sequence.
+    Context,
+    /// Tokens on their way to experts and back.
+    Expert,
+    /// Gradients, and sums over them.
+    Gradients,
+    /// Parameters, to be computed with.
+    Parameters,
+}
+
 /// What an instruction does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
@@ -287,6 +304,8 @@ pub enum Operation {
         bytes: Bytes,
         /// The format of an element.
         data_type: DataType,
+        /// What it is for.
+        role: CollectiveRole,
     },
     /// Sends the one read to a rank of another stage.
     Send {

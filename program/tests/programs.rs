@@ -3,7 +3,7 @@
 mod soundness;
 
 use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
-use foretell_program::{ContextMethod, Layout, Plan, Recompute, Schedule, StageLayout, StageProgram, compile};
+use foretell_program::{ContextMethod, Layout, Overlap, Plan, Recompute, Schedule, StageLayout, StageProgram, compile};
 use proptest::prelude::*;
 use soundness::assert_sound;
 
@@ -112,6 +112,13 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn overlaps()(beside in prop_oneof![Just([true; 6]), any::<[bool; 6]>()]) -> Overlap {
+        let [tensor, context, expert, gradients, parameters, pipeline] = beside;
+        Overlap { tensor, context, expert, gradients, parameters, pipeline }
+    }
+}
+
 fn recomputes() -> impl Strategy<Value = Recompute> {
     prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full), Just(Recompute::FullLayers(1))]
 }
@@ -121,12 +128,14 @@ proptest! {
 
     #[test]
     fn every_program_is_free_of_races_and_reads_only_what_was_written(
-        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), half in any::<bool>(), seed in any::<u64>()
+        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), half in any::<bool>(), seed in any::<u64>(),
+        overlap in overlaps()
     ) {
         let cuts = uneven_cuts(&model, layout.pipeline * layout.virtual_stages, seed);
         let layout = Layout { cuts, ..layout };
         let mut plan = Plan::new(layout, batch);
         plan.training.clip_norm = clip.then_some(1.0);
+        plan.overlap = overlap;
         if half { plan.precision = foretell_units::DataType::Fp16; }
         plan.optimizer = foretell_program::Optimizer::AdamW;
         let compiled = match compile(&model, "model", &plan) {
@@ -188,10 +197,12 @@ proptest! {
     /// The same of stages with meshes of their own and ranks with samples of their own.
     #[test]
     fn programs_of_unequal_meshes_and_shares_are_sound(
-        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), half in any::<bool>()
+        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), half in any::<bool>(),
+        overlap in overlaps()
     ) {
         let mut plan = Plan::new(layout, batch);
         plan.training.clip_norm = clip.then_some(1.0);
+        plan.overlap = overlap;
         if half { plan.precision = foretell_units::DataType::Bf16; }
         if plan.layout.stages.is_some() || plan.layout.shares.is_some() { plan.batch_norm_group = Some(1); }
         let compiled = match compile(&model, "model", &plan) {

@@ -3,8 +3,8 @@
 
 use foretell_models::{InputKind, Kernel, WeightLayout};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Origin, Peer,
-    PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Group, GroupId, Instruction, InstructionId, Mesh, Operation,
+    Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 use std::sync::Arc;
@@ -164,8 +164,13 @@ fn stage(index: usize) -> StageProgram {
             last = builder.add("linear", gradient, 0, Phase::Backward, mb, &[], &[x, gradients]);
         }
     }
-    let reduce =
-        Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes: WEIGHTS, data_type: DataType::Fp32 };
+    let reduce = Operation::Collective {
+        kind: Collective::AllReduce,
+        group: GroupId(0),
+        bytes: WEIGHTS,
+        data_type: DataType::Fp32,
+        role: CollectiveRole::Gradients,
+    };
     let reduced = builder.add("gradients", reduce, 2, Phase::Update, None, &[last], &[gradients]);
     let update = compute(Kernel::Sgd { elements: 1 << 20, momentum: false, nesterov: false, controlled: false });
     builder.add("weights", update, 0, Phase::Update, None, &[reduced], &[weights, gradients]);

@@ -66,7 +66,6 @@
 //! ```
 
 mod breakdown;
-mod by_stage;
 mod cost;
 mod critical_path;
 mod engine;
@@ -76,6 +75,7 @@ mod failures;
 mod fairness;
 mod folding;
 pub mod gpu;
+mod graphics;
 mod input;
 mod interpreter;
 mod kernels;
@@ -83,6 +83,7 @@ mod lowering;
 mod network;
 mod pairing;
 mod prediction;
+mod representatives;
 mod roofline;
 mod running_cost;
 mod si;
@@ -91,13 +92,13 @@ mod symmetry;
 mod uncertainty;
 mod what_if;
 
-pub use by_stage::{StageSimulationError, StageStep, simulate_by_stage};
-pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
+pub use cost::{CostModel, Estimate, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
 pub use error::SimulationError;
 pub use failures::{FailingRun, Reliability};
 pub use input::{InputBound, InputPipeline, InputRun};
 pub use prediction::{Prediction, predict};
+pub use representatives::simulate_representatives;
 pub use running_cost::{PowerModel, RunningCost, running_cost};
 pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Simulation, simulate};
 pub use uncertainty::{Residual, Uncertainty};

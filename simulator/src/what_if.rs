@@ -100,11 +100,13 @@ pub(crate) struct CostScale {
     pub(crate) memory_bandwidth: f64,
     pub(crate) speed: f64,
     pub(crate) launch: f64,
+    pub(crate) exchange_overhead: f64,
     pub(crate) links: LinkScale,
 }
 
 impl CostScale {
-    pub(crate) const NONE: Self = Self { peak: 1.0, memory_bandwidth: 1.0, speed: 1.0, launch: 1.0, links: LinkScale::NONE };
+    pub(crate) const NONE: Self =
+        Self { peak: 1.0, memory_bandwidth: 1.0, speed: 1.0, launch: 1.0, exchange_overhead: 1.0, links: LinkScale::NONE };
 }
 
 impl WhatIf {
@@ -146,6 +148,7 @@ impl WhatIf {
             memory_bandwidth: factor(MemoryBandwidth),
             speed: factor(DeviceSpeed),
             launch: factor(Launch),
+            exchange_overhead: factor(ExchangeOverhead),
             links: LinkScale {
                 intra_node_bandwidth: factor(Bandwidth) * factor(IntraNodeBandwidth),
                 inter_node_bandwidth: factor(Bandwidth) * factor(InterNodeBandwidth),

@@ -5,7 +5,8 @@ use crate::data::{DataSource, Dataset, SampleShape, Split};
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{InputKind, Kernel};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, GroupId, Instruction, Operation, Phase, StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, GroupId, Instruction, Operation, Phase, StageProgram, Stream,
+    StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops};
 use std::time::{Duration, Instant};
@@ -26,8 +27,13 @@ fn program(stream: Stream, other: Operation) -> Program {
         lifetime: None,
         initial: None,
     };
-    let all_reduce =
-        Operation::Collective { kind: Collective::AllReduce, group: GroupId(0), bytes: BYTES, data_type: DataType::Fp32 };
+    let all_reduce = Operation::Collective {
+        kind: Collective::AllReduce,
+        group: GroupId(0),
+        bytes: BYTES,
+        data_type: DataType::Fp32,
+        role: CollectiveRole::Gradients,
+    };
     let instruction = |stream: u16, operation: Operation| {
         // What computes here has too few operands, and fails.
         let reads = if matches!(operation, Operation::Compute { .. }) { Vec::new() } else { vec![BufferId(0)] };

@@ -4,7 +4,7 @@
 use super::emit::StageEmitter;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Conversion, Placement, Placements, conversion};
-use crate::program::{BufferId, BufferRole, Collective, GroupId, Operation, Phase, Stream};
+use crate::program::{BufferId, BufferRole, Collective, CollectiveRole, GroupId, Operation, Phase, Stream};
 use foretell_models::{Kernel, TensorId};
 
 /// Where an instruction belongs: what all of a conversion's instructions share.
@@ -165,16 +165,28 @@ impl StageEmitter<'_> {
     }
 
     pub(super) fn collective(&mut self, place: &Place<'_>, kind: Collective, group: Group, from: BufferId, to: BufferId) {
-        let operation = self.collective_operation(kind, group, from, to);
+        let role = match (group.axes.as_slice(), kind) {
+            ([Axis::Context], _) => CollectiveRole::Context,
+            (_, Collective::AllToAll) => CollectiveRole::Expert,
+            _ => CollectiveRole::Tensor,
+        };
+        let operation = self.collective_operation(kind, role, group, from, to);
         let Operation::Collective { group, .. } = operation else { unreachable!("just made") };
         self.push(place.name, operation, Stream::Group(group), vec![from], vec![to], Some(place.micro_batch), place.phase);
     }
 
     /// A collective from one buffer to another, sized by the larger.
-    pub(super) fn collective_operation(&mut self, kind: Collective, group: Group, from: BufferId, to: BufferId) -> Operation {
+    pub(super) fn collective_operation(
+        &mut self,
+        kind: Collective,
+        role: CollectiveRole,
+        group: Group,
+        from: BufferId,
+        to: BufferId,
+    ) -> Operation {
         let bytes = self.program.buffer(from).bytes.max(self.program.buffer(to).bytes);
         let data_type = self.program.buffer(from).data_type;
-        Operation::Collective { kind, group: self.group(group), bytes, data_type }
+        Operation::Collective { kind, group: self.group(group), bytes, data_type, role }
     }
 }
 

@@ -2,11 +2,16 @@
 //!
 //! Within a stream the order of the list is enough. Across streams a read waits for the writes before it, and a write for the reads and
 //! writes before it. A part of a bucket counts as the bucket: what looks like too much waiting costs nothing, as it is within one stream.
+//!
+//! Communication beside which the plan has no kernels run waits for those before it, and those after it wait for it.
 
-use crate::program::{BufferId, InstructionId, StageProgram, StreamId};
+use crate::plan::Overlap;
+use crate::program::{BufferId, InstructionId, Operation, StageProgram, StreamId};
 
-/// Finds every instruction's `after` from what it reads and writes.
-pub(super) fn connect(program: &mut StageProgram) {
+/// Finds every instruction's `after` from what it reads and writes, and from what may run beside kernels.
+pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
+    // The last kernel, or the last communication since then that kernels wait for.
+    let mut last: Option<InstructionId> = None;
     let mut accesses: Vec<Accesses> = vec![Accesses::default(); program.buffers.len()];
     for index in 0..program.instructions.len() {
         let id = InstructionId(index as u32);
@@ -20,6 +25,9 @@ pub(super) fn connect(program: &mut StageProgram) {
         for buffer in instruction.writes.iter().map(|&buffer| root(buffer)) {
             after.extend(others(&accesses[buffer].writes, stream));
             after.extend(others(&accesses[buffer].reads, stream));
+        }
+        if matches!(instruction.operation, Operation::Compute { .. }) || !overlap.allows(&instruction.operation) {
+            after.extend(last.replace(id).filter(|one| program.instructions[one.0 as usize].stream != stream));
         }
         for buffer in instruction.reads.iter().map(|&buffer| root(buffer)) {
             remember(&mut accesses[buffer].reads, stream, id);

@@ -51,6 +51,8 @@ pub(super) struct StageEmitter<'a> {
     pub(super) statistics: Option<BufferId>,
     /// For each bucket, how many of its writers are still to come in the step.
     pub(super) writers_left: Vec<usize>,
+    /// Buckets that are complete, to be reduced after the backward pass.
+    pub(super) put_off: Vec<usize>,
     /// The operators of each pass through each chunk, in the graph's order.
     pub(super) operators: HashMap<(usize, StagePass), Vec<OperatorId>>,
     /// Of each block, the forward operators whose outputs its backward pass needs.
@@ -105,6 +107,7 @@ impl<'a> StageEmitter<'a> {
             control: None,
             statistics: None,
             writers_left: Vec::new(),
+            put_off: Vec::new(),
             operators: HashMap::new(),
             needed_again: Vec::new(),
         };

@@ -9,7 +9,7 @@ use super::state::Bucket;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Placement, Placements};
 use crate::plan::Optimizer;
-use crate::program::{BufferId, BufferRole, Collective, Initial, Metric, MetricKind, Operation, Phase, Stream};
+use crate::program::{BufferId, BufferRole, Collective, CollectiveRole, Initial, Metric, MetricKind, Operation, Phase, Stream};
 use foretell_models::{Control, Kernel};
 use foretell_units::DataType;
 use std::collections::BTreeMap;
@@ -71,7 +71,8 @@ impl StageEmitter<'_> {
 
     /// A collective that belongs to no micro-batch.
     pub(super) fn exchange(&mut self, name: &str, kind: Collective, group: Group, from: BufferId, to: BufferId, phase: Phase) {
-        let operation = self.collective_operation(kind, group, from, to);
+        let role = if kind == Collective::AllGather { CollectiveRole::Parameters } else { CollectiveRole::Gradients };
+        let operation = self.collective_operation(kind, role, group, from, to);
         let Operation::Collective { group, .. } = operation else { unreachable!("just made") };
         self.push(name, operation, Stream::Group(group), vec![from], vec![to], None, phase);
     }
@@ -109,6 +110,9 @@ impl StageEmitter<'_> {
 
     /// Emits what follows the last backward pass.
     pub(super) fn update(&mut self) {
+        for index in std::mem::take(&mut self.put_off) {
+            self.reduce(index);
+        }
         self.reduce_across_stages();
         self.gradient_norm();
         for index in 0..self.state.buckets.len() {

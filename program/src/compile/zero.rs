@@ -132,8 +132,11 @@ impl StageEmitter<'_> {
                     self.shard_gradients(index, root);
                 }
             }
-            if is_last {
-                self.reduce(index);
+            match is_last {
+                true if self.plan.overlap.gradients => self.reduce(index),
+                // Nothing is gained where kernels would wait for it: the other stages get their gradients first.
+                true => self.put_off.push(index),
+                false => {}
             }
         }
     }

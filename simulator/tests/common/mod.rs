@@ -68,7 +68,13 @@ impl StageBuilder {
             groups.len() - 1
         });
         let group = GroupId(position as u16);
-        let operation = Operation::Collective { kind, group, bytes: Bytes::new(bytes), data_type: DataType::Fp32 };
+        let operation = Operation::Collective {
+            kind,
+            group,
+            bytes: Bytes::new(bytes),
+            data_type: DataType::Fp32,
+            role: foretell_program::CollectiveRole::Gradients,
+        };
         self.push(Stream::Group(group), operation, after)
     }
 
@@ -163,9 +169,12 @@ pub fn ideal(topology: &Topology) -> CostModel {
             instruction_overhead: none,
             stream_handoff: none,
             step_overhead: none,
+            micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 0.0,
+            communication_growth: None,
+            waits_for_messages: false,
             interruption: Seconds::ZERO,
         };
     }
