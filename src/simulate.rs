@@ -1,11 +1,12 @@
 //! `foretell simulate`: what a plan's step will be.
 
 use crate::failure::Failure;
-use crate::inputs;
 use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict::{self, Foretold};
+use crate::running_cost;
 use crate::what_if;
+use crate::{input, inputs};
 use clap::Args;
 use foretell_reports::{Plot, Section, page, write_trace};
 use foretell_simulator::{Folding, critical_path};
@@ -39,6 +40,8 @@ pub struct Arguments {
     /// Answer again for other devices or links, beside the step as it is: `inter_node.bandwidth*2`; each use is a question of its own
     #[arg(long, value_name = "CHANGE")]
     what_if: Vec<String>,
+    #[command(flatten)]
+    running: running_cost::Questions,
     /// Whether ranks that must behave alike are simulated once: the same answer, sooner
     #[arg(long, value_enum, default_value_t = Fold::On)]
     fold: Fold,
@@ -71,7 +74,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
+    let mut foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
+    let waiting = input::waiting(&loaded, &foretold.compiled.training, &foretold.prediction);
+    if let Some(waiting) = &waiting {
+        foretold.prediction = waiting.applied(foretold.prediction);
+    }
+    let foretold = foretold;
     let program = &foretold.compiled.training;
     predict::remarks(&loaded.topology, &foretold.prediction, program.mesh.world_size());
     if let Some(path) = &arguments.trace {
@@ -99,10 +107,19 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let path = arguments.critical_path.then(|| critical_path(&foretold.simulation.timeline, program)).transpose()?;
     let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
     let answers = what_if::answer(questions, &foretold, &loaded, profile.as_ref(), oversubscription, folding)?;
+    let running = running_cost::answer(&arguments.running, &foretold, &foretold.prediction, &loaded)?;
     if json {
         let mut document = serde_json::to_value(&foretold.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
         if let Some(path) = &path {
             document["critical_path"] = what_if::path_document(path, program);
+        }
+        let (cost, goodput) = running.documents();
+        document["cost"] = cost;
+        if let Some(goodput) = goodput {
+            document["goodput"] = goodput;
+        }
+        if let Some(waiting) = &waiting {
+            document["input"] = waiting.document();
         }
         if !answers.is_empty() {
             document["what_if"] = what_if::answers_document(&foretold.prediction, &answers)?;
@@ -114,6 +131,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&predict::table(&foretold.prediction, &loaded.topology))?;
         if let Some(path) = &path {
             output::line(&format!("\n{}", what_if::path_table(path)))?;
+        }
+        let parts = [waiting.map(|waiting| waiting.table(&loaded)), running.table()];
+        for part in parts.into_iter().flatten() {
+            output::line(&format!("\n{part}"))?;
         }
         if !answers.is_empty() {
             output::line(&format!("\n{}", what_if::answers_table(&foretold.prediction, &answers)))?;

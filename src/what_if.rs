@@ -1,6 +1,7 @@
 //! `--what-if` and `--critical-path` of `foretell simulate`: what the step is made of, and what it would be with other devices or links.
 
 use crate::failure::Failure;
+use crate::input;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, Foretold};
 use foretell_program::{Profile, Program};
@@ -49,6 +50,10 @@ pub fn answer(
             let costs = what_if.costs(&costs);
             let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
             let prediction = predict::with_memory(prediction, &foretold.compiled, &topology);
+            let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
+                Some(waiting) => waiting.applied(prediction),
+                None => prediction,
+            };
             Ok(Answer { what_if, prediction })
         })
         .collect()

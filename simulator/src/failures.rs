@@ -97,6 +97,13 @@ impl Reliability {
         run
     }
 
+    /// A run of so many failures that little of its goodput is chance: ten thousand leave about a hundredth. The same seed has the same chance for
+    /// every interval.
+    pub fn long_run(&self, interval: Seconds, seed: u64) -> FailingRun {
+        const FAILURES: f64 = 1e4;
+        self.simulate(self.mean_time_between_failures * FAILURES, interval, seed, 2 * FAILURES as u64)
+    }
+
     /// The share of time that is progress in the long run (Daly 2006, whose model this is): with M the mean time between failures, R the
     /// restart, d the checkpoint and t the interval, a stretch takes M e^(R/M) (e^((t+d)/M) - 1).
     pub fn expected_goodput(&self, interval: Seconds) -> f64 {
@@ -123,10 +130,7 @@ impl Reliability {
     /// The interval with the best simulated goodput, and that goodput: a search over intervals that are whole multiples of `step`, each over the
     /// same failures, so that luck favours none.
     pub fn best_interval(&self, step: Seconds, seed: u64) -> (Seconds, f64) {
-        // Ten thousand failures leave about a hundredth of chance in a goodput, and the same chance for every interval.
-        const FAILURES: f64 = 1e4;
-        let work = self.mean_time_between_failures * FAILURES;
-        let goodput = |steps: f64| self.simulate(work, step * steps, seed, 2 * FAILURES as u64).goodput();
+        let goodput = |steps: f64| self.long_run(step * steps, seed).goodput();
         let most = (self.mean_time_between_failures * 4.0 / step).floor().max(1.0);
         // Goodput rises to one summit and falls (Daly's closed form has one): thirds over the logarithm, then the best of what is left.
         let (mut low, mut high) = (1f64.ln(), most.ln());

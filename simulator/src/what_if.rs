@@ -27,11 +27,12 @@ enum Quantity {
     Step,
     ExchangeOverhead,
     Loading,
+    Storage,
 }
 
 impl Quantity {
     /// Its names, the first the usual one, and what it is.
-    const NAMES: [(Self, &'static [&'static str], &'static str); 14] = [
+    const NAMES: [(Self, &'static [&'static str], &'static str); 15] = [
         (Self::Peak, &["device.peak", "peak"], "what devices compute at most, in every number format"),
         (Self::MemoryBandwidth, &["device.memory_bandwidth", "memory_bandwidth"], "how fast devices read and write their memory"),
         (Self::DeviceSpeed, &["device.speed", "speed"], "every kernel, whatever bounds it"),
@@ -49,7 +50,8 @@ impl Quantity {
             &["exchange.overhead"],
             "what a collective or message costs beyond its hops, where it was not measured",
         ),
-        (Self::Loading, &["data.load", "load"], "reading samples"),
+        (Self::Loading, &["data.load", "load"], "copying samples into a step"),
+        (Self::Storage, &["storage.bandwidth"], "what storage carries, where the plan says how samples are read"),
     ];
 
     fn name(self) -> &'static str {
@@ -59,7 +61,7 @@ impl Quantity {
     /// Whether none of it leaves a step that ends.
     fn may_be_zero(self) -> bool {
         use Quantity::*;
-        !matches!(self, Peak | MemoryBandwidth | DeviceSpeed | Bandwidth | IntraNodeBandwidth | InterNodeBandwidth)
+        !matches!(self, Peak | MemoryBandwidth | DeviceSpeed | Bandwidth | IntraNodeBandwidth | InterNodeBandwidth | Storage)
     }
 }
 
@@ -121,7 +123,8 @@ impl WhatIf {
     /// Never for a topology that there is.
     pub fn topology(&self, topology: &Topology) -> Result<Topology, TopologyError> {
         let scale = self.scale();
-        topology.clone().with_links_scaled(&scale.links)?.with_devices_scaled(scale.peak, scale.memory_bandwidth)
+        let topology = topology.clone().with_storage_scaled(self.factor(Quantity::Storage))?;
+        topology.with_links_scaled(&scale.links)?.with_devices_scaled(scale.peak, scale.memory_bandwidth)
     }
 
     /// What things cost there. These are the costs on the cluster as it is.
@@ -239,6 +242,6 @@ mod tests {
         distinct.sort_unstable();
         distinct.dedup();
         assert_eq!(distinct.len(), names.len());
-        assert_eq!(Quantity::NAMES.map(|one| one.0.name()).len(), 14);
+        assert_eq!(Quantity::NAMES.map(|one| one.0.name()).len(), 15);
     }
 }

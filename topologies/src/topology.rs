@@ -132,6 +132,16 @@ impl Topology {
         description.build()
     }
 
+    /// The same cluster with storage so many times as fast, where it says how fast that is.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_storage_scaled(self, factor: f64) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        description.storage_bandwidth = description.storage_bandwidth.map(|rate| rate * factor);
+        description.build()
+    }
+
     /// The same cluster with devices whose peaks, in every format, and whose memory are so many times as fast.
     ///
     /// # Errors
