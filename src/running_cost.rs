@@ -186,9 +186,9 @@ impl Answers {
             );
             if let Some(steps) = self.steps {
                 row("the run", format!("{steps} steps"));
-                row("  its time", self.run_time().map_or_else(|| "without end".into(), |time| days(time)));
+                row("  its time", self.run_time().map_or_else(|| "without end".into(), days));
                 row("  its price", self.run_time().and_then(|time| self.cost.price(time)).map_or(unpriced, money));
-                row("  its energy", self.run_energy().map_or(unpowered, |energy| kilowatt_hours(energy)));
+                row("  its energy", self.run_energy().map_or(unpowered, kilowatt_hours));
             }
         }
         if let Some(failing) = &self.goodput {

@@ -20,7 +20,9 @@ optimizer: adamw
 ";
 
 fn number(document: &Value, path: &str) -> f64 {
-    document.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no `{path}` in {document}"))
+    let number = document.pointer(path).and_then(Value::as_f64);
+    assert!(number.is_some(), "no `{path}` in {document}");
+    number.unwrap_or_default()
 }
 
 fn close(one: f64, other: f64) -> bool {

@@ -160,6 +160,9 @@ fn slot(node: &Node) -> Option<usize> {
     }
 }
 
+/// The end of a node: when, in tenths of nanoseconds, whose, and which. That of `usize::MAX` is the arrival of the message that stands last.
+type End = (u64, usize, u64, [u64; 3]);
+
 /// Runs traces by ASTRA-sim's rules: of what is ready the lowest id first; one kernel, one host operation and one collective or send of
 /// a rank at a time. Returns nanoseconds.
 fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &Network) -> f64 {
@@ -171,8 +174,7 @@ fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &
     // Messages that have arrived, and receives that wait for theirs.
     let mut arrived: BTreeMap<[u64; 3], bool> = BTreeMap::new();
     let mut waiting: BTreeMap<[u64; 3], (usize, u64)> = BTreeMap::new();
-    // Ends of nodes, in tenths of nanoseconds; `usize::MAX` is a message's arrival.
-    let mut events: BinaryHeap<Reverse<(u64, usize, u64, [u64; 3])>> = BinaryHeap::new();
+    let mut events: BinaryHeap<Reverse<End>> = BinaryHeap::new();
     let key = |node: &Node| ["comm_src", "comm_dst", "comm_tag"].map(|name| node.number(name));
     let after = |now: u64, nanoseconds: f64| now + (nanoseconds * 10.0) as u64;
     let mut now = 0;

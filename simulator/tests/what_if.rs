@@ -129,3 +129,41 @@ fn what_was_measured_changes_as_the_data_sheet_does() {
         assert!(about(answer, Seconds::new(seconds)), "{question}: {answer} and not {seconds}");
     }
 }
+
+#[test]
+fn fitted_costs_answer_for_the_cluster_that_was_asked_about() {
+    let library = || Topology::library("dgx-a100-80g").unwrap().with_nodes(2).unwrap();
+    let costs =
+        |topology: &Topology| CostModel::new(None, topology).with_stack(topology, "megatron-core", DataType::Bf16).unwrap();
+    let mut stage = StageBuilder::new(0);
+    let first = stage.compute(100_000_000, &[]);
+    let near = stage.collective(Collective::AllReduce, Group::along(Axis::Tensor), 80_000_000, &[first]);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 80_000_000, &[near]);
+    let mut program = program(2, 8, vec![stage.done()]);
+    program.precision = DataType::Bf16;
+    let changed = |nodes: &str| {
+        let text = format!(
+            "name: changed\ndevices:\n  a100-sxm-80g: {{base: a100-sxm-80g, memory_bandwidth: 4078GB/s}}\nnodes:\n  - {nodes}\n"
+        );
+        Topology::from_yaml(&format!("{text}network: {{kind: fat-tree, nodes_per_leaf: 20, latency: 5us}}\n"), "changed.yaml")
+            .unwrap()
+    };
+    let nodes = |link: &str, nic: &str| {
+        format!(
+            "{{name: dgx, count: 2, devices: {{kind: a100-sxm-80g, count: 8}}, link: {link}, nics: {{count: 8, bandwidth: {nic}}}}}"
+        )
+    };
+    for (question, other) in [
+        ("inter_node.bandwidth*2, memory_bandwidth*2", changed(&nodes("nvswitch-300GB/s", "400Gbit/s"))),
+        ("intra_node.bandwidth/2, memory_bandwidth*2", changed(&nodes("nvswitch-150GB/s", "200Gbit/s"))),
+    ] {
+        let answer = asked(&program, &library(), &costs(&library()), question);
+        let expected = run(&program, &other, &costs(&other)).step;
+        assert!(about(answer, Seconds::from(expected)), "{question}: {answer} and not {expected}");
+    }
+    let step = |question: &str| asked(&program, &library(), &costs(&library()), question);
+    let whole = step("latency*1");
+    for question in ["speed*2", "latency/2", "exchange.overhead*0", "launch*0"] {
+        assert!(step(question) < whole, "{question}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The schema's messages as far as traces use them, declared for prost: another implementation of the wire format than the one that writes.
 
-#![allow(dead_code)] // Not everyone who reads traces asks for everything.
+#![allow(dead_code, clippy::panic)] // Not everyone who reads traces asks for everything.
 
 use prost::Message;
 
