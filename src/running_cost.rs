@@ -186,9 +186,13 @@ impl Answers {
             );
             if let Some(steps) = self.steps {
                 row("the run", format!("{steps} steps"));
-                row("  its time", self.run_time().map_or_else(|| "without end".into(), days));
-                row("  its price", self.run_time().and_then(|time| self.cost.price(time)).map_or(unpriced, money));
-                row("  its energy", self.run_energy().map_or(unpowered, kilowatt_hours));
+                // A run that fails more often than it gets to a checkpoint.
+                let endless = || "without end".to_string();
+                row("  its time", self.run_time().map_or_else(endless, days));
+                let price = |time| self.cost.price(time).map_or(unpriced, money);
+                row("  its price", self.run_time().map_or_else(endless, price));
+                let energy = |_| self.run_energy().map_or(unpowered, kilowatt_hours);
+                row("  its energy", self.run_time().map_or_else(endless, energy));
             }
         }
         if let Some(failing) = &self.goodput {

@@ -6,7 +6,8 @@ mod schema;
 use foretell_export::{AstraSim, Chakra, ExportError};
 use foretell_models::Model;
 use foretell_program::{
-    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, Span, Timeline, compile,
+    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, Span, StageLayout,
+    Timeline, compile,
 };
 use foretell_topologies::Topology;
 use foretell_units::Picoseconds;
@@ -17,8 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 const ALL_GATHER: u64 = 2;
 
 fn program(layout: &Layout) -> Program {
-    let model = r#"{"family": "gpt", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16}"#;
-    let model: Model = serde_json::from_str(model).expect("a model");
+    // Stages with meshes of their own share no parameters.
+    let tied = layout.stages.is_none();
+    let model = format!(
+        r#"{{"family": "gpt", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16, "tied_embeddings": {tied}}}"#
+    );
+    let model: Model = serde_json::from_str(&model).expect("a model");
     compile(&model, "gpt", &Plan::new(layout.clone(), 8)).expect("the plan can be laid out").training
 }
 
@@ -33,7 +38,17 @@ fn layouts() -> Vec<Layout> {
         Layout { data: 2, pipeline: 2, schedule: Schedule::OneForwardOneBackward, ..basic.clone() },
         Layout { tensor: 2, pipeline: 2, virtual_stages: 2, schedule: Schedule::ZeroBubbleV, ..basic.clone() },
         Layout { data: 2, tensor: 2, pipeline: 2, zero: 2, virtual_stages: 2, schedule: Schedule::Interleaved, ..basic.clone() },
-        Layout { context: 2, context_method: ContextMethod::Ring, tensor: 2, pipeline: 2, ..basic },
+        Layout { context: 2, context_method: ContextMethod::Ring, tensor: 2, pipeline: 2, ..basic.clone() },
+        // Stages whose meshes differ, and ranks with unequal shares: who sends to whom is listed rank by rank.
+        Layout {
+            stages: Some(vec![
+                StageLayout { data: 2, ..StageLayout::default() },
+                StageLayout { tensor: 2, ..StageLayout::default() },
+            ]),
+            pipeline: 2,
+            ..basic.clone()
+        },
+        Layout { data: 2, shares: Some(vec![3, 1]), pipeline: 2, ..basic },
     ]
 }
 
