@@ -287,7 +287,7 @@ impl GroupSet {
         if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
             && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile)
         {
-            return (cost, shape);
+            return (costs.rescaled(cost, reach), shape);
         }
         let overhead = parameters.exchange_overhead;
         let alone =
@@ -312,7 +312,10 @@ impl Channel {
         let parameters = costs.parameters(self.kind);
         self.measured
             .zip(costs.exchanges(self.kind))
-            .and_then(|(reach, table)| table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, quantile))
+            .and_then(|(reach, table)| {
+                let cost = table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, quantile)?;
+                Some(costs.rescaled(cost, reach))
+            })
             .unwrap_or_else(|| Algorithm::MESSAGE.cost(&self.shape, parameters.exchange_overhead, bytes, quantile))
     }
 }

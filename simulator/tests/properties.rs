@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Program, Rank};
 use foretell_simulator::{CostModel, Folding, Options, Simulation, critical_path, simulate};
-use foretell_units::{Bytes, Picoseconds};
+use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 
 /// A thing that the next micro-batch does, in both stages.
@@ -113,8 +113,14 @@ proptest! {
         let simulation = run(&program, &topology, &costs);
         check(&program, &costs, &simulation, share)?;
         prop_assert_eq!(&simulation, &run(&program, &topology, &costs), "the same input gives the same output");
+        let path = critical_path(&simulation.timeline, &program).unwrap();
+        prop_assert!(path.segments.windows(2).all(|pair| pair[0].end <= pair[1].start), "{:?}", path.segments);
+        let kinds: Seconds = path.by_kind.iter().map(|(_, time)| *time).sum();
+        let times = path.by_time.compute + path.by_time.optimizer + path.by_time.communication + path.by_time.data;
+        for parts in [kinds, times] {
+            prop_assert!(about(simulation.step, parts + path.between), "{parts} and {} of {}", path.between, simulation.step);
+        }
         if buffered == 0 {
-            let path = critical_path(&simulation.timeline, &program).unwrap();
             prop_assert!(path.segments.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", path.segments);
         }
     }

@@ -4,7 +4,7 @@ use crate::device::{Architecture, DeviceKind};
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::library;
 use crate::node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
-use crate::spec::{DeviceSpec, LinkSpec, NicsSpec, NodeSpec, NodesSpec, ShortOrFull, TopologySpec};
+use crate::spec::{DeviceSpec, LinkSpec, NicsSpec, NodeSpec, NodesSpec, ShortOrFull, StorageSpec, TopologySpec};
 use crate::text::{At, Scalar, suggest};
 use crate::topology::{Description, Topology};
 use foretell_units::{BytesPerSecond, Seconds};
@@ -57,6 +57,8 @@ impl TopologySpec {
             kinds: kinds.in_order_of_names(&mut groups),
             groups,
             network,
+            storage_bandwidth: spec.storage.as_ref().map(storage_bandwidth).transpose()?,
+            restart_time: spec.restart_time.as_ref().map(|time| time.quantity("restart_time")).transpose()?,
             is_lab: spec.lab.unwrap_or(false),
             notes,
         };
@@ -74,6 +76,8 @@ impl TopologySpec {
         base.name = self.name.or(base.name);
         base.devices.extend(self.devices);
         base.inter_node_bandwidth = self.inter_node_bandwidth.or(base.inter_node_bandwidth);
+        base.storage = self.storage.or(base.storage);
+        base.restart_time = self.restart_time.or(base.restart_time);
         base.lab = self.lab.or(base.lab);
         base.notes.extend(self.notes);
         if let Some(network) = self.network {
@@ -189,6 +193,12 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
             .map(|power| power.positive("power"))
             .transpose()?
             .or(base.as_ref().and_then(|base| base.power)),
+        idle_power: spec
+            .idle_power
+            .as_ref()
+            .map(|power| power.quantity("idle_power"))
+            .transpose()?
+            .or(base.as_ref().and_then(|base| base.idle_power)),
         link: spec.link.as_ref().map(|link| link.positive("link")).transpose()?.or(base.as_ref().and_then(|base| base.link)),
         cores: spec.cores.as_ref().map(|cores| cores.count("cores")).transpose()?.or(base.as_ref().and_then(|base| base.cores)),
         cpu_quota: spec.cpu_quota.as_ref().map(cpu_quota).transpose()?.or(base.as_ref().and_then(|base| base.cpu_quota)),
@@ -250,12 +260,27 @@ fn node_group(
     Ok(NodeGroup {
         nics: spec.nics.as_ref().map(|nics| network_interfaces(nics, &name)).transpose()?,
         price_per_hour: spec.price_per_hour.as_ref().map(|price| price.number("price_per_hour", 0.0)).transpose()?,
+        mean_time_between_failures: spec
+            .mean_time_between_failures
+            .as_ref()
+            .map(|time| time.positive("mean_time_between_failures"))
+            .transpose()?,
         name,
         count,
         kind,
         devices,
         link,
     })
+}
+
+/// What storage carries.
+fn storage_bandwidth(storage: &At<StorageSpec>) -> Result<BytesPerSecond, TopologyError> {
+    let Some(bandwidth) = &storage.value.bandwidth else {
+        let hint = "write what all nodes together read or write, such as `bandwidth: 40GB/s`".into();
+        let problem = TopologyProblem::Missing { owner: "`storage`".into(), field: "bandwidth", hint };
+        return Err(TopologyError::at(storage.place, problem));
+    };
+    bandwidth.positive("storage.bandwidth")
 }
 
 /// What joins devices of a kind where the file does not say.

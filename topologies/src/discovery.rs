@@ -57,12 +57,15 @@ pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topolog
         }),
         nics: None,
         price_per_hour: None,
+        mean_time_between_failures: None,
     };
     Description {
         name: "local".into(),
         kinds: vec![kind],
         groups: vec![group],
         network: Network::plain(Fabric::None),
+        storage_bandwidth: None,
+        restart_time: None,
         is_lab: false,
         notes,
     }
@@ -164,6 +167,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
         memory_bandwidth: DEFAULT_SHARED_MEMORY_BANDWIDTH,
         peak,
         power: None,
+        idle_power: None,
         link: None,
         cores: Some(1),
         cpu_quota: None,

@@ -48,4 +48,4 @@ pub use layout::{DeviceId, NodeId, Route};
 pub use link::{Junction, Link, LinkClass, LinkId};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
 pub use spec::{TopologyReference, TopologySpec};
-pub use topology::{MAXIMUM_DEVICES, Topology};
+pub use topology::{LinkScale, MAXIMUM_DEVICES, Topology};

@@ -117,4 +117,6 @@ pub struct NodeGroup {
     pub nics: Option<Nics>,
     /// What one node costs an hour, in the currency of the file.
     pub price_per_hour: Option<f64>,
+    /// From one failure of a node that ends a run to the next of the same node, on average.
+    pub mean_time_between_failures: Option<Seconds>,
 }

@@ -39,6 +39,10 @@ pub struct TopologySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) network: Option<At<ShortOrFull<NetworkSpec>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) storage: Option<At<StorageSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) restart_time: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lab: Option<bool>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
@@ -68,6 +72,8 @@ pub(crate) struct DeviceSpec {
     pub(crate) peak: BTreeMap<DataType, At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) power: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_power: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,6 +106,15 @@ pub(crate) struct NodeSpec {
     pub(crate) nics: Option<At<NicsSpec>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price_per_hour: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mean_time_between_failures: Option<At<Scalar>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StorageSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<At<Scalar>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -295,6 +310,8 @@ impl From<Topology> for TopologySpec {
             devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
             nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
             network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),
+            storage: topology.storage_bandwidth.map(|rate| StorageSpec { bandwidth: Some(written(rate)) }.into()),
+            restart_time: topology.restart_time.map(written),
             lab: topology.is_lab.then_some(true),
             name: Some(topology.name),
             notes: topology.notes,
@@ -312,6 +329,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
         memory_bandwidth: Some(written(kind.memory_bandwidth)),
         peak: kind.peak.iter().map(|(format, rate)| (*format, written(*rate))).collect(),
         power: kind.power.map(written),
+        idle_power: kind.idle_power.map(written),
         link: kind.link.map(written),
         cores: kind.cores.map(|cores| Scalar::from(cores).into()),
         cpu_quota: kind.cpu_quota.map(|quota| Scalar::from(quota).into()),
@@ -334,6 +352,7 @@ fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
         link: link.map(|link| ShortOrFull::Full(link).into()),
         nics: nics.map(At::from),
         price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
+        mean_time_between_failures: group.mean_time_between_failures.map(written),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
 use crate::{library, spec};
-use foretell_units::BytesPerSecond;
+use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,6 +26,8 @@ pub struct Topology {
     pub(crate) kinds: Vec<DeviceKind>,
     pub(crate) groups: Vec<NodeGroup>,
     pub(crate) network: Network,
+    pub(crate) storage_bandwidth: Option<BytesPerSecond>,
+    pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
     /// What follows from the above; shared, because plans and simulations copy topologies freely.
@@ -39,12 +41,33 @@ pub(crate) struct NetworkPlaces {
     pub(crate) routes: Vec<Option<Place>>,
 }
 
+/// How links differ from those of a file, as factors: what somebody asks who thinks of buying others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkScale {
+    /// Of what links between devices of a node carry.
+    pub intra_node_bandwidth: f64,
+    /// Of what network interfaces carry; switches' uplinks follow them.
+    pub inter_node_bandwidth: f64,
+    /// Of the time from one device of a node to another.
+    pub intra_node_latency: f64,
+    /// Of the time from one node to another.
+    pub inter_node_latency: f64,
+}
+
+impl LinkScale {
+    /// Links as they are.
+    pub const NONE: Self =
+        Self { intra_node_bandwidth: 1.0, inter_node_bandwidth: 1.0, intra_node_latency: 1.0, inter_node_latency: 1.0 };
+}
+
 /// What a topology is made of: the part of it that a file describes.
 pub(crate) struct Description {
     pub(crate) name: String,
     pub(crate) kinds: Vec<DeviceKind>,
     pub(crate) groups: Vec<NodeGroup>,
     pub(crate) network: Network,
+    pub(crate) storage_bandwidth: Option<BytesPerSecond>,
+    pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
 }
@@ -102,6 +125,47 @@ impl Topology {
         for group in &mut description.groups {
             let count = group.nics.map_or(1, |nics| nics.count);
             group.nics = Some(Nics { count, bandwidth: total / count as f64 });
+        }
+        description.build()
+    }
+
+    /// The same cluster with links so many times as fast, and latencies so many times as long.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_links_scaled(self, scale: &LinkScale) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for group in &mut description.groups {
+            if let Some(link) = &mut group.link {
+                link.bandwidth = link.bandwidth * scale.intra_node_bandwidth;
+                link.latency = link.latency * scale.intra_node_latency;
+            }
+            if let Some(nics) = &mut group.nics {
+                nics.bandwidth = nics.bandwidth * scale.inter_node_bandwidth;
+            }
+        }
+        description.network.latency = description.network.latency * scale.inter_node_latency;
+        description.build()
+    }
+
+    /// The same cluster with storage so many times as fast, where it says how fast that is.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_storage_scaled(self, factor: f64) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        description.storage_bandwidth = description.storage_bandwidth.map(|rate| rate * factor);
+        description.build()
+    }
+
+    /// The same cluster with devices whose peaks, in every format, and whose memory are so many times as fast.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_devices_scaled(self, peak: f64, memory_bandwidth: f64) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for kind in &mut description.kinds {
+            *kind = kind.scaled(peak, memory_bandwidth);
         }
         description.build()
     }
@@ -267,6 +331,16 @@ impl Topology {
         self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
     }
 
+    /// What all nodes together read from storage, or write to it.
+    pub fn storage_bandwidth(&self) -> Option<BytesPerSecond> {
+        self.storage_bandwidth
+    }
+
+    /// From a failure until a run goes on, without reading its checkpoint.
+    pub fn restart_time(&self) -> Option<Seconds> {
+        self.restart_time
+    }
+
     /// Whether the file describes hosts to be made on this machine, rather than hosts that there are.
     pub fn is_lab(&self) -> bool {
         self.is_lab
@@ -291,8 +365,8 @@ impl Topology {
     }
 
     fn into_description(self) -> Description {
-        let Topology { name, kinds, groups, network, is_lab, notes, layout: _ } = self;
-        Description { name, kinds, groups, network, is_lab, notes }
+        let Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout: _ } = self;
+        Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes }
     }
 }
 
@@ -323,7 +397,7 @@ impl Description {
     /// Numbers a description known to be small.
     pub(crate) fn number(self) -> Topology {
         let layout = Arc::new(Layout::new(&self.groups, &self.network));
-        let Description { name, kinds, groups, network, is_lab, notes } = self;
-        Topology { name, kinds, groups, network, is_lab, notes, layout }
+        let Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes } = self;
+        Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout }
     }
 }

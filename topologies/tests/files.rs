@@ -5,7 +5,7 @@ use foretell_topologies::{
     Architecture, DeviceId, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Topology, TopologyReference, TopologySpec,
     Uplinks,
 };
-use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Watts};
 
 /// The user's `cluster.yaml` of the contract, to the letter.
 const CONTRACT: &str = "\
@@ -23,12 +23,14 @@ network: {kind: fat-tree, oversubscription: 2, latency: 5us}
 /// Devices of its own beside the library's, and much left out.
 const OWN: &str = "\
 devices:
-  mine: {memory: 24GiB, memory_bandwidth: 600GB/s, peak: {fp32: 31.2TFLOP/s, bf16: 125TFLOP/s}, power: 150W}
+  mine: {memory: 24GiB, memory_bandwidth: 600GB/s, peak: {fp32: 31.2TFLOP/s, bf16: 125TFLOP/s}, power: 150W, idle_power: 20W}
 nodes:
   - devices: {kind: mine, count: 2}
     link: {kind: pcie, bandwidth: 20GB/s, latency: 2us}
-  - {name: lone, devices: {kind: a100-sxm-40g}}
+  - {name: lone, devices: {kind: a100-sxm-40g}, mean_time_between_failures: 5000h}
 network: {kind: switch, bandwidth: 10Gbit/s}
+storage: {bandwidth: 40GB/s}
+restart_time: 10min
 ";
 
 /// Two levels, and only the sum of the uplinks known.
@@ -71,6 +73,21 @@ fn the_contracts_example_is_read() {
             "network: 3 nodes under each leaf switch, since the file does not say `nodes_per_leaf`",
         ]
     );
+}
+
+#[test]
+fn what_a_run_costs_beside_its_steps_is_read() {
+    let own = Topology::from_yaml(OWN, "own.yaml").unwrap();
+    assert_eq!(own.device_kinds().iter().find_map(|kind| kind.idle_power), Some(Watts::new(20.0)));
+    let between_failures: Vec<_> = own.node_groups().iter().map(|group| group.mean_time_between_failures).collect();
+    assert_eq!(between_failures, [None, Some(Seconds::new(5000.0 * 3600.0))]);
+    assert_eq!(own.storage_bandwidth(), Some(BytesPerSecond::new(40e9)));
+    assert_eq!(own.restart_time(), Some(Seconds::new(600.0)));
+    assert!(message("base: dgx-h100\nstorage: {}\n").contains("hint: write what all nodes together read or write"));
+    assert!(message("base: dgx-h100\nstorage: {bandwidth: 0GB/s}\n").contains("must be above zero"));
+    assert!(message("base: dgx-h100\nrestart_time: 600\n").contains("restart_time"));
+    let built = Topology::from_yaml("base: dgx-h100\nstorage: {bandwidth: 1GB/s}\nrestart_time: 1h\n", "built.yaml").unwrap();
+    assert_eq!((built.storage_bandwidth(), built.restart_time()), (Some(BytesPerSecond::new(1e9)), Some(Seconds::new(3600.0))));
 }
 
 #[test]
@@ -204,7 +221,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             node.replace("link:", "lnk:"),
             "cluster.yaml:2:56: unknown field `lnk`; hint: did you mean `link`? There are `name`, `count`, `devices`, `link`, `nics`, \
-             `price_per_hour`",
+             `price_per_hour`, `mean_time_between_failures`",
         ),
         (
             node.replace("count: 8", "count: 0"),
