@@ -65,8 +65,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod breakdown;
 mod by_stage;
+mod code;
 mod cost;
 mod critical_path;
 mod engine;
@@ -92,5 +92,5 @@ pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use error::SimulationError;
 pub use prediction::{Prediction, predict};
-pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Simulation, simulate};
+pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Simulation, simulate};
 pub use uncertainty::{Residual, Uncertainty};

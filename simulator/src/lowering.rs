@@ -3,6 +3,7 @@
 //!
 //! It must not know time: nothing here depends on when something happens.
 
+use crate::code::{Code, Joins};
 use crate::cost::{CostModel, Estimate, Source};
 use crate::error::SimulationError;
 use crate::interpreter::Run;
@@ -25,6 +26,8 @@ pub(crate) struct Lowered<'a> {
     /// For each rank of the Program the place of the one that is simulated for it.
     pub(crate) of_rank: Vec<u32>,
     pub(crate) lists: Vec<LoweredList>,
+    /// The same as they are run.
+    pub(crate) codes: Vec<Code>,
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
     /// How many exchanges there are: those of the groups first, then those of the channels.
@@ -173,9 +176,11 @@ impl<'a> Lowered<'a> {
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let Shared { capacities, has_queue } =
             number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
+        let codes = program.lists.iter().zip(&lists).map(|(list, lowered)| Code::new(list, lowered, Joins::Kernels)).collect();
         Ok(Self {
             program,
             costs,
+            codes,
             of_rank: (0..ranks.len() as u32).collect(),
             ranks,
             lists,
@@ -195,9 +200,26 @@ impl<'a> Lowered<'a> {
         self.lists[rank.list].work.get(rank.work).map_or(&[], Vec::as_slice)
     }
 
+    /// What each block of each list takes at a quantile, for each [`LoweredList::work`] of the list.
+    pub(crate) fn work_of_blocks(&self, quantile: Quantile) -> Vec<Vec<Vec<Picoseconds>>> {
+        let of_block = |work: &[[Picoseconds; 3]], instructions: &[u32]| {
+            instructions.iter().fold(Picoseconds::ZERO, |sum, &one| sum + work[one as usize][quantile as usize])
+        };
+        let of_list = |(list, code): (&LoweredList, &Code)| {
+            let blocks = |work: &Vec<_>| code.blocks.iter().map(|block| of_block(work, code.instructions(block))).collect();
+            list.work.iter().map(blocks).collect()
+        };
+        self.lists.iter().zip(&self.codes).map(of_list).collect()
+    }
+
+    /// Where processors begin among what is shared.
+    pub(crate) fn first_processor(&self) -> usize {
+        self.capacities.len() - self.processors
+    }
+
     /// Everything that was answered by a data sheet.
     pub(crate) fn uncalibrated(&self, run: &Run) -> Vec<String> {
-        self.uncalibrated_kernels.union(&run.uncalibrated).cloned().collect()
+        self.uncalibrated_kernels.iter().chain(&run.uncalibrated).cloned().collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// An instruction in words.

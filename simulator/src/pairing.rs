@@ -13,6 +13,48 @@ use foretell_program::{Axis, Collective, Exchange, Group, Operation, Program, Ra
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A sequence in which few things are said many times. Whoever has the same shares it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Repeated<T> {
+    distinct: Arc<[T]>,
+    /// Of each the place among those.
+    which: Arc<[u32]>,
+}
+
+impl<T: Copy + PartialEq> Repeated<T> {
+    fn new(things: impl IntoIterator<Item = T>) -> Self {
+        let mut distinct: Vec<T> = Vec::new();
+        let which = things.into_iter().map(|thing| {
+            let known = distinct.iter().position(|one| *one == thing);
+            known.unwrap_or_else(|| {
+                distinct.push(thing);
+                distinct.len() - 1
+            }) as u32
+        });
+        let which = which.collect();
+        Self { distinct: distinct.into(), which }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.which.len()
+    }
+
+    /// Its different things, in the order of first use.
+    pub(crate) fn distinct(&self) -> &[T] {
+        &self.distinct
+    }
+
+    /// Which of them the `nth` is.
+    pub(crate) fn which(&self, nth: usize) -> u32 {
+        self.which[nth]
+    }
+
+    pub(crate) fn get(&self, nth: usize) -> T {
+        self.distinct[self.which[nth] as usize]
+    }
+}
 
 /// Ranks that run collectives together.
 #[derive(Clone, Debug)]
@@ -24,7 +66,7 @@ pub(crate) struct GroupSet {
     /// The first of its exchanges; the others follow.
     pub(crate) first_exchange: u32,
     /// Which collectives, with their bytes, in order.
-    pub(crate) collectives: Vec<(Collective, f64)>,
+    pub(crate) collectives: Repeated<(Collective, f64)>,
     /// The flows of each algorithm that its collectives may use.
     pub(crate) ring: Option<Shape>,
     pub(crate) tree: Option<Shape>,
@@ -46,7 +88,7 @@ pub(crate) struct Channel {
     pub(crate) receive_peer: u32,
     pub(crate) first_exchange: u32,
     /// The bytes of each message.
-    pub(crate) bytes: Vec<u64>,
+    pub(crate) bytes: Repeated<u64>,
     pub(crate) shape: Shape,
     pub(crate) measured: Option<Reach>,
     pub(crate) kind: usize,
@@ -85,6 +127,7 @@ impl Pairing {
     ) -> Result<(), SimulationError> {
         // A group is known by what it is and by its first member.
         let mut known: BTreeMap<(&Group, Rank), u32> = BTreeMap::new();
+        let calls = Calls::new(program, lists);
         for index in 0..ranks.len() {
             let list = &program.lists[ranks[index].list];
             for (number, group) in list.groups.iter().enumerate() {
@@ -94,7 +137,7 @@ impl Pairing {
                 let set = *known.entry((group, first)).or_insert(next);
                 if set == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
-                    let collectives = collectives(program, lists, ranks[index].list, number);
+                    let collectives = calls.of(ranks[index].list, number);
                     let group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
                     self.exchanges += group.collectives.len() as u32;
                     self.groups.push(group);
@@ -104,15 +147,15 @@ impl Pairing {
                 ranks[index].groups.push(set);
             }
         }
-        self.check_groups(program, lists, ranks)
+        self.check_groups(&calls, ranks)
     }
 
     /// Every member must run the same collectives.
-    fn check_groups(&self, program: &Program, lists: &[LoweredList], ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
+    fn check_groups(&self, calls: &Calls, ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
         for group in &self.groups {
             let Some(&(first, _)) = group.members.first() else { continue };
             let mut last_list = ranks[first as usize].list;
-            if group.members.len() != group.size && !group.collectives.is_empty() {
+            if group.members.len() != group.size && group.collectives.len() > 0 {
                 return Err(SimulationError::Unmatched {
                     left: format!("the group of {}", ranks[first as usize].rank),
                     right: "the lists of its members".into(),
@@ -125,7 +168,7 @@ impl Pairing {
                     continue;
                 }
                 last_list = list;
-                if collectives(program, lists, list, number as usize) != group.collectives {
+                if calls.of(list, number as usize) != group.collectives {
                     return Err(SimulationError::Unmatched {
                         left: ranks[first as usize].rank.to_string(),
                         right: ranks[member as usize].rank.to_string(),
@@ -151,6 +194,14 @@ impl Pairing {
         let peer_of = |list: usize, messages: &Messages, rank: Rank| {
             program.lists[list].peers.get(messages.peer.0 as usize).map(|peer| peer.of(&program.mesh, rank))
         };
+        let messages_of = |which: fn(&LoweredList) -> &[Messages]| -> Vec<Vec<Repeated<u64>>> {
+            let of_list = |(number, list)| {
+                let messages = which(list).iter();
+                messages.map(|messages: &Messages| message_bytes(program, number, &messages.instructions)).collect()
+            };
+            lists.iter().enumerate().map(of_list).collect()
+        };
+        let (sent, received) = (messages_of(|list| &list.sends), messages_of(|list| &list.receives));
         for sender in 0..ranks.len() {
             let (list, from) = (ranks[sender].list, ranks[sender].rank);
             for (send_peer, messages) in lists[list].sends.iter().enumerate() {
@@ -167,8 +218,8 @@ impl Pairing {
                 let Some(receive_peer) = lists[other].receives.iter().position(from_us) else {
                     return Err(unmatched("nobody receives them".into()));
                 };
-                let bytes = message_bytes(program, list, &messages.instructions);
-                if bytes != message_bytes(program, other, &lists[other].receives[receive_peer].instructions) {
+                let bytes = sent[list][send_peer].clone();
+                if bytes != received[other][receive_peer] {
                     return Err(unmatched("they differ in number or in bytes".into()));
                 }
                 let devices = [ranks[sender].device, ranks[receiver.0].device];
@@ -209,11 +260,11 @@ impl GroupSet {
         costs: &CostModel,
         ranks: &[SimulatedRank],
         members: &[Rank],
-        collectives: Vec<(Collective, f64)>,
+        collectives: Repeated<(Collective, f64)>,
         first_exchange: u32,
     ) -> Result<Self, SimulationError> {
         let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
-        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.iter().any(|&(kind, _)| wanted(kind));
+        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|&(kind, _)| wanted(kind));
         let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
             .then(|| Shape::ring(topology, &costs.links, &devices));
         // Two members are each other's ring and tree.
@@ -244,9 +295,9 @@ impl GroupSet {
         [&mut self.ring, &mut self.tree, &mut self.pairs, &mut self.shift].map(Option::as_mut)
     }
 
-    /// What its n-th collective takes alone, and over which flows.
-    pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> (Cost, Option<&Shape>) {
-        let (collective, bytes) = self.collectives[nth as usize];
+    /// What its collective that is the `which`-th different one takes alone, and over which flows.
+    pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> (Cost, Option<&Shape>) {
+        let (collective, bytes) = self.collectives.distinct()[which];
         let members = self.size;
         if members < 2 {
             return (NOTHING, None);
@@ -281,9 +332,9 @@ impl GroupSet {
 }
 
 impl Channel {
-    /// What its n-th message takes alone.
-    pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
-        let bytes = self.bytes[nth as usize] as f64;
+    /// What its message that is the `which`-th different one takes alone.
+    pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> Cost {
+        let bytes = self.bytes.distinct()[which] as f64;
         let parameters = costs.parameters(self.kind);
         self.measured
             .zip(costs.exchanges(self.kind))
@@ -319,24 +370,33 @@ fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {
     program.mesh.rank(position)
 }
 
-fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Vec<(Collective, f64)> {
-    let instructions = lists[list].collectives[group].iter();
-    instructions
-        .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
-            Operation::Collective { kind, bytes, .. } => Some((kind, bytes.value())),
-            _ => None,
-        })
-        .collect()
+/// The collectives of each group of each list, in order.
+struct Calls(Vec<Vec<Repeated<(Collective, f64)>>>);
+
+impl Calls {
+    fn new(program: &Program, lists: &[LoweredList]) -> Self {
+        let of_list = |(list, lowered): (usize, &LoweredList)| {
+            let calls = |instructions: &Vec<u32>| {
+                Repeated::new(instructions.iter().filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
+                    Operation::Collective { kind, bytes, .. } => Some((kind, bytes.value())),
+                    _ => None,
+                }))
+            };
+            lowered.collectives.iter().map(calls).collect()
+        };
+        Self(lists.iter().enumerate().map(of_list).collect())
+    }
+
+    fn of(&self, list: usize, group: usize) -> Repeated<(Collective, f64)> {
+        self.0[list][group].clone()
+    }
 }
 
-fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Vec<u64> {
-    instructions
-        .iter()
-        .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
-            Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
-            _ => None,
-        })
-        .collect()
+fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Repeated<u64> {
+    Repeated::new(instructions.iter().filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
+        Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
+        _ => None,
+    }))
 }
 
 /// How far apart devices are that exchange around a ring, if samples hold for all of them.

@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::si;
-use crate::simulation::{Breakdown, Folding, Oversubscription, Quantile, Scenario, Simulation, lower, run};
+use crate::simulation::{Breakdown, Folding, Oversubscription, Quantile, Recording, Scenario, Simulation, lower, run};
 use crate::uncertainty::Interval;
 use foretell_program::Program;
 use foretell_topologies::{DeviceKind, Topology};
@@ -78,15 +78,16 @@ pub fn predict(
     // Devices that change their pace do so each for itself.
     let folding = if costs.paces.len() > 1 { Folding::Off } else { folding };
     let lowered = lower(program, topology, costs, oversubscription, folding)?;
-    let at = |quantile| run(&lowered, &Scenario { quantile, paces: Vec::new() });
-    let usual = at(Quantile::Median)?;
+    let at = |quantile, recording| run(&lowered, &Scenario { quantile, recording, paces: Vec::new() });
+    let usual = at(Quantile::Median, Recording::Spans)?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
-    let (fastest, slowest) = (over_usual(at(Quantile::P10)?), over_usual(at(Quantile::P90)?));
+    let (fastest, slowest) = (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?));
     let mut steps = match costs.paces.len() {
         0 | 1 => vec![usual],
         _ => (0..DRAWS)
             .map(|draw| {
-                run(&lowered, &Scenario { quantile: Quantile::Median, paces: paces(&costs.paces, lowered.ranks.len(), draw) })
+                let paces = paces(&costs.paces, lowered.ranks.len(), draw);
+                run(&lowered, &Scenario { quantile: Quantile::Median, recording: Recording::Spans, paces })
             })
             .collect::<Result<_, _>>()?,
     };

@@ -4,7 +4,7 @@ use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::interpreter;
 use crate::lowering::Lowered;
-use crate::{breakdown, si};
+use crate::si;
 use foretell_program::{Program, Timeline};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
@@ -42,6 +42,16 @@ pub enum Folding {
     Off,
 }
 
+/// What is kept of a simulation beside when each rank ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recording {
+    /// When each instruction of each rank that is simulated began and ended.
+    #[default]
+    Spans,
+    /// No more: memory is then that of what goes on at one time.
+    Ends,
+}
+
 /// How a Program is simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -51,12 +61,14 @@ pub struct Options {
     pub oversubscription: Oversubscription,
     /// Whether ranks that must behave alike are simulated once.
     pub folding: Folding,
+    /// What is kept.
+    pub recording: Recording,
 }
 
 /// A foretold step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// Every rank's spans.
+    /// Every rank's spans, where they are kept ([`Recording`]).
     pub timeline: Timeline,
     /// How long the step takes: until the last rank has finished.
     pub step: Picoseconds,
@@ -110,7 +122,7 @@ pub fn simulate(
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
     let lowered = lower(program, topology, costs, options.oversubscription, options.folding)?;
-    run(&lowered, &Scenario { quantile: options.quantile, paces: Vec::new() })
+    run(&lowered, &Scenario { quantile: options.quantile, recording: options.recording, paces: Vec::new() })
 }
 
 /// Makes a Program ready to be run.
@@ -132,6 +144,7 @@ pub(crate) fn lower<'a>(
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scenario {
     pub(crate) quantile: Quantile,
+    pub(crate) recording: Recording,
     /// How much slower than its costs each rank's device is; empty where none is.
     pub(crate) paces: Vec<f64>,
 }
@@ -142,7 +155,7 @@ pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulati
     let uncalibrated = lowered.uncalibrated(&run);
     Ok(Simulation {
         step: run.timeline.step(),
-        breakdown: breakdown::of_last_rank(lowered, &run),
+        breakdown: run.breakdown,
         events: run.events,
         simulated_ranks: lowered.ranks.len(),
         calibrated: uncalibrated.is_empty(),
