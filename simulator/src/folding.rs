@@ -15,8 +15,8 @@ use std::collections::{BTreeSet, HashMap};
 /// What a thing is, seen from itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Kind {
-    /// With its list, its kind of device and its work.
-    Rank(usize, usize, usize),
+    /// With its list, its kind of device, its work and its pace.
+    Rank(usize, usize, usize, u64),
     /// With the list of its first member and its number there, from which its collectives follow, and what they take alone.
     Group {
         list: usize,
@@ -98,12 +98,12 @@ fn alone(shape: &Shape) -> Alone {
 }
 
 impl Lowered<'_> {
-    /// The same with one rank for all that must behave alike.
-    pub(crate) fn folded(mut self) -> Self {
+    /// The same with one rank for all that must behave alike when each goes at its pace, where paces differ.
+    pub(crate) fn folded(mut self, paces: &[f64]) -> Self {
         if self.ranks.len() > self.processors {
             return self;
         }
-        let (classes, places) = self.classes();
+        let (classes, places) = self.classes(paces);
         let ranks = Kept::new(&classes[..places.groups]);
         if ranks.first.len() == self.ranks.len() {
             return self;
@@ -144,11 +144,12 @@ impl Lowered<'_> {
     }
 
     /// The class of each rank, group, channel, link and processor, in this order.
-    fn classes(&self) -> (Vec<u32>, Places) {
+    fn classes(&self, paces: &[f64]) -> (Vec<u32>, Places) {
         let mut ties = Ties::default();
         let (mut kinds, mut tie_kinds) = (Numbers(HashMap::new()), Numbers(HashMap::new()));
         for rank in &self.ranks {
-            ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work)));
+            let pace = paces.get(rank.rank.0).copied().unwrap_or(1.0);
+            ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work, pace.to_bits())));
         }
         let list_of = |rank: u32| self.ranks[rank as usize].list;
         let first_group = self.ranks.len();

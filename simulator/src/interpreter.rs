@@ -185,13 +185,13 @@ impl<'a> Interpreter<'a> {
     fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario, prices: &'a Prices<'a>, work: &'a [Vec<Vec<Picoseconds>>]) -> Self {
         let (mut streams, mut slots) = (0, 0);
         let mut ranks = Vec::with_capacity(lowered.ranks.len());
-        for (index, rank) in lowered.ranks.iter().enumerate() {
+        for rank in &lowered.ranks {
             let parameters = lowered.costs.parameters(rank.kind);
             let code = &lowered.codes[rank.list];
             ranks.push(RankState {
                 code,
                 work: &work[rank.list][rank.work],
-                pace: scenario.paces.get(index).copied().unwrap_or(1.0),
+                pace: scenario.paces.get(rank.rank.0).copied().unwrap_or(1.0),
                 handoff: parameters.stream_handoff.at(scenario.quantile).into(),
                 interruption: parameters.interruption.into(),
                 processor: rank.processor,

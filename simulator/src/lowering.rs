@@ -7,8 +7,9 @@ use crate::code::{Code, Joins};
 use crate::cost::{CostModel, Estimate, Source};
 use crate::error::SimulationError;
 use crate::interpreter::Run;
-use crate::network;
+use crate::network::{self, Shape};
 use crate::pairing::{Channel, GroupSet, Pairing};
+use crate::room::links_that_may_be_full;
 use crate::simulation::{Oversubscription, Quantile};
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
@@ -172,11 +173,12 @@ impl<'a> Lowered<'a> {
             });
         }
         let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
+        let codes: Vec<Code> =
+            program.lists.iter().zip(&lists).map(|(list, lowered)| Code::new(list, lowered, Joins::Kernels)).collect();
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let Shared { capacities, has_queue } =
-            number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
-        let codes = program.lists.iter().zip(&lists).map(|(list, lowered)| Code::new(list, lowered, Joins::Kernels)).collect();
+            number_resources(topology, costs, &codes, processors, &mut ranks, &mut groups, &mut channels);
         Ok(Self {
             program,
             costs,
@@ -397,29 +399,24 @@ struct Shared {
 fn number_resources(
     topology: &Topology,
     costs: &CostModel,
+    codes: &[Code],
     processors: usize,
     ranks: &mut [SimulatedRank],
     groups: &mut [GroupSet],
     channels: &mut [Channel],
 ) -> Shared {
-    let shapes = || {
-        let of_groups = groups.iter().flat_map(GroupSet::shapes).flatten();
-        of_groups.chain(channels.iter().map(|channel| &channel.shape))
-    };
-    let used: BTreeSet<usize> = shapes().flat_map(|shape| shape.loads.iter().map(|&(link, _)| link)).collect();
+    let used = used_links(topology, costs, codes, groups, channels);
     let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
-    let renumber = |loads: &mut Vec<(usize, f64)>| {
-        for (link, _) in loads {
-            *link = number.get(link).copied().unwrap_or_default();
-        }
+    let renumber = |shape: &mut Shape| {
+        shape.turns = Vec::new();
+        let numbered = |&(link, load): &(usize, f64)| Some((*number.get(&link)?, load));
+        shape.loads = shape.loads.iter().filter_map(numbered).collect();
     };
     for group in groups {
-        for shape in group.shapes_mut().into_iter().flatten() {
-            renumber(&mut shape.loads);
-        }
+        group.shapes_mut().into_iter().flatten().for_each(renumber);
     }
     for channel in channels {
-        renumber(&mut channel.shape.loads);
+        renumber(&mut channel.shape);
     }
     let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
     let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
@@ -430,4 +427,25 @@ fn number_resources(
         rank.processor = (links + rank.device.0 % processors) as u32;
     }
     Shared { capacities, has_queue }
+}
+
+/// The links that exchanges share: those that some exchange uses, less those that cannot be full.
+fn used_links(
+    topology: &Topology,
+    costs: &CostModel,
+    codes: &[Code],
+    groups: &[GroupSet],
+    channels: &[Channel],
+) -> BTreeSet<usize> {
+    let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
+    let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
+    let parties = of_groups.chain(channels.iter().map(|channel| links(&channel.shape)));
+    // What was measured faster than a link carries keeps its queue busy for whoever comes next.
+    let are_queues_paid = (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some());
+    if are_queues_paid || codes.iter().any(|code| code.exchanges_overlap) {
+        return parties.flatten().collect();
+    }
+    let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(channels.iter().map(|channel| &channel.shape));
+    let capacity = |link| network::capacity(topology, &costs.links, link);
+    links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity)
 }

@@ -18,6 +18,26 @@ pub(crate) struct Shape {
     pub(crate) loads: Vec<(usize, f64)>,
     /// How long a byte takes where nothing else is on the links.
     pub(crate) seconds_per_byte: f64,
+    /// Which links its routes take one after the other, each pair once; taken out when it has been looked at ([`crate::room`]).
+    pub(crate) turns: Vec<Turn>,
+}
+
+/// Two links that a route takes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+/// What comes before the first link of a route, and after the last.
+pub(crate) const END: usize = usize::MAX;
+
+impl Turn {
+    /// All turns of a route.
+    pub(crate) fn of_route(links: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
+        let mut from = END;
+        links.chain([END]).map(move |to| Self { from: std::mem::replace(&mut from, to), to }).filter(|turn| turn.from != turn.to)
+    }
 }
 
 /// One flow of an exchange: from, to, and its share of the exchange's bytes.
@@ -108,18 +128,22 @@ impl Shape {
     fn of_flows(topology: &Topology, links: &LinkEfficiency, flows: &[Flow]) -> Result<Self, TopologyError> {
         let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
         let mut latency = Seconds::ZERO;
+        let mut turns = Vec::new();
         for &(from, to, part) in flows {
             if from == to {
                 continue;
             }
             let route = topology.route(from, to)?;
             latency += route.latency;
+            turns.extend(Turn::of_route(route.links.iter().map(|link| link.0)));
             for link in route.links {
                 *loads.entry(link.0).or_default() += part;
             }
         }
+        turns.sort_unstable();
+        turns.dedup();
         let seconds_per_byte = loads.iter().map(|(&link, load)| load / capacity(topology, links, link)).fold(0.0, f64::max);
-        Ok(Self { hop_latency: latency / flows.len().max(1) as f64, loads: loads.into_iter().collect(), seconds_per_byte })
+        Ok(Self { hop_latency: latency / flows.len().max(1) as f64, loads: loads.into_iter().collect(), seconds_per_byte, turns })
     }
 }
 

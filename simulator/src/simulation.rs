@@ -1,6 +1,7 @@
 //! What a simulation is asked and what it answers.
 
 use crate::cost::CostModel;
+use crate::disturbance::Disturbance;
 use crate::error::SimulationError;
 use crate::interpreter;
 use crate::lowering::Lowered;
@@ -53,7 +54,7 @@ pub enum Recording {
 }
 
 /// How a Program is simulated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Which duration of each thing.
     pub quantile: Quantile,
@@ -63,6 +64,8 @@ pub struct Options {
     pub folding: Folding,
     /// What is kept.
     pub recording: Recording,
+    /// What makes ranks differ.
+    pub disturbance: Disturbance,
 }
 
 /// A foretold step.
@@ -121,23 +124,23 @@ pub fn simulate(
     costs: &CostModel,
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
-    let lowered = lower(program, topology, costs, options.oversubscription, options.folding)?;
-    run(&lowered, &Scenario { quantile: options.quantile, recording: options.recording, paces: Vec::new() })
+    let paces = options.disturbance.paces(program.mesh.world_size());
+    let lowered = lower(program, topology, costs, options, &paces)?;
+    run(&lowered, &Scenario { quantile: options.quantile, recording: options.recording, paces })
 }
 
-/// Makes a Program ready to be run.
+/// Makes a Program ready to be run, by ranks that go at these paces.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     topology: &'a Topology,
     costs: &'a CostModel,
-    oversubscription: Oversubscription,
-    folding: Folding,
+    options: &Options,
+    paces: &[f64],
 ) -> Result<Lowered<'a>, SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, oversubscription)?;
-    Ok(match folding {
-        Folding::On => lowered.folded(),
-        Folding::Off => lowered,
-    })
+    let lowered = Lowered::new(program, topology, costs, options.oversubscription)?;
+    // Ranks of which each has a pace of its own are not worth comparing.
+    let is_worth_folding = options.folding == Folding::On && options.disturbance.jitter == 0.0;
+    Ok(if is_worth_folding { lowered.folded(paces) } else { lowered })
 }
 
 /// What a run assumes.
@@ -145,7 +148,7 @@ pub(crate) fn lower<'a>(
 pub(crate) struct Scenario {
     pub(crate) quantile: Quantile,
     pub(crate) recording: Recording,
-    /// How much slower than its costs each rank's device is; empty where none is.
+    /// How much slower than its costs each rank's device is, by rank of the Program; empty where none is.
     pub(crate) paces: Vec<f64>,
 }
 

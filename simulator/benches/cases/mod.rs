@@ -1,0 +1,72 @@
+//! What the speed of the simulator is measured on.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use foretell_models::Model;
+use foretell_program::{Plan, Program, compile_training};
+use foretell_simulator::CostModel;
+use foretell_topologies::Topology;
+
+/// A Program and where it runs.
+pub struct Case {
+    pub program: Program,
+    pub topology: Topology,
+    pub costs: CostModel,
+}
+
+impl Case {
+    /// A model and a plan as their files have them, on so many nodes of a cluster of the library.
+    pub fn compiled(model: &str, plan: &str, topology: &str, nodes: usize) -> Self {
+        let model: Model = serde_json::from_str(model).unwrap();
+        let plan: Plan = serde_json::from_str(plan).unwrap();
+        let topology = Topology::library(topology).unwrap().with_nodes(nodes).unwrap();
+        let costs = CostModel::new(None, &topology);
+        Self { program: compile_training(&model, "gpt", &plan).unwrap(), topology, costs }
+    }
+
+    /// Instructions over all ranks.
+    pub fn instructions(&self) -> usize {
+        let lists = &self.program.lists;
+        self.program.list_of_rank.iter().map(|&list| lists[list as usize].instructions.len()).sum()
+    }
+
+    /// Its ranks.
+    pub fn ranks(&self) -> usize {
+        self.program.mesh.world_size()
+    }
+}
+
+/// A transformer of 24 layers of 1,024 on 256 GPUs, 8 by tensor, 8 by pipeline and 4 by data: 1.4 million instructions in a step.
+pub fn small_transformer() -> Case {
+    Case::compiled(
+        r#"{"family": "gpt", "layers": 24, "hidden": 1024, "heads": 16, "vocab": 51200, "sequence": 1024}"#,
+        r#"{"global_batch": 120, "precision": "bf16", "optimizer": "adam",
+            "layout": {"data": 4, "tensor": 8, "pipeline": 8, "micro_batch": 1}}"#,
+        "dgx-a100-80g",
+        32,
+    )
+}
+
+/// GPT-3 175B on 1,024 GPUs: 8 by tensor, 8 by pipeline, 16 by data, 96 micro-batches in order 1F1B.
+pub fn gpt_175b() -> Case {
+    Case::compiled(
+        r#"{"family": "gpt", "layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}"#,
+        r#"{"global_batch": 1536, "precision": "bf16", "optimizer": "adam",
+            "layout": {"data": 16, "tensor": 8, "pipeline": 8, "sequence_parallel": true, "recompute": "selective", "micro_batch": 1,
+                       "zero": 1}}"#,
+        "dgx-a100-80g",
+        128,
+    )
+}
+
+/// A model of 1.01 trillion parameters on 99,840 GPUs: 8 by tensor, 16 by pipeline, 780 by data, 8 micro-batches in order 1F1B: 25.6 million
+/// tokens a step.
+pub fn trillion() -> Case {
+    Case::compiled(
+        r#"{"family": "gpt", "layers": 128, "hidden": 25600, "heads": 160, "vocab": 51200, "sequence": 4096}"#,
+        r#"{"global_batch": 6240, "precision": "bf16", "optimizer": "adam",
+            "layout": {"data": 780, "tensor": 8, "pipeline": 16, "sequence_parallel": true, "recompute": "selective", "micro_batch": 1,
+                       "zero": 1}}"#,
+        "dgx-h100",
+        12_480,
+    )
+}
