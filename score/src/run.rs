@@ -104,17 +104,24 @@ impl Run {
 
 impl Run {
     /// What the ranks of a stage run on: of several kinds the one that is slowest at products, for which the others wait.
-    pub fn cluster_of(&self, program: &Program, stage: usize) -> &Cluster {
+    pub fn kind_of(&self, program: &Program, stage: usize) -> usize {
         if self.others.is_empty() {
-            return &self.cluster;
+            return 0;
         }
         let kind_of = |rank: Rank| {
             let node = rank.0 / self.cluster.devices_per_node;
-            self.others.iter().rev().find(|(first, _)| node >= *first).map_or(&self.cluster, |(_, cluster)| cluster)
+            self.others.iter().rposition(|(first, _)| node >= *first).map_or(0, |other| other + 1)
         };
-        let rate = |cluster: &Cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format);
+        let clusters = self.clusters();
+        let rate =
+            |kind: usize| clusters[kind].gpu.peak(self.format).value() * clusters[kind].gpu.product_efficiency(self.format);
         let kinds = program.mesh.stage_ranks(stage).into_iter().map(kind_of);
-        kinds.min_by(|one, two| rate(one).total_cmp(&rate(two))).unwrap_or(&self.cluster)
+        kinds.min_by(|&one, &two| rate(one).total_cmp(&rate(two))).unwrap_or(0)
+    }
+
+    /// The kinds of node in the order of the first of each.
+    pub fn clusters(&self) -> Vec<&Cluster> {
+        std::iter::once(&self.cluster).chain(self.others.iter().map(|(_, cluster)| cluster)).collect()
     }
 }
 
@@ -178,7 +185,7 @@ fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &mut Vec<Stri
     })
 }
 
-fn plan(row: &Row, _stack: &StackKind, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
+fn plan(row: &Row, stack: &StackKind, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
         (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
@@ -198,7 +205,7 @@ fn plan(row: &Row, _stack: &StackKind, layout: Layout, format: ProductFormat, mo
         _ => DataType::Bf16,
     };
     let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
-    Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
+    Ok(Plan { precision, optimizer, overlap: stack.overlap, ..Plan::new(layout, global_batch) })
 }
 
 /// Layers of each chunk as Megatron cuts: as many in each, the embedding with the first and the head with the last; where that does not

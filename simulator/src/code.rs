@@ -1,8 +1,7 @@
-//! A list of instructions as the interpreter runs it: cut into blocks, with no more waiting than is needed.
+//! A list of instructions as the interpreter runs it: stream by stream, cut into blocks.
 //!
-//! Streams run in order, so a rank's progress is one number a stream, and an instruction has to wait for at most one of each other stream: the
-//! last. Of these only those are kept that do not follow from others. Kernels that follow each other with nobody waiting for one in between, nor
-//! one in between waiting for anybody, are one block, and one event.
+//! Streams run in order, so a rank's progress is one number a stream. Kernels that follow each other with nobody waiting for one in between, nor one
+//! in between waiting for anybody, are one block, and one event.
 //!
 //! When a block has ended has to be known where a handoff may still be under way. So it is kept in a slot of the rank's, which a later
 //! block takes over as soon as all who ask have asked.
@@ -79,12 +78,11 @@ impl Code {
     /// The code of a list. Kernels are joined where `joins` says so.
     pub(crate) fn new(list: &StageProgram, lowered: &LoweredList, joins: Joins) -> Self {
         let order = Order::new(list);
-        let waits = Waits::new(list, &order);
         let mut code = Self {
             order: Vec::with_capacity(list.instructions.len()),
             blocks: Vec::with_capacity(list.instructions.len()),
             streams: vec![0],
-            waits: Vec::with_capacity(waits.before.len()),
+            waits: Vec::with_capacity(order.before.len()),
             slots: 0,
             collectives: Vec::new(),
             sends: Vec::new(),
@@ -92,7 +90,7 @@ impl Code {
             uses_processor: lowered.steps.iter().any(|step| matches!(step, Step::Compute | Step::Load)),
             exchanges_overlap: false,
         };
-        let slot_of = slots(list, &order, &waits, &mut code.slots);
+        let slot_of = slots(list, &order, &mut code.slots);
         let mut block_of = vec![0u32; list.instructions.len()];
         for (stream, instructions) in order.of_stream.iter().enumerate() {
             let mut previous: Option<u32> = None;
@@ -102,8 +100,8 @@ impl Code {
                 let is_joined = previous.replace(instruction).is_some_and(|before| {
                     joins == Joins::Kernels
                         && matches!((lowered.steps[before as usize], step), (Step::Compute, Step::Compute))
-                        && waits.consumers(before).is_empty()
-                        && waits.of(instruction).is_empty()
+                        && order.consumers(before).is_empty()
+                        && order.waits(instruction).is_empty()
                         && use_of(list, lowered, before) == counts_as
                 });
                 let bit = |one: &u32| 1 << list.instructions[*one as usize].stream.0.min(LAST_BIT);
@@ -116,7 +114,7 @@ impl Code {
                         stream: stream as u16,
                         counts_as,
                         first_wait: 0,
-                        wait_count: waits.of(instruction).len() as u32,
+                        wait_count: order.waits(instruction).len() as u32,
                         slot: NO_SLOT,
                         wakes: 0,
                     }),
@@ -124,7 +122,7 @@ impl Code {
                 // Only the last of a block has someone who waits for it.
                 if let Some(block) = code.blocks.last_mut() {
                     block.slot = slot_of[instruction as usize];
-                    block.wakes = waits.consumers(instruction).iter().map(bit).fold(0, |all, one| all | one);
+                    block.wakes = order.consumers(instruction).iter().map(bit).fold(0, |all, one| all | one);
                 }
                 block_of[instruction as usize] = code.blocks.len() as u32 - 1;
                 code.order.push(instruction);
@@ -133,7 +131,7 @@ impl Code {
         }
         for block in &mut code.blocks {
             block.first_wait = code.waits.len() as u32;
-            code.waits.extend(waits.of(code.order[block.first as usize]).iter().map(|&before| Wait {
+            code.waits.extend(order.waits(code.order[block.first as usize]).iter().map(|&before| Wait {
                 stream: list.instructions[before as usize].stream.0,
                 block: block_of[before as usize],
                 slot: slot_of[before as usize],
@@ -190,117 +188,68 @@ pub(crate) enum Joins {
     Nothing,
 }
 
-/// What of a list is in each stream, and what has happened before what.
+/// What of a list is in each stream, and who waits for whom across streams.
 struct Order {
     of_stream: Vec<Vec<u32>>,
     /// An instruction's place in its stream.
     place: Vec<u32>,
-    /// For each instruction and stream, how many of the stream have ended before it ends, itself included (a vector clock; Fidge 1988).
-    clocks: Vec<u32>,
-}
-
-impl Order {
-    fn new(list: &StageProgram) -> Self {
-        let (streams, count) = (list.streams.len(), list.instructions.len());
-        let mut of_stream: Vec<Vec<u32>> = vec![Vec::new(); streams];
-        let mut place = Vec::with_capacity(count);
-        for (index, instruction) in (0..).zip(&list.instructions) {
-            let stream = &mut of_stream[instruction.stream.0 as usize];
-            place.push(stream.len() as u32);
-            stream.push(index);
-        }
-        let mut order = Self { of_stream, place, clocks: vec![0; count * streams] };
-        for (index, instruction) in list.instructions.iter().enumerate() {
-            let stream = instruction.stream.0 as usize;
-            let before = order.previous(list, index);
-            for other in before.into_iter().chain(instruction.after.iter().map(|one| one.0 as usize)) {
-                order.join(list, index, other);
-            }
-            order.clocks[index * streams + stream] = order.place[index] + 1;
-        }
-        order
-    }
-
-    /// The instruction before another in its stream.
-    fn previous(&self, list: &StageProgram, index: usize) -> Option<usize> {
-        let place = (self.place[index] as usize).checked_sub(1)?;
-        Some(self.of_stream[list.instructions[index].stream.0 as usize][place] as usize)
-    }
-
-    /// Takes into an instruction's clock that another has ended before.
-    fn join(&mut self, list: &StageProgram, index: usize, other: usize) {
-        let streams = self.of_stream.len();
-        let stream = list.instructions[other].stream.0 as usize;
-        // Of one that comes later in the list nothing is known but itself.
-        self.clocks[index * streams + stream] = self.clocks[index * streams + stream].max(self.place[other] + 1);
-        for stream in 0..if other < index { streams } else { 0 } {
-            let known = self.clocks[other * streams + stream];
-            let own = &mut self.clocks[index * streams + stream];
-            *own = (*own).max(known);
-        }
-    }
-
-    /// Whether one has surely ended before another ends.
-    fn is_before(&self, list: &StageProgram, one: usize, other: usize) -> bool {
-        let stream = list.instructions[one].stream.0 as usize;
-        self.clocks[other * self.of_stream.len() + stream] > self.place[one]
-    }
-}
-
-/// Who waits for whom across streams, less for those who have ended anyway when the others have.
-struct Waits {
-    /// Of each instruction in turn those that it waits for.
+    /// Of each instruction in turn those of other streams that it waits for, and where they begin; one more than there are instructions.
     before: Vec<u32>,
-    /// Where each instruction's begin; one more than there are instructions.
-    offsets: Vec<u32>,
-    /// Of each instruction in turn those that wait for it, and where they begin.
+    before_offsets: Vec<u32>,
+    /// Of each instruction in turn those of other streams that wait for it, and where they begin.
     after: Vec<u32>,
     after_offsets: Vec<u32>,
 }
 
-impl Waits {
-    fn new(list: &StageProgram, order: &Order) -> Self {
+impl Order {
+    fn new(list: &StageProgram) -> Self {
         let count = list.instructions.len();
-        let mut waits = Self { before: Vec::new(), offsets: vec![0], after: Vec::new(), after_offsets: vec![0; count + 1] };
-        for (index, instruction) in list.instructions.iter().enumerate() {
-            let first = waits.before.len();
-            let previous = order.previous(list, index);
-            let elsewhere = || {
-                let others = instruction.after.iter().map(|one| one.0 as usize);
-                others.filter(|&other| list.instructions[other].stream != instruction.stream)
-            };
-            for other in elsewhere() {
-                // A handoff lies on every way from stream to stream, so what comes by another way comes no earlier.
-                let follows = |from: usize| from != other && from < index && order.is_before(list, other, from);
-                let is_known = waits.before[first..].contains(&(other as u32));
-                if !is_known && !previous.is_some_and(follows) && !elsewhere().any(follows) {
-                    waits.before.push(other as u32);
-                    waits.after_offsets[other + 1] += 1;
+        let mut order = Self {
+            of_stream: vec![Vec::new(); list.streams.len()],
+            place: Vec::with_capacity(count),
+            before: Vec::with_capacity(count),
+            before_offsets: Vec::with_capacity(count + 1),
+            after: Vec::new(),
+            after_offsets: vec![0; count + 1],
+        };
+        order.before_offsets.push(0);
+        for (index, instruction) in (0..).zip(&list.instructions) {
+            let stream = &mut order.of_stream[instruction.stream.0 as usize];
+            order.place.push(stream.len() as u32);
+            stream.push(index);
+            let first = order.before.len();
+            for before in instruction.after.iter().map(|one| one.0) {
+                let is_elsewhere = list.instructions[before as usize].stream != instruction.stream;
+                if is_elsewhere && !order.before[first..].contains(&before) {
+                    order.before.push(before);
+                    order.after_offsets[before as usize + 1] += 1;
                 }
             }
-            waits.offsets.push(waits.before.len() as u32);
+            order.before_offsets.push(order.before.len() as u32);
         }
-        for index in 0..count {
-            waits.after_offsets[index + 1] += waits.after_offsets[index];
+        order.turn_around();
+        order
+    }
+
+    /// From whom each waits for to who waits for each.
+    fn turn_around(&mut self) {
+        for index in 1..self.after_offsets.len() {
+            self.after_offsets[index] += self.after_offsets[index - 1];
         }
-        waits.after = vec![0; waits.before.len()];
-        let mut next = waits.after_offsets.clone();
-        for instruction in 0..count as u32 {
-            for place in waits.range(instruction) {
-                let next = &mut next[waits.before[place] as usize];
-                waits.after[*next as usize] = instruction;
+        let mut next = self.after_offsets.clone();
+        self.after = vec![0; self.before.len()];
+        for (instruction, range) in (0..).zip(self.before_offsets.windows(2)) {
+            for &before in &self.before[range[0] as usize..range[1] as usize] {
+                let next = &mut next[before as usize];
+                self.after[*next as usize] = instruction;
                 *next += 1;
             }
         }
-        waits
     }
 
-    fn range(&self, instruction: u32) -> Range<usize> {
-        self.offsets[instruction as usize] as usize..self.offsets[instruction as usize + 1] as usize
-    }
-
-    fn of(&self, instruction: u32) -> &[u32] {
-        &self.before[self.range(instruction)]
+    fn waits(&self, instruction: u32) -> &[u32] {
+        let offsets = &self.before_offsets[instruction as usize..instruction as usize + 2];
+        &self.before[offsets[0] as usize..offsets[1] as usize]
     }
 
     fn consumers(&self, instruction: u32) -> &[u32] {
@@ -310,30 +259,45 @@ impl Waits {
 }
 
 /// Gives each instruction that someone waits for a slot for its end. One of a stream takes over that of an earlier one of the stream when
-/// all who waited for that have ended before.
-fn slots(list: &StageProgram, order: &Order, waits: &Waits, count: &mut u32) -> Vec<u32> {
+/// all who waited for that have ended before it ends.
+fn slots(list: &StageProgram, order: &Order, count: &mut u32) -> Vec<u32> {
     /// How many of a stream's oldest slots are looked at.
     const LOOKED_AT: usize = 4;
+    let streams = list.streams.len();
     let mut slot_of = vec![NO_SLOT; list.instructions.len()];
-    let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); order.of_stream.len()];
-    for (index, instruction) in list.instructions.iter().enumerate() {
-        if waits.consumers(index as u32).is_empty() {
+    let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
+    // Of each stream, how many of every stream have ended when its last so far has (vector clocks; Fidge 1988).
+    let mut ended = vec![0u32; streams * streams];
+    // The same at the end of each instruction that someone waits for.
+    let mut at_end: Vec<u32> = Vec::new();
+    let mut row_of = vec![NO_SLOT; list.instructions.len()];
+    for (index, instruction) in (0..).zip(&list.instructions) {
+        let stream = instruction.stream.0 as usize;
+        let own = &mut ended[stream * streams..(stream + 1) * streams];
+        for &before in order.waits(index) {
+            // Of one that comes later in the list nothing is known.
+            if let Some(row) = Some(row_of[before as usize]).filter(|&row| row != NO_SLOT) {
+                let theirs = &at_end[row as usize * streams..(row as usize + 1) * streams];
+                own.iter_mut().zip(theirs).for_each(|(own, &theirs)| *own = (*own).max(theirs));
+            }
+        }
+        own[stream] = order.place[index as usize] + 1;
+        if order.consumers(index).is_empty() {
             continue;
         }
-        let stream = &mut taken[instruction.stream.0 as usize];
-        let is_free = |&holder: &u32| {
-            let has_asked = |&one: &u32| (one as usize) < index && order.is_before(list, one as usize, index);
-            waits.consumers(holder).iter().all(has_asked)
-        };
-        let free = stream.iter().take(LOOKED_AT).position(is_free).and_then(|place| stream.remove(place));
-        slot_of[index] = free.map_or_else(
+        let has_ended = |one: &u32| own[list.instructions[*one as usize].stream.0 as usize] > order.place[*one as usize];
+        let is_free = |holder: &u32| order.consumers(*holder).iter().all(has_ended);
+        let free = taken[stream].iter().take(LOOKED_AT).position(is_free).and_then(|place| taken[stream].remove(place));
+        slot_of[index as usize] = free.map_or_else(
             || {
                 *count += 1;
                 *count - 1
             },
             |holder| slot_of[holder as usize],
         );
-        stream.push_back(index as u32);
+        taken[stream].push_back(index);
+        row_of[index as usize] = (at_end.len() / streams) as u32;
+        at_end.extend_from_slice(own);
     }
     slot_of
 }

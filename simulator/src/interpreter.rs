@@ -135,6 +135,19 @@ struct RankState<'a> {
     first_slot: u32,
     /// When its last block so far ended.
     end: Picoseconds,
+    /// When its host has launched each instruction, if it never waits; empty where launches take no time.
+    launched: &'a [Picoseconds],
+    /// How far its host is behind that, and whether messages hold it up.
+    behind: Picoseconds,
+    waits_for_messages: bool,
+}
+
+impl RankState<'_> {
+    /// When its host has launched a block, if it never waits.
+    fn launch_of(&self, block: &Block) -> Picoseconds {
+        let launched = self.code.instructions(block).first().and_then(|&first| self.launched.get(first as usize));
+        launched.copied().unwrap_or(Picoseconds::MAX)
+    }
 }
 
 /// How far a stream is: the block that is next, and whether that has begun or will at a time that is known.
@@ -198,6 +211,9 @@ impl<'a> Interpreter<'a> {
                 first_stream: streams,
                 first_slot: slots,
                 end: Picoseconds::ZERO,
+                launched: &lowered.lists[rank.list].work[rank.work].launched,
+                behind: Picoseconds::ZERO,
+                waits_for_messages: parameters.waits_for_messages,
             });
             streams += code.stream_count() as u32;
             slots += code.slots;
@@ -280,7 +296,9 @@ impl<'a> Interpreter<'a> {
         let mut timelines = Vec::with_capacity(self.ranks.len());
         // Ranks that were simulated as one have one timeline.
         for (((spans, rank), state), meter) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks).zip(&self.meters) {
-            let overhead = self.lowered.costs.parameters(rank.kind).step_overhead.at(quantile);
+            let parameters = self.lowered.costs.parameters(rank.kind);
+            let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
+            let overhead = parameters.step_overhead.at(quantile) + parameters.micro_batch_overhead * micro_batches;
             let end = state.end + overhead.into();
             if last.as_ref().is_none_or(|&(latest, _)| end > latest) {
                 last = Some((end, meter.breakdown(end)));
@@ -341,6 +359,10 @@ impl<'a> Interpreter<'a> {
         let rank = &mut self.ranks[task.rank as usize];
         rank.end = now;
         let (code, first_stream, first_slot) = (rank.code, rank.first_stream as usize, rank.first_slot as usize);
+        if rank.waits_for_messages && matches!(block.step, Step::Receive { .. }) {
+            // The host launches what follows from now on.
+            rank.behind = rank.behind.max(now.saturating_sub(rank.launch_of(block)));
+        }
         self.unfinished -= block.places().len();
         if let Some(recorder) = &mut self.recorder {
             recorder.end(task.rank, code, block, now);
@@ -368,12 +390,16 @@ impl<'a> Interpreter<'a> {
             return;
         }
         let now = self.queue.now();
+        let block = &state.code.blocks[next as usize];
         let mut start = now;
-        for wait in state.code.waits(&state.code.blocks[next as usize]) {
+        for wait in state.code.waits(block) {
             if self.progress[first + wait.stream as usize].block() <= wait.block {
                 return;
             }
             start = start.max(self.ends[(state.first_slot + wait.slot) as usize] + state.handoff);
+        }
+        if !state.launched.is_empty() {
+            start = start.max(state.launch_of(block) + state.behind);
         }
         self.progress[first + stream as usize] = progress.busy();
         let task = Task { rank, block: next };

@@ -65,7 +65,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod by_stage;
 mod code;
 mod cost;
 mod critical_path;
@@ -76,12 +75,15 @@ mod exchange;
 mod fairness;
 mod folding;
 pub mod gpu;
+mod graphics;
+mod hash;
 mod interpreter;
 mod kernels;
 mod lowering;
 mod network;
 mod pairing;
 mod prediction;
+mod representatives;
 mod room;
 mod roofline;
 mod si;
@@ -89,11 +91,11 @@ mod simulation;
 mod symmetry;
 mod uncertainty;
 
-pub use by_stage::{StageSimulationError, StageStep, simulate_by_stage};
-pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
+pub use cost::{CostModel, Estimate, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use disturbance::Disturbance;
 pub use error::SimulationError;
 pub use prediction::{Prediction, predict, predict_with};
+pub use representatives::simulate_representatives;
 pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Simulation, simulate};
 pub use uncertainty::{Residual, Uncertainty};

@@ -4,7 +4,7 @@
 //! It must not know time: nothing here depends on when something happens.
 
 use crate::code::{Code, Joins};
-use crate::cost::{CostModel, Estimate, Source};
+use crate::cost::{CostModel, KernelCost, Source};
 use crate::error::SimulationError;
 use crate::interpreter::Run;
 use crate::network::{self, Shape};
@@ -13,8 +13,9 @@ use crate::room::links_that_may_be_full;
 use crate::simulation::{Oversubscription, Quantile};
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
-use foretell_topologies::{DeviceId, LinkClass, Topology};
+use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Picoseconds, Seconds};
+use crate::hash::FastMap;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A Program on a topology.
@@ -41,7 +42,7 @@ pub(crate) struct Lowered<'a> {
     /// How many of these are processors, which come last.
     pub(crate) processors: usize,
     /// Kernels that no sample says anything of.
-    uncalibrated_kernels: BTreeSet<String>,
+    pub(crate) uncalibrated_kernels: BTreeSet<String>,
 }
 
 /// A rank that is simulated.
@@ -83,11 +84,6 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct LoweredList {
     pub(crate) steps: Vec<Step>,
-    /// How many instructions each waits for.
-    pub(crate) waits_for: Vec<u32>,
-    /// Where each one's successors begin in `successors`; one more than there are instructions.
-    pub(crate) offsets: Vec<u32>,
-    pub(crate) successors: Vec<Successor>,
     /// The collectives of each group, in order.
     pub(crate) collectives: Vec<Vec<u32>>,
     /// Messages to and from peers, in order.
@@ -95,15 +91,18 @@ pub(crate) struct LoweredList {
     pub(crate) receives: Vec<Messages>,
     /// The work of each instruction at each quantile: one list for each kind of device that runs it and, where kernels do more on one
     /// member of a group than on another, each place in those groups.
-    work: Vec<Vec<[Picoseconds; 3]>>,
+    pub(crate) work: Vec<Work>,
+    /// How many micro-batches it has.
+    pub(crate) micro_batches: u32,
 }
 
-/// An instruction that waits for another.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Successor {
-    pub(crate) instruction: u32,
-    /// Whether it stands in another stream, and so begins a handoff later.
-    pub(crate) is_elsewhere: bool,
+/// What the instructions of a list take on a kind of device.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// Of the processor, at each quantile.
+    pub(crate) durations: Vec<[Picoseconds; 3]>,
+    /// When the host has launched it, if it never waits; empty where launches take no time.
+    pub(crate) launched: Vec<Picoseconds>,
 }
 
 /// The messages to or from one peer.
@@ -168,13 +167,12 @@ impl<'a> Lowered<'a> {
                 let place_in = |group: GroupId| {
                     uneven[rank.list].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
                 };
-                work.push(durations(program, list, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
+                work.push(work_of(program, list, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
                 work.len() - 1
             });
         }
         let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
-        let codes: Vec<Code> =
-            program.lists.iter().zip(&lists).map(|(list, lowered)| Code::new(list, lowered, Joins::Kernels)).collect();
+        let codes = codes(program, &lists);
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let Shared { capacities, has_queue } =
@@ -196,19 +194,19 @@ impl<'a> Lowered<'a> {
         })
     }
 
-    /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
-    pub(crate) fn work(&self, rank: usize) -> &[[Picoseconds; 3]] {
+    /// What the instructions of a rank take, quantiles in the order of [`Quantile`].
+    pub(crate) fn work(&self, rank: usize) -> &Work {
         let rank = &self.ranks[rank];
-        self.lists[rank.list].work.get(rank.work).map_or(&[], Vec::as_slice)
+        &self.lists[rank.list].work[rank.work]
     }
 
     /// What each block of each list takes at a quantile, for each [`LoweredList::work`] of the list.
     pub(crate) fn work_of_blocks(&self, quantile: Quantile) -> Vec<Vec<Vec<Picoseconds>>> {
-        let of_block = |work: &[[Picoseconds; 3]], instructions: &[u32]| {
-            instructions.iter().fold(Picoseconds::ZERO, |sum, &one| sum + work[one as usize][quantile as usize])
+        let of_block = |work: &Work, instructions: &[u32]| {
+            instructions.iter().fold(Picoseconds::ZERO, |sum, &one| sum + work.durations[one as usize][quantile as usize])
         };
         let of_list = |(list, code): (&LoweredList, &Code)| {
-            let blocks = |work: &Vec<_>| code.blocks.iter().map(|block| of_block(work, code.instructions(block))).collect();
+            let blocks = |work: &Work| code.blocks.iter().map(|block| of_block(work, code.instructions(block))).collect();
             list.work.iter().map(blocks).collect()
         };
         self.lists.iter().zip(&self.codes).map(of_list).collect()
@@ -245,47 +243,23 @@ impl LoweredList {
             |instruction: usize, reason: String| SimulationError::Malformed { stage: stage.stage, instruction, reason };
         let mut lowered = Self {
             steps: Vec::with_capacity(count),
-            waits_for: vec![0; count],
-            offsets: vec![0; count + 1],
-            successors: Vec::new(),
             collectives: vec![Vec::new(); stage.groups.len()],
             sends: Vec::new(),
             receives: Vec::new(),
             work: Vec::new(),
+            micro_batches: stage.instructions.iter().filter_map(|one| one.micro_batch).max().map_or(0, |last| last + 1),
         };
-        let mut last_of_stream: Vec<Option<usize>> = vec![None; stage.streams.len()];
-        // Pairs of (waited for, waiting).
-        let mut edges: Vec<(usize, Successor)> = Vec::with_capacity(2 * count);
         for (index, instruction) in stage.instructions.iter().enumerate() {
-            let last = last_of_stream
-                .get_mut(instruction.stream.0 as usize)
-                .ok_or_else(|| malformed(index, format!("there is no stream {}", instruction.stream.0)))?;
-            if let Some(last) = last.replace(index) {
-                edges.push((last, Successor { instruction: index as u32, is_elsewhere: false }));
+            if instruction.stream.0 as usize >= stage.streams.len() {
+                return Err(malformed(index, format!("there is no stream {}", instruction.stream.0)));
             }
-            for &before in &instruction.after {
-                let Some(other) = stage.instructions.get(before.0 as usize) else {
-                    return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
-                };
-                let is_elsewhere = other.stream != instruction.stream;
-                edges.push((before.0 as usize, Successor { instruction: index as u32, is_elsewhere }));
+            if let Some(before) = instruction.after.iter().find(|before| before.0 as usize >= count) {
+                return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
             }
             let step = lowered.step(stage, index).map_err(|reason| malformed(index, reason))?;
             lowered.steps.push(step);
         }
-        lowered.turn_around(&edges);
         Ok(lowered)
-    }
-
-    /// For each instruction those that it waits for: the successors turned around once more.
-    pub(crate) fn waits(&self) -> Vec<Vec<u32>> {
-        let mut waits = vec![Vec::new(); self.steps.len()];
-        for (before, range) in self.offsets.windows(2).enumerate() {
-            for successor in &self.successors[range[0] as usize..range[1] as usize] {
-                waits[successor.instruction as usize].push(before as u32);
-            }
-        }
-        waits
     }
 
     fn step(&mut self, list: &StageProgram, index: usize) -> Result<Step, String> {
@@ -311,23 +285,6 @@ impl LoweredList {
             }
         })
     }
-
-    /// From what each waits for to who waits for each.
-    fn turn_around(&mut self, edges: &[(usize, Successor)]) {
-        for &(before, after) in edges {
-            self.offsets[before + 1] += 1;
-            self.waits_for[after.instruction as usize] += 1;
-        }
-        for index in 1..self.offsets.len() {
-            self.offsets[index] += self.offsets[index - 1];
-        }
-        let mut next = self.offsets.clone();
-        self.successors = vec![Successor { instruction: 0, is_elsewhere: false }; edges.len()];
-        for &(before, after) in edges {
-            self.successors[next[before] as usize] = after;
-            next[before] += 1;
-        }
-    }
 }
 
 fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (u32, u32) {
@@ -341,7 +298,7 @@ fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (
 }
 
 /// The groups in which some kernel of a stage does more on one member than on another: causal attention of a part of the positions.
-fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
+pub(crate) fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
     let uneven = stage.instructions.iter().filter_map(|instruction| match instruction.operation {
         Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
         _ => None,
@@ -351,41 +308,52 @@ fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
 
 /// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place `place_in` says in each
 /// group. Each distinct kernel is estimated once.
-fn durations(
+pub(crate) fn work_of(
     program: &Program,
     stage: &StageProgram,
     costs: &CostModel,
     kind: usize,
     place_in: &dyn Fn(GroupId) -> usize,
     uncalibrated: &mut BTreeSet<String>,
-) -> Vec<[Picoseconds; 3]> {
+) -> Work {
     let parameters = costs.parameters(kind);
     // Only looked up, never walked through, so that its order does not matter.
-    let mut known: HashMap<(Kernel, bool), [Picoseconds; 3]> = HashMap::new();
+    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Picoseconds)> = FastMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
+    let exchange_launch = Picoseconds::from(costs.exchange_launch(kind));
     let instructions = stage.instructions.iter();
-    instructions
+    let (durations, launches): (Vec<_>, Vec<_>) = instructions
         .map(|instruction| match instruction.operation {
             Operation::Compute { kernel, accumulate, group } => {
                 let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
                 *known.entry((kernel, accumulate)).or_insert_with(|| {
-                    let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
+                    let KernelCost { time: estimate, launch } = costs.kernel_cost(&kernel, accumulate, program.precision, kind);
                     if !estimate.source.is_calibrated() {
                         let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
                         let (name, device) = (kernel.name(), costs.kind_name(kind));
                         uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
                     }
-                    each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
+                    let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
+                    (work, launch.into())
                 })
             }
             Operation::Load { .. } => {
                 let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
                 let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
-                each(&|_| parameters.load_seconds_per_byte * bytes)
+                (each(&|_| parameters.load_seconds_per_byte * bytes), Picoseconds::ZERO)
             }
-            _ => [Picoseconds::ZERO; 3],
+            Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
+            Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Picoseconds::ZERO),
         })
-        .collect()
+        .unzip();
+    let mut host = Picoseconds::ZERO;
+    let launched = launches.iter().map(|&launch| {
+        host += launch;
+        host
+    });
+    let launched: Vec<Picoseconds> = launched.collect();
+    // Where the host has nothing to do, it says nothing.
+    Work { durations, launched: if host > Picoseconds::ZERO { launched } else { Vec::new() } }
 }
 
 /// What is shared.
@@ -419,14 +387,22 @@ fn number_resources(
         renumber(&mut channel.shape);
     }
     let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
-    let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
-    let has_queue = used.iter().map(is_network).collect();
+    let has_queue = used.iter().map(|&link| network::has_queue(topology, link)).collect();
     let links = capacities.len();
     capacities.resize(links + processors, 1.0);
     for rank in ranks {
         rank.processor = (links + rank.device.0 % processors) as u32;
     }
     Shared { capacities, has_queue }
+}
+
+/// The lists as they are run. Where the host's launches say when a kernel may begin, each is looked at by itself.
+pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
+    let code = |(list, lowered): (&StageProgram, &LoweredList)| {
+        let is_launched_ahead = lowered.work.iter().all(|work| work.launched.is_empty());
+        Code::new(list, lowered, if is_launched_ahead { Joins::Kernels } else { Joins::Nothing })
+    };
+    program.lists.iter().zip(lists).map(code).collect()
 }
 
 /// The links that exchanges share: those that some exchange uses, less those that cannot be full.
@@ -440,12 +416,13 @@ fn used_links(
     let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
     let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
     let parties = of_groups.chain(channels.iter().map(|channel| links(&channel.shape)));
-    // What was measured faster than a link carries keeps its queue busy for whoever comes next.
-    let are_queues_paid = (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some());
-    if are_queues_paid || codes.iter().any(|code| code.exchanges_overlap) {
+    if codes.iter().any(|code| code.exchanges_overlap) {
         return parties.flatten().collect();
     }
     let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(channels.iter().map(|channel| &channel.shape));
     let capacity = |link| network::capacity(topology, &costs.links, link);
-    links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity)
+    // What was measured faster than a link carries keeps its queue busy for whoever comes next.
+    let are_queues_paid = (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.graphics(kind).is_some());
+    let has_queue = |link: usize| are_queues_paid && network::has_queue(topology, link);
+    links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity, has_queue)
 }

@@ -5,12 +5,12 @@
 //! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
 
 use crate::cost::LinkEfficiency;
-use foretell_topologies::{DeviceId, Topology, TopologyError};
+use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
 /// The flows of an exchange.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Shape {
     /// The mean latency of a hop.
     pub(crate) hop_latency: Seconds,
@@ -151,6 +151,11 @@ impl Shape {
 pub(crate) fn capacity(topology: &Topology, links: &LinkEfficiency, link: usize) -> f64 {
     let link = &topology.links()[link];
     link.bandwidth.value() * links.of(link.class)
+}
+
+/// Whether a link is one of a network, whose queues pass the first of a message at once and are busy with it after the last has arrived.
+pub(crate) fn has_queue(topology: &Topology, link: usize) -> bool {
+    matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch)
 }
 
 /// A node's parent in the in-order binary tree over `0..count` whose root is 0: a node is as high as its number has zeros at

@@ -9,11 +9,12 @@ use crate::network::{END, Turn};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Of the links that parties load, those that may be full: `parties` has each party's links, `turns` every pair of links that some route takes
-/// one after the other, [`END`] standing before the first and after the last.
+/// one after the other, [`END`] standing before the first and after the last. Those of which `always` says so stay.
 pub(crate) fn links_that_may_be_full<'a>(
     parties: impl Iterator<Item = Vec<usize>>,
     turns: impl Iterator<Item = &'a Turn>,
     capacity: impl Fn(usize) -> f64,
+    always: impl Fn(usize) -> bool,
 ) -> BTreeSet<usize> {
     let mut users: BTreeMap<usize, u32> = BTreeMap::new();
     for links in parties {
@@ -30,7 +31,7 @@ pub(crate) fn links_that_may_be_full<'a>(
     // it for the other direction, or two would count on each other.
     let mut why: BTreeMap<usize, Why> = BTreeMap::new();
     for (&link, &count) in &users {
-        if count == 1 {
+        if count == 1 && !always(link) {
             why.insert(link, Why::OneUser);
         }
     }
@@ -45,7 +46,7 @@ pub(crate) fn links_that_may_be_full<'a>(
             let opposite = if reason == Why::Before { Why::After } else { Why::Before };
             let counts = |turn: &Turn| neighbour(turn) != END && why.get(&neighbour(turn)) != Some(&opposite);
             let total: f64 = around.iter().map(neighbour).filter(|link| *link != END).map(&capacity).sum();
-            if around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
+            if !always(link) && around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
                 why.insert(link, reason);
             }
         }
@@ -72,7 +73,7 @@ mod tests {
     fn may_be_full(parties: &[&[usize]], capacities: &[f64]) -> Vec<usize> {
         let turns: Vec<Turn> = parties.iter().flat_map(|route| Turn::of_route(route.iter().copied())).collect();
         let links = parties.iter().map(|route| route.to_vec());
-        links_that_may_be_full(links, turns.iter(), |link| capacities[link]).into_iter().collect()
+        links_that_may_be_full(links, turns.iter(), |link| capacities[link], |_| false).into_iter().collect()
     }
 
     #[test]

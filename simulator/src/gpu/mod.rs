@@ -16,6 +16,5 @@ pub use kernels::{GpuCosts, KernelTime};
 pub use nccl::{Algorithm, Protocol, Reachable};
 pub use product::{Product, product_time};
 pub use profile::{
-    AttentionKind, Category, Cluster, GpuKind, LinkKind, MemoryRules, Network, Overlap, ProductFormat, ProfileError, Profiles,
-    StackKind,
+    AttentionKind, Category, Cluster, GpuKind, LinkKind, MemoryRules, Network, ProductFormat, ProfileError, Profiles, StackKind,
 };

@@ -158,7 +158,7 @@ impl Interpreter<'_> {
         if instructions.len() < 2 {
             return;
         }
-        let durations = self.lowered.work(task.rank as usize);
+        let durations = &self.lowered.work(task.rank as usize).durations;
         let quantile = self.scenario.quantile as usize;
         let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &one| {
             *sum += durations[one as usize][quantile];

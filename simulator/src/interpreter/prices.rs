@@ -64,7 +64,7 @@ impl<'a> Prices<'a> {
             for which in 0..group.collectives.distinct().len() {
                 let (cost, shape) = group.cost(lowered.costs, which, quantile);
                 if !cost.source.is_calibrated() {
-                    let kind = group.collectives.distinct()[which].0;
+                    let kind = group.collectives.distinct()[which].kind;
                     uncalibrated.insert(format!("{} of {} ranks", kind.name(), group.size));
                 }
                 prices.push(Price::new(&cost, shape));

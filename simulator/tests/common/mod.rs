@@ -169,9 +169,12 @@ pub fn ideal(topology: &Topology) -> CostModel {
             instruction_overhead: none,
             stream_handoff: none,
             step_overhead: none,
+            micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 0.0,
+            communication_growth: None,
+            waits_for_messages: false,
             interruption: Seconds::ZERO,
         };
     }
