@@ -3,7 +3,7 @@
 use crate::names;
 use crate::row::Row;
 use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Recompute, Schedule};
+use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Recompute, Schedule, Stack};
 use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind};
 use foretell_units::{BytesPerSecond, DataType};
 use std::fmt;
@@ -91,13 +91,14 @@ impl Run {
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
-        let plan = plan(row, &stack, layout, format, &model)?;
+        let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));
         }
         if stack.estimated {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
+        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
         Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), format, stand_ins })
     }
 }
@@ -185,7 +186,7 @@ fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &mut Vec<Stri
     })
 }
 
-fn plan(row: &Row, stack: &StackKind, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
+fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
         (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
@@ -205,7 +206,7 @@ fn plan(row: &Row, stack: &StackKind, layout: Layout, format: ProductFormat, mod
         _ => DataType::Bf16,
     };
     let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
-    Ok(Plan { precision, optimizer, overlap: stack.overlap, ..Plan::new(layout, global_batch) })
+    Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
 }
 
 /// Layers of each chunk as Megatron cuts: as many in each, the embedding with the first and the head with the last; where that does not
