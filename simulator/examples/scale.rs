@@ -1,12 +1,12 @@
 //! How long single simulations take, and what memory: `cargo run --release -p foretell-simulator --example scale -- CASE [--jitter CV] [--all]`,
-//! with CASE one of `small-transformer`, `gpt-175b`, `trillion`; `--all` simulates everyone.
+//! with CASE one of `small-transformer`, `gpt-175b`, `trillion`, `all-reduce`; `--all` simulates everyone, `--steps` runs collectives step by step.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../benches/cases/mod.rs"]
 mod cases;
 
-use cases::{gpt_175b, small_transformer, trillion};
-use foretell_simulator::{Disturbance, Folding, Options, Recording, simulate};
+use cases::{all_reduce, gpt_175b, small_transformer, trillion};
+use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, simulate};
 use std::time::Instant;
 
 fn main() {
@@ -17,12 +17,14 @@ fn main() {
         Some("small-transformer") => small_transformer(),
         Some("gpt-175b") => gpt_175b(),
         Some("trillion") => trillion(),
+        Some("all-reduce") => all_reduce(1024),
         _ => panic!("which case?"),
     };
     println!("{} ranks, {} instructions; compiled in {:.3} s", case.ranks(), case.instructions(), start.elapsed().as_secs_f64());
     let options = Options {
         folding: if arguments.iter().any(|one| one == "--all") { Folding::Off } else { Folding::On },
         recording: if arguments.iter().any(|one| one == "--spans") { Recording::Spans } else { Recording::Ends },
+        collectives: if arguments.iter().any(|one| one == "--steps") { Collectives::Steps } else { Collectives::Flow },
         disturbance: Disturbance { jitter: value("--jitter").unwrap_or(0.0), seed: 1, ..Disturbance::default() },
         ..Options::default()
     };

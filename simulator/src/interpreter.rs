@@ -28,6 +28,7 @@ mod fluids;
 mod meter;
 mod prices;
 mod recorder;
+mod steps;
 
 /// What a run leaves.
 #[derive(Debug)]
@@ -63,6 +64,11 @@ enum Event {
     Latency(Exchange),
     /// An exchange that shares nothing is done.
     Exchanged(Exchange),
+    /// A member of a collective that is run step by step has been set up for it.
+    Entered(u32),
+    /// The latency of a hop's message is over; the message has arrived.
+    HopFlows(u32),
+    Hopped(u32),
     /// A fluid activity is done, unless its rate changed in between.
     Fluid { activity: ActivityId, generation: u32 },
 }
@@ -95,6 +101,8 @@ struct Fluid {
 enum Owner {
     Task(Task),
     Exchange(Exchange),
+    /// The message of a hop.
+    Hop(u32),
     /// What nobody waits for: a link's queue that still holds what has arrived, a stream that interrupts a kernel.
     Nobody,
 }
@@ -191,6 +199,7 @@ struct Interpreter<'a> {
     /// How far each exchange is: of a group how many members have reached it, of a channel a set of [`exchanges::Flag`].
     exchanges: Vec<u32>,
     buffered: Vec<Buffered>,
+    rings: steps::Rings,
     unfinished: usize,
 }
 
@@ -240,6 +249,7 @@ impl<'a> Interpreter<'a> {
             first_processor: (lowered.capacities.len() - processors) as u32,
             exchanges: vec![0; lowered.exchanges as usize],
             buffered: vec![Buffered::default(); lowered.channels.len()],
+            rings: steps::Rings::new(lowered, |rank| prices.is_roomy(lowered, rank)),
             unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].steps.len()).sum(),
             ranks,
         }
@@ -269,6 +279,9 @@ impl<'a> Interpreter<'a> {
             Event::Timer(task) => self.finish(task),
             Event::Latency(exchange) => self.flow(exchange),
             Event::Exchanged(exchange) => self.finish_exchange(exchange),
+            Event::Entered(member) => self.entered(member),
+            Event::HopFlows(hop) => self.hop_flows(hop),
+            Event::Hopped(hop) => self.hopped(hop),
             Event::Alone { task, generation } => {
                 let processor = self.processor_of(task.rank);
                 let state = &mut self.processors[processor];
@@ -342,7 +355,14 @@ impl<'a> Interpreter<'a> {
             Step::Load => self.load(task),
             Step::Collective { group, nth } => {
                 self.interrupt(task.rank);
-                self.arrive(Exchange { party: rank.groups[group as usize], nth });
+                let party = rank.groups[group as usize];
+                let set = &self.lowered.groups[party as usize];
+                let which = set.collectives.which(nth as usize);
+                if set.is_stepped(which as usize) {
+                    self.enter(task, group, which);
+                } else {
+                    self.arrive(Exchange { party, nth });
+                }
             }
             Step::Send { peer, nth } => {
                 self.interrupt(task.rank);

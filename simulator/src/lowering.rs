@@ -9,8 +9,9 @@ use crate::error::SimulationError;
 use crate::interpreter::Run;
 use crate::network::{self, Shape};
 use crate::pairing::{Channel, GroupSet, Pairing};
+use crate::rings::{Collectives, Hop};
 use crate::room::links_that_may_be_full;
-use crate::simulation::{Oversubscription, Quantile};
+use crate::simulation::{Options, Oversubscription, Quantile};
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
@@ -32,6 +33,8 @@ pub(crate) struct Lowered<'a> {
     pub(crate) codes: Vec<Code>,
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
+    /// The hops of all rings that are gone round step by step, group by group.
+    pub(crate) hops: Vec<Hop>,
     /// How many exchanges there are: those of the groups first, then those of the channels.
     pub(crate) exchanges: u32,
     /// The capacities of what is shared: links that anyone uses, then processors.
@@ -119,7 +122,7 @@ impl<'a> Lowered<'a> {
         program: &'a Program,
         topology: &'a Topology,
         costs: &'a CostModel,
-        oversubscription: Oversubscription,
+        options: &Options,
     ) -> Result<Self, SimulationError> {
         let (world, devices) = (program.mesh.world_size(), topology.device_count());
         let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
@@ -131,7 +134,7 @@ impl<'a> Lowered<'a> {
                 ranks: world,
             });
         }
-        if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
+        if devices == 0 || (world > devices && options.oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
         let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
@@ -171,12 +174,18 @@ impl<'a> Lowered<'a> {
                 work.len() - 1
             });
         }
-        let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
         let codes = codes(program, &lists);
+        if options.collectives == Collectives::Steps
+            && let Some(list) = codes.iter().position(|code| code.exchanges_overlap)
+        {
+            return Err(SimulationError::Overlapping { stage: program.lists[list].stage });
+        }
+        let mut pairing = Pairing::new(program, topology, costs, &lists, options.collectives, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let Shared { capacities, has_queue } =
-            number_resources(topology, costs, &codes, processors, &mut ranks, &mut groups, &mut channels);
+            number_resources(topology, costs, &codes, processors, &mut ranks, &mut pairing);
+        let Pairing { groups, channels, hops, exchanges } = pairing;
         Ok(Self {
             program,
             costs,
@@ -186,6 +195,7 @@ impl<'a> Lowered<'a> {
             lists,
             groups,
             channels,
+            hops,
             exchanges,
             capacities,
             has_queue,
@@ -370,22 +380,18 @@ fn number_resources(
     codes: &[Code],
     processors: usize,
     ranks: &mut [SimulatedRank],
-    groups: &mut [GroupSet],
-    channels: &mut [Channel],
+    pairing: &mut Pairing,
 ) -> Shared {
-    let used = used_links(topology, costs, codes, groups, channels);
+    let used = used_links(topology, costs, codes, pairing);
     let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
     let renumber = |shape: &mut Shape| {
         shape.turns = Vec::new();
         let numbered = |&(link, load): &(usize, f64)| Some((*number.get(&link)?, load));
         shape.loads = shape.loads.iter().filter_map(numbered).collect();
     };
-    for group in groups {
-        group.shapes_mut().into_iter().flatten().for_each(renumber);
-    }
-    for channel in channels {
-        renumber(&mut channel.shape);
-    }
+    pairing.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten().for_each(renumber);
+    pairing.channels.iter_mut().map(|channel| &mut channel.shape).for_each(renumber);
+    pairing.hops.iter_mut().map(|hop| &mut hop.shape).for_each(renumber);
     let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
     let has_queue = used.iter().map(|&link| network::has_queue(topology, link)).collect();
     let links = capacities.len();
@@ -406,20 +412,17 @@ pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
 }
 
 /// The links that exchanges share: those that some exchange uses, less those that cannot be full.
-fn used_links(
-    topology: &Topology,
-    costs: &CostModel,
-    codes: &[Code],
-    groups: &[GroupSet],
-    channels: &[Channel],
-) -> BTreeSet<usize> {
+fn used_links(topology: &Topology, costs: &CostModel, codes: &[Code], pairing: &Pairing) -> BTreeSet<usize> {
+    let Pairing { groups, channels, hops, .. } = pairing;
     let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
     let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
-    let parties = of_groups.chain(channels.iter().map(|channel| links(&channel.shape)));
+    // One channel or hop has one message at a time.
+    let singles = || channels.iter().map(|channel| &channel.shape).chain(hops.iter().map(|hop| &hop.shape));
+    let parties = of_groups.chain(singles().map(links));
     if codes.iter().any(|code| code.exchanges_overlap) {
         return parties.flatten().collect();
     }
-    let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(channels.iter().map(|channel| &channel.shape));
+    let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(singles());
     let capacity = |link| network::capacity(topology, &costs.links, link);
     // What was measured faster than a link carries keeps its queue busy for whoever comes next.
     let are_queues_paid = (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.graphics(kind).is_some());

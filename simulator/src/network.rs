@@ -62,25 +62,12 @@ impl Shape {
     /// there are as many rings as members in a node, each leaving the node from another member, so that all network interfaces
     /// are used, as NCCL does; each ring carries its part.
     pub(crate) fn ring(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
-        let mut nodes: Vec<Vec<DeviceId>> = Vec::new();
-        let mut last = None;
-        for &member in members {
-            let node = topology.node_of(member);
-            match nodes.last_mut() {
-                Some(list) if last == Some(node) => list.push(member),
-                _ => nodes.push(vec![member]),
-            }
-            last = Some(node);
-        }
-        let in_node = nodes.iter().map(Vec::len).min().unwrap_or(1);
-        let is_even = nodes.iter().all(|list| list.len() == in_node);
-        let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
-        let mut flows: Vec<Flow> = Vec::with_capacity(rings * members.len());
-        for rotation in 0..rings {
-            let order: Vec<DeviceId> =
-                nodes.iter().flat_map(|list| list.iter().cycle().skip(rotation).take(list.len()).copied()).collect();
+        let orders = ring_orders(topology, members);
+        let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
+        for order in &orders {
             for (position, &from) in order.iter().enumerate() {
-                flows.push((from, order[(position + 1) % order.len()], 1.0 / rings as f64));
+                let to = order[(position + 1) % order.len()];
+                flows.push((members[from], members[to], 1.0 / orders.len() as f64));
             }
         }
         Self::of_flows(topology, links, &flows)
@@ -145,6 +132,27 @@ impl Shape {
         let seconds_per_byte = loads.iter().map(|(&link, load)| load / capacity(topology, links, link)).fold(0.0, f64::max);
         Ok(Self { hop_latency: latency / flows.len().max(1) as f64, loads: loads.into_iter().collect(), seconds_per_byte, turns })
     }
+}
+
+/// The orders in which rings go through members, which are given by their places: see [`Shape::ring`].
+pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<usize>> {
+    let mut nodes: Vec<Vec<usize>> = Vec::new();
+    let mut last = None;
+    for (place, &member) in members.iter().enumerate() {
+        let node = topology.node_of(member);
+        match nodes.last_mut() {
+            Some(list) if last == Some(node) => list.push(place),
+            _ => nodes.push(vec![place]),
+        }
+        last = Some(node);
+    }
+    let in_node = nodes.iter().map(Vec::len).min().unwrap_or(1);
+    let is_even = nodes.iter().all(|list| list.len() == in_node);
+    let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
+    let order = |rotation: usize| {
+        nodes.iter().flat_map(|list| list.iter().cycle().skip(rotation).take(list.len()).copied()).collect()
+    };
+    (0..rings).map(order).collect()
 }
 
 /// What exchanges get of a link, in bytes a second.

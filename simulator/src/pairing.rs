@@ -9,11 +9,13 @@ use crate::exchange::{Algorithm, Cost};
 use crate::gpu::Reachable;
 use crate::lowering::{LoweredList, Messages, SimulatedRank};
 use crate::network::Shape;
+use crate::rings::{Collectives, Hop, hops};
 use crate::simulation::Quantile;
 use foretell_program::{Axis, Collective, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A sequence in which few things are said many times. Whoever has the same shares it.
@@ -89,6 +91,9 @@ pub(crate) struct GroupSet {
     pub(crate) spread: Option<Reachable>,
     /// The kind of its first device, for the overheads.
     pub(crate) kind: usize,
+    /// Where it is run step by step, the hops of its rings, and how many rings there are.
+    pub(crate) hops: Range<u32>,
+    pub(crate) rings: u32,
 }
 
 /// The messages of one rank to another.
@@ -113,6 +118,7 @@ pub(crate) struct Channel {
 pub(crate) struct Pairing {
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
+    pub(crate) hops: Vec<Hop>,
     pub(crate) exchanges: u32,
 }
 
@@ -123,10 +129,11 @@ impl Pairing {
         topology: &Topology,
         costs: &CostModel,
         lists: &[LoweredList],
+        mode: Collectives,
         ranks: &mut [SimulatedRank],
     ) -> Result<Self, SimulationError> {
-        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), exchanges: 0 };
-        pairing.find_groups(program, topology, costs, lists, ranks)?;
+        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), hops: Vec::new(), exchanges: 0 };
+        pairing.find_groups(program, topology, costs, lists, mode, ranks)?;
         pairing.find_channels(program, topology, costs, lists, ranks)?;
         Ok(pairing)
     }
@@ -137,6 +144,7 @@ impl Pairing {
         topology: &Topology,
         costs: &CostModel,
         lists: &[LoweredList],
+        mode: Collectives,
         ranks: &mut [SimulatedRank],
     ) -> Result<(), SimulationError> {
         // A group is known by what it is and by its first member.
@@ -152,7 +160,10 @@ impl Pairing {
                 if set == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
                     let collectives = calls.of(ranks[index].list, number);
-                    let group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
+                    let mut group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
+                    if mode == Collectives::Steps {
+                        self.step(topology, costs, ranks, &members, next, &mut group)?;
+                    }
                     self.exchanges += group.collectives.len() as u32;
                     self.groups.push(group);
                 }
@@ -162,6 +173,28 @@ impl Pairing {
             }
         }
         self.check_groups(&calls, ranks)
+    }
+
+    /// Has a group run its collectives step by step, as far as they go round rings.
+    fn step(
+        &mut self,
+        topology: &Topology,
+        costs: &CostModel,
+        ranks: &[SimulatedRank],
+        members: &[Rank],
+        number: u32,
+        group: &mut GroupSet,
+    ) -> Result<(), SimulationError> {
+        if group.ring.take().is_some() {
+            group.tree = None;
+            let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
+            let places: Vec<u32> = members.iter().map(|member| member.0 as u32).collect();
+            let first = self.hops.len() as u32;
+            self.hops.extend(hops(topology, costs, number, &places, &devices, first)?);
+            group.hops = first..self.hops.len() as u32;
+            group.rings = (group.hops.len() / members.len()) as u32;
+        }
+        Ok(())
     }
 
     /// Every member must run the same collectives.
@@ -300,6 +333,8 @@ impl GroupSet {
             spread: costs.graphics(kind).map(|graphics| graphics.reach(&devices)),
             kind,
             collectives,
+            hops: 0..0,
+            rings: 0,
         })
     }
 

@@ -80,6 +80,7 @@ fn lower<'a>(
         lists,
         groups,
         channels,
+        hops: Vec::new(),
         exchanges,
         capacities: vec![1.0; stages],
         has_queue: Vec::new(),
@@ -125,6 +126,8 @@ fn find_groups(
                     measured: None,
                     spread,
                     kind,
+                    hops: 0..0,
+                    rings: 0,
                 });
             }
             groups[place].members.push((stage as u32, number as u32));

@@ -5,6 +5,7 @@ use crate::disturbance::Disturbance;
 use crate::error::SimulationError;
 use crate::interpreter;
 use crate::lowering::Lowered;
+use crate::rings::Collectives;
 use crate::si;
 use foretell_program::{Program, Timeline};
 use foretell_topologies::Topology;
@@ -62,6 +63,8 @@ pub struct Options {
     pub oversubscription: Oversubscription,
     /// Whether ranks that must behave alike are simulated once.
     pub folding: Folding,
+    /// How collectives are run.
+    pub collectives: Collectives,
     /// What is kept.
     pub recording: Recording,
     /// What makes ranks differ.
@@ -137,7 +140,7 @@ pub(crate) fn lower<'a>(
     options: &Options,
     paces: &[f64],
 ) -> Result<Lowered<'a>, SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, options.oversubscription)?;
+    let lowered = Lowered::new(program, topology, costs, options)?;
     // Ranks of which each has a pace of its own are not worth comparing.
     let is_worth_folding = options.folding == Folding::On && options.disturbance.jitter == 0.0;
     Ok(if is_worth_folding { lowered.folded(paces) } else { lowered })

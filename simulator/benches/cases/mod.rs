@@ -2,9 +2,13 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use foretell_models::Model;
-use foretell_program::{Plan, Program, compile_training};
+use foretell_program::{
+    Axis, Collective, CollectiveRole, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram, Stream, StreamId,
+    compile_training,
+};
 use foretell_simulator::CostModel;
 use foretell_topologies::Topology;
+use foretell_units::{Bytes, DataType, Flops};
 
 /// A Program and where it runs.
 pub struct Case {
@@ -35,11 +39,65 @@ impl Case {
     }
 }
 
+/// An all-reduce of 1 GiB among so many ranks, each on a node of its own, and nothing else.
+pub fn all_reduce(ranks: usize) -> Case {
+    let text = format!(
+        "name: switch\n\
+         devices:\n  one: {{architecture: gpu, memory: 1GiB, memory_bandwidth: 1TB/s, peak: {{fp32: 1TFLOP/s}}, link: 50GB/s}}\n\
+         nodes:\n  - {{name: node, count: {ranks}, devices: {{kind: one, count: 1}}, nics: {{count: 1, bandwidth: 50GB/s}}}}\n\
+         network: {{kind: switch, latency: 5us}}\n"
+    );
+    let topology = Topology::from_yaml(&text, "switch.yaml").unwrap();
+    let group = Group::along(Axis::Data);
+    let operation = Operation::Collective {
+        kind: Collective::AllReduce,
+        role: CollectiveRole::Gradients,
+        group: GroupId(0),
+        bytes: Bytes::new(1 << 30),
+        data_type: DataType::Fp32,
+    };
+    let instruction = Instruction {
+        name: 0,
+        operation,
+        stream: StreamId(0),
+        after: Vec::new(),
+        reads: Vec::new(),
+        writes: Vec::new(),
+        micro_batch: None,
+        phase: Phase::Update,
+    };
+    let list = StageProgram {
+        stage: 0,
+        streams: vec![Stream::Group(GroupId(0))],
+        groups: vec![group],
+        peers: Vec::new(),
+        buffers: Vec::new(),
+        instructions: vec![instruction],
+        names: vec!["gradients".into()],
+        metrics: Vec::new(),
+        arena: Bytes::ZERO,
+    };
+    let mesh = Mesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[]).unwrap();
+    let program = Program {
+        list_of_rank: Program::one_list_a_stage(&mesh),
+        mesh,
+        precision: DataType::Fp32,
+        lists: vec![list],
+        samples: ranks,
+        predictions: ranks,
+        tokens: None,
+        model_flops: Flops::ZERO,
+        hardware_flops: Flops::ZERO,
+    };
+    let costs = CostModel::new(None, &topology);
+    Case { program, topology, costs }
+}
+
 /// A transformer of 24 layers of 1,024 on 256 GPUs, 8 by tensor, 8 by pipeline and 4 by data: 1.4 million instructions in a step.
 pub fn small_transformer() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 24, "hidden": 1024, "heads": 16, "vocab": 51200, "sequence": 1024}"#,
-        r#"{"global_batch": 120, "precision": "bf16", "optimizer": "adam",
+        r#"{"global_batch": 192, "precision": "bf16", "optimizer": "adam",
             "layout": {"data": 4, "tensor": 8, "pipeline": 8, "micro_batch": 1}}"#,
         "dgx-a100-80g",
         32,

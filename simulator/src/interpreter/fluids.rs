@@ -124,6 +124,7 @@ impl Interpreter<'_> {
         match fluid.owner {
             Owner::Task(task) => self.finish(task),
             Owner::Exchange(exchange) => self.finish_exchange(exchange),
+            Owner::Hop(hop) => self.hopped(hop),
             Owner::Nobody => {}
         }
     }

@@ -63,7 +63,7 @@ impl<'a> Prices<'a> {
             first.push(prices.len() as u32);
             for which in 0..group.collectives.distinct().len() {
                 let (cost, shape) = group.cost(lowered.costs, which, quantile);
-                if !cost.source.is_calibrated() {
+                if !cost.source.is_calibrated() || group.is_stepped(which) {
                     let kind = group.collectives.distinct()[which].kind;
                     uncalibrated.insert(format!("{} of {} ranks", kind.name(), group.size));
                 }
@@ -93,9 +93,19 @@ impl<'a> Prices<'a> {
 
     /// What an exchange that takes `price` needs of a rank's processor: nothing of one that cannot be full.
     pub(super) fn processor_share(&self, lowered: &Lowered<'_>, price: &Price<'_>, rank: u32) -> (u32, f64) {
-        let rank = &lowered.ranks[rank as usize];
-        let is_roomy = self.roomy[rank.processor as usize - lowered.first_processor()];
-        (rank.processor, if is_roomy { 0.0 } else { share_of(lowered, price, rank.kind) })
+        let own = &lowered.ranks[rank as usize];
+        (own.processor, if self.is_roomy(lowered, rank) { 0.0 } else { share_of(lowered, price, own.kind) })
+    }
+
+    /// What communication that was not measured needs of a rank's processor: nothing of one that cannot be full.
+    pub(super) fn communication_share(&self, lowered: &Lowered<'_>, rank: u32) -> (u32, f64) {
+        let own = &lowered.ranks[rank as usize];
+        (own.processor, if self.is_roomy(lowered, rank) { 0.0 } else { whole_share(lowered, own.kind) })
+    }
+
+    /// Whether nobody can find a rank's processor full.
+    pub(super) fn is_roomy(&self, lowered: &Lowered<'_>, rank: u32) -> bool {
+        self.roomy[lowered.ranks[rank as usize].processor as usize - lowered.first_processor()]
     }
 
     /// Finds the processors that cannot be full even if all groups and channels want them at once, each for one exchange at a time, and the
@@ -113,7 +123,9 @@ impl<'a> Prices<'a> {
             let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
             for party in rank.groups.iter().copied().chain(channels) {
                 let shares = self.prices[self.range(party)].iter().map(|price| share_of(lowered, price, rank.kind));
-                *wanted += shares.fold(0.0, f64::max);
+                let is_stepped = lowered.groups.get(party as usize).is_some_and(|group| !group.hops.is_empty());
+                let of_steps = if is_stepped { whole_share(lowered, rank.kind) } else { 0.0 };
+                *wanted += shares.fold(of_steps, f64::max);
             }
         }
         self.roomy = wanted.iter().map(|&wanted| wanted <= 1.0).collect();
@@ -159,4 +171,9 @@ impl<'a> Price<'a> {
 fn share_of(lowered: &Lowered<'_>, price: &Price<'_>, kind: usize) -> f64 {
     let whole = price.processor_share.unwrap_or(lowered.costs.parameters(kind).communication_share);
     (whole / lowered.costs.speed(kind)).min(1.0)
+}
+
+/// That of one whose share was not measured.
+fn whole_share(lowered: &Lowered<'_>, kind: usize) -> f64 {
+    (lowered.costs.parameters(kind).communication_share / lowered.costs.speed(kind)).min(1.0)
 }
