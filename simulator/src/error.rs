@@ -56,7 +56,9 @@ pub enum SimulationError {
         reason: String,
     },
     /// Collectives of one group may go on at once, so that its members' steps are not one sequence.
-    #[error("stage {stage}: collectives of one group, or messages with one peer, stand in several streams; hint: simulate them as flows")]
+    #[error(
+        "stage {stage}: collectives of one group, or messages with one peer, stand in several streams; hint: simulate them as flows"
+    )]
     Overlapping {
         /// The pipeline stage.
         stage: usize,

@@ -280,7 +280,8 @@ impl Lowered<'_> {
             add_loads(&hop.shape, &mut folded.shape, shared);
             for (weight, end) in folded.weights.iter_mut().zip([hop.sender, hop.receiver]) {
                 let is_kept = ranks.first[ranks.place[end as usize] as usize] == end as usize;
-                *weight += f64::from(u8::from(is_kept && groups.first[groups.place[hop.group as usize] as usize] == hop.group as usize));
+                *weight +=
+                    f64::from(u8::from(is_kept && groups.first[groups.place[hop.group as usize] as usize] == hop.group as usize));
             }
         }
         self.hops = kept;

@@ -57,9 +57,14 @@ enum Event {
     /// A block's handoffs are over.
     Start(Task),
     /// A block that has its processor to itself is done, unless someone came in between.
-    Alone { task: Task, generation: u32 },
+    Alone {
+        task: Task,
+        generation: u32,
+    },
     /// Something that shares nothing is done.
     Timer(Task),
+    /// All members have reached a collective.
+    Reached(Exchange),
     /// The latency of an exchange is over.
     Latency(Exchange),
     /// An exchange that shares nothing is done.
@@ -70,7 +75,10 @@ enum Event {
     HopFlows(u32),
     Hopped(u32),
     /// A fluid activity is done, unless its rate changed in between.
-    Fluid { activity: ActivityId, generation: u32 },
+    Fluid {
+        activity: ActivityId,
+        generation: u32,
+    },
 }
 
 /// A block of a rank.
@@ -141,10 +149,13 @@ struct RankState<'a> {
     /// Where its streams begin in [`Interpreter::progress`], and its slots in [`Interpreter::ends`].
     first_stream: u32,
     first_slot: u32,
+    /// Where its groups, and after them those whom it sends to and those from whom it receives, begin in [`Interpreter::parties`].
+    first_party: u32,
     /// When its last block so far ended.
     end: Picoseconds,
     /// When its host has launched each instruction, if it never waits; empty where launches take no time.
     launched: &'a [Picoseconds],
+    meter: Meter,
     /// How far its host is behind that, and whether messages hold it up.
     behind: Picoseconds,
     waits_for_messages: bool,
@@ -188,7 +199,6 @@ struct Interpreter<'a> {
     ranks: Vec<RankState<'a>>,
     progress: Vec<Progress>,
     ends: Vec<Picoseconds>,
-    meters: Vec<Meter>,
     recorder: Option<recorder::Recorder>,
     /// Blocks that begin now.
     ready: Vec<Task>,
@@ -196,16 +206,23 @@ struct Interpreter<'a> {
     fluids: Vec<Fluid>,
     processors: Vec<Processor>,
     first_processor: u32,
-    /// How far each exchange is: of a group how many members have reached it, of a channel a set of [`exchanges::Flag`].
-    exchanges: Vec<u32>,
+    /// By rank, the numbers of its groups and channels: see [`Exchange::party`].
+    parties: Vec<u32>,
+    gatherings: exchanges::Gatherings,
+    /// How far each message is, and the number of the first.
+    messages: Vec<u32>,
+    first_message: u32,
     buffered: Vec<Buffered>,
     rings: steps::Rings,
+    /// Whether no two ranks share a processor, and no two exchanges of a group can go on at once.
+    looks_ahead: bool,
     unfinished: usize,
 }
 
 impl<'a> Interpreter<'a> {
     fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario, prices: &'a Prices<'a>, work: &'a [Vec<Vec<Picoseconds>>]) -> Self {
         let (mut streams, mut slots) = (0, 0);
+        let mut parties: Vec<u32> = Vec::new();
         let mut ranks = Vec::with_capacity(lowered.ranks.len());
         for rank in &lowered.ranks {
             let parameters = lowered.costs.parameters(rank.kind);
@@ -219,15 +236,20 @@ impl<'a> Interpreter<'a> {
                 processor: rank.processor,
                 first_stream: streams,
                 first_slot: slots,
+                first_party: parties.len() as u32,
                 end: Picoseconds::ZERO,
                 launched: &lowered.lists[rank.list].work[rank.work].launched,
+                meter: Meter::default(),
                 behind: Picoseconds::ZERO,
                 waits_for_messages: parameters.waits_for_messages,
             });
+            let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
+            parties.extend(rank.groups.iter().copied().chain(channels));
             streams += code.stream_count() as u32;
             slots += code.slots;
         }
         let processors = lowered.processors;
+        let first_message = lowered.channels.first().map_or(lowered.exchanges, |channel| channel.first_exchange);
         let records = scenario.recording == Recording::Spans;
         let mut progress = Vec::with_capacity(streams as usize);
         for rank in &ranks {
@@ -240,16 +262,19 @@ impl<'a> Interpreter<'a> {
             queue: EventQueue::new(),
             progress,
             ends: vec![Picoseconds::ZERO; slots as usize],
-            meters: vec![Meter::default(); ranks.len()],
             recorder: records.then(|| recorder::Recorder::new(lowered)),
             ready: Vec::new(),
             share: FairShare::new(lowered.capacities.iter().copied()),
             fluids: Vec::new(),
             processors: vec![Processor::default(); processors],
             first_processor: (lowered.capacities.len() - processors) as u32,
-            exchanges: vec![0; lowered.exchanges as usize],
+            parties,
+            gatherings: exchanges::Gatherings::new(lowered),
+            messages: vec![0; (lowered.exchanges - first_message) as usize],
+            first_message,
             buffered: vec![Buffered::default(); lowered.channels.len()],
             rings: steps::Rings::new(lowered, |rank| prices.is_roomy(lowered, rank)),
+            looks_ahead: lowered.ranks.len() <= processors && !lowered.codes.iter().any(|code| code.exchanges_overlap),
             unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].steps.len()).sum(),
             ranks,
         }
@@ -277,6 +302,7 @@ impl<'a> Interpreter<'a> {
         match event {
             Event::Start(task) => self.start(task),
             Event::Timer(task) => self.finish(task),
+            Event::Reached(exchange) => self.all_are_there(exchange),
             Event::Latency(exchange) => self.flow(exchange),
             Event::Exchanged(exchange) => self.finish_exchange(exchange),
             Event::Entered(member) => self.entered(member),
@@ -308,13 +334,13 @@ impl<'a> Interpreter<'a> {
         let mut last: Option<(Picoseconds, Breakdown)> = None;
         let mut timelines = Vec::with_capacity(self.ranks.len());
         // Ranks that were simulated as one have one timeline.
-        for (((spans, rank), state), meter) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks).zip(&self.meters) {
+        for ((spans, rank), state) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks) {
             let parameters = self.lowered.costs.parameters(rank.kind);
             let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
             let overhead = parameters.step_overhead.at(quantile) + parameters.micro_batch_overhead * micro_batches;
             let end = state.end + overhead.into();
             if last.as_ref().is_none_or(|&(latest, _)| end > latest) {
-                last = Some((end, meter.breakdown(end)));
+                last = Some((end, state.meter.breakdown(end)));
             }
             timelines.push(Arc::new(RankTimeline { spans, end }));
         }
@@ -349,27 +375,29 @@ impl<'a> Interpreter<'a> {
         if let Some(recorder) = &mut self.recorder {
             recorder.begin(task.rank, self.ranks[task.rank as usize].code, block, now);
         }
-        let rank = &self.lowered.ranks[task.rank as usize];
         match block.step {
             Step::Compute => self.compute(task),
             Step::Load => self.load(task),
             Step::Collective { group, nth } => {
                 self.interrupt(task.rank);
-                let party = rank.groups[group as usize];
-                let set = &self.lowered.groups[party as usize];
-                let which = set.collectives.which(nth as usize);
-                if set.is_stepped(which as usize) {
-                    self.enter(task, group, which);
-                } else {
-                    self.arrive(Exchange { party, nth });
-                }
+                self.reach(task, group, nth, now);
             }
             Step::Send { peer, nth } => {
                 self.interrupt(task.rank);
-                self.send(self.of_channel(rank.sends[peer as usize], nth));
+                let groups = self.ranks[task.rank as usize].code.collectives.len() as u32;
+                self.send(Exchange { party: self.party(task.rank, groups + peer), nth });
             }
-            Step::Receive { peer, nth } => self.receive(self.of_channel(rank.receives[peer as usize], nth), task),
+            Step::Receive { peer, nth } => {
+                let code = self.ranks[task.rank as usize].code;
+                let first = (code.collectives.len() + code.sends.len()) as u32;
+                self.receive(Exchange { party: self.party(task.rank, first + peer), nth }, task);
+            }
         }
+    }
+
+    /// The `number`-th group or channel of a rank.
+    fn party(&self, rank: u32, number: u32) -> u32 {
+        self.parties[(self.ranks[rank as usize].first_party + number) as usize]
     }
 
     /// Notes a block's end, and sees who waited for it.
@@ -388,7 +416,7 @@ impl<'a> Interpreter<'a> {
             recorder.end(task.rank, code, block, now);
         }
         if matches!(block.step, Step::Compute | Step::Load) {
-            self.meters[task.rank as usize].end(block.counts_as, now);
+            self.ranks[task.rank as usize].meter.end(block.counts_as, now);
         }
         self.progress[first_stream + block.stream as usize] = Progress::at(task.block + 1);
         if block.slot != NO_SLOT {
@@ -423,19 +451,35 @@ impl<'a> Interpreter<'a> {
         }
         self.progress[first + stream as usize] = progress.busy();
         let task = Task { rank, block: next };
-        if start > now {
-            self.queue.schedule(start, Event::Start(task));
-        } else {
+        if start == now {
             self.ready.push(task);
+        } else if !self.start_later(task, start) {
+            self.queue.schedule(start, Event::Start(task));
         }
+    }
+
+    /// Starts a block at a time to come, if what it does then is certain now: a kernel on an idle processor, which whoever comes onto that before
+    /// puts off again; a member's arrival at a collective. That saves an event.
+    fn start_later(&mut self, task: Task, start: Picoseconds) -> bool {
+        let block = self.block(task);
+        let rank = &self.ranks[task.rank as usize];
+        if !self.looks_ahead || rank.interruption > Picoseconds::ZERO {
+            return false;
+        }
+        let code = rank.code;
+        let is_started = match block.step {
+            Step::Compute => self.compute_later(task, start),
+            Step::Collective { group, nth } => self.reach(task, group, nth, start),
+            _ => false,
+        };
+        if let Some(recorder) = self.recorder.as_mut().filter(|_| is_started) {
+            recorder.begin(task.rank, code, block, start);
+        }
+        is_started
     }
 
     fn processor_of(&self, rank: u32) -> usize {
         (self.ranks[rank as usize].processor - self.first_processor) as usize
-    }
-
-    fn of_channel(&self, channel: u32, nth: u32) -> Exchange {
-        Exchange { party: self.lowered.groups.len() as u32 + channel, nth }
     }
 
     fn deadlock(&self) -> SimulationError {

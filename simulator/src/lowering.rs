@@ -6,6 +6,7 @@
 use crate::code::{Code, Joins};
 use crate::cost::{CostModel, KernelCost, Source};
 use crate::error::SimulationError;
+use crate::hash::FastMap;
 use crate::interpreter::Run;
 use crate::network::{self, Shape};
 use crate::pairing::{Channel, GroupSet, Pairing};
@@ -16,7 +17,6 @@ use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Picoseconds, Seconds};
-use crate::hash::FastMap;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A Program on a topology.
@@ -183,8 +183,7 @@ impl<'a> Lowered<'a> {
         let mut pairing = Pairing::new(program, topology, costs, &lists, options.collectives, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        let Shared { capacities, has_queue } =
-            number_resources(topology, costs, &codes, processors, &mut ranks, &mut pairing);
+        let Shared { capacities, has_queue } = number_resources(topology, costs, &codes, processors, &mut ranks, &mut pairing);
         let Pairing { groups, channels, hops, exchanges } = pairing;
         Ok(Self {
             program,

@@ -149,9 +149,8 @@ pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<
     let in_node = nodes.iter().map(Vec::len).min().unwrap_or(1);
     let is_even = nodes.iter().all(|list| list.len() == in_node);
     let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
-    let order = |rotation: usize| {
-        nodes.iter().flat_map(|list| list.iter().cycle().skip(rotation).take(list.len()).copied()).collect()
-    };
+    let order =
+        |rotation: usize| nodes.iter().flat_map(|list| list.iter().cycle().skip(rotation).take(list.len()).copied()).collect();
     (0..rings).map(order).collect()
 }
 

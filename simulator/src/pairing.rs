@@ -312,7 +312,8 @@ impl GroupSet {
         first_exchange: u32,
     ) -> Result<Self, SimulationError> {
         let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
-        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
+        let uses =
+            |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
         let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
             .then(|| Shape::ring(topology, &costs.links, &devices));
         // Two members are each other's ring and tree.
@@ -433,7 +434,8 @@ struct Calls(Vec<Vec<Repeated<Call>>>);
 
 impl Calls {
     fn new(program: &Program, lists: &[LoweredList]) -> Self {
-        let of_list = |list: usize| (0..lists[list].collectives.len()).map(|group| collectives(program, lists, list, group)).collect();
+        let of_list =
+            |list: usize| (0..lists[list].collectives.len()).map(|group| collectives(program, lists, list, group)).collect();
         Self((0..lists.len()).map(of_list).collect())
     }
 

@@ -26,7 +26,10 @@ pub fn simulate_representatives(
     costs: &CostModel,
     kind_of_stage: impl Fn(usize) -> usize,
 ) -> Result<Simulation, SimulationError> {
-    run(&lower(program, costs, kind_of_stage)?, &Scenario { quantile: Quantile::Median, recording: Recording::Spans, paces: Vec::new() })
+    run(
+        &lower(program, costs, kind_of_stage)?,
+        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, paces: Vec::new() },
+    )
 }
 
 fn lower<'a>(

@@ -26,8 +26,9 @@ fn where_nothing_contends_steps_take_what_the_closed_form_says() {
         let mut costs = ideal(&topology);
         costs.parameters_mut(0).exchange_overhead = Seconds::new(6e-6);
         // Beside what data take there is half a microsecond each at both ends of a hop.
-        let hop = Seconds::from(with(&of_one_collective(Collective::Shift, 2, 1), &topology, &ideal(&topology), Collectives::Flow, Folding::Off).step)
-            - Seconds::new(1e-9);
+        let hop = Seconds::from(
+            with(&of_one_collective(Collective::Shift, 2, 1), &topology, &ideal(&topology), Collectives::Flow, Folding::Off).step,
+        ) - Seconds::new(1e-9);
         for (kind, steps) in
             [(Collective::AllReduce, 2 * (ranks - 1)), (Collective::ReduceScatter, ranks - 1), (Collective::AllGather, ranks - 1)]
         {
@@ -37,7 +38,11 @@ fn where_nothing_contends_steps_take_what_the_closed_form_says() {
             // Each message is 64 kB at 1 GB/s.
             let expected = Seconds::new(6e-6) + (hop + Seconds::new(64e-6)) * steps as f64;
             let rounding = steps * 2 + 2;
-            assert!(stepped.step.0.abs_diff(Picoseconds::from(expected).0) <= rounding, "{kind:?} {ranks}: {} {expected}", stepped.step);
+            assert!(
+                stepped.step.0.abs_diff(Picoseconds::from(expected).0) <= rounding,
+                "{kind:?} {ranks}: {} {expected}",
+                stepped.step
+            );
             // The flow is a tree where that is faster, which two members are not.
             if kind != Collective::AllReduce || ranks == 2 {
                 let flow = with(&program, &topology, &costs, Collectives::Flow, Folding::Off);

@@ -3,8 +3,8 @@
 
 use foretell_models::Model;
 use foretell_program::{
-    Axis, Collective, CollectiveRole, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram, Stream, StreamId,
-    compile_training,
+    Axis, Collective, CollectiveRole, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram, Stream,
+    StreamId, compile_training,
 };
 use foretell_simulator::CostModel;
 use foretell_topologies::Topology;

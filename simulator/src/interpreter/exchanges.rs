@@ -4,6 +4,8 @@
 use super::prices::{Party, Price, party};
 use super::{Event, Exchange, Interpreter, Owner, Task};
 use crate::code::Use;
+use crate::lowering::Lowered;
+use crate::pairing::GroupSet;
 use foretell_units::{Picoseconds, Seconds};
 
 /// How far a message is: bits of its state.
@@ -16,19 +18,77 @@ mod flag {
     pub(super) const IS_AHEAD: u32 = 16;
 }
 
+/// Who has reached which collective.
+#[derive(Debug)]
+pub(super) struct Gatherings {
+    /// One a group: its members come to one collective after the other; or one a collective, where they may go on at once.
+    gatherings: Vec<Gathering>,
+    is_one_a_group: bool,
+}
+
+/// The members that have reached a collective, and the time of the last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gathering {
+    latest: Picoseconds,
+    arrived: u32,
+}
+
+impl Gatherings {
+    pub(super) fn new(lowered: &Lowered<'_>) -> Self {
+        let is_one_a_group = !lowered.codes.iter().any(|code| code.exchanges_overlap);
+        let collectives = lowered.groups.iter().map(|group| group.collectives.len()).sum();
+        let count = if is_one_a_group { lowered.groups.len() } else { collectives };
+        Self { gatherings: vec![Gathering::default(); count], is_one_a_group }
+    }
+
+    /// A member arrives. Returns the time of the last when all have.
+    fn arrive(&mut self, group: &GroupSet, exchange: Exchange, time: Picoseconds) -> Option<Picoseconds> {
+        let place = if self.is_one_a_group { exchange.party } else { group.first_exchange + exchange.nth };
+        let gathering = &mut self.gatherings[place as usize];
+        gathering.arrived += 1;
+        gathering.latest = gathering.latest.max(time);
+        (gathering.arrived as usize == group.members.len()).then(|| std::mem::take(gathering).latest)
+    }
+}
+
 impl<'a> Interpreter<'a> {
-    /// A member has reached a collective.
-    pub(super) fn arrive(&mut self, exchange: Exchange) {
-        let Party::Group(group) = party(self.lowered, exchange.party) else { return };
-        let arrived = &mut self.exchanges[(group.first_exchange + exchange.nth) as usize];
-        *arrived += 1;
-        if *arrived as usize == group.members.len() {
-            let now = self.queue.now();
-            for &(member, _) in &group.members {
-                self.meters[member as usize].begin(Use::Communication, now);
+    /// A member reaches a collective now or at a time that is certain. Returns false where it has to come again then.
+    pub(super) fn reach(&mut self, task: Task, number: u32, nth: u32, time: Picoseconds) -> bool {
+        let party = self.party(task.rank, number);
+        let group = &self.lowered.groups[party as usize];
+        let now = self.queue.now();
+        let which = group.collectives.which(nth as usize);
+        if group.is_stepped(which as usize) {
+            if time > now {
+                return false;
             }
-            self.begin(exchange);
+            self.enter(task, number, which);
+            return true;
         }
+        let exchange = Exchange { party, nth };
+        let Some(time) = self.gatherings.arrive(group, exchange, time) else { return true };
+        let expects_none = |&(member, _): &(u32, u32)| self.ranks[member as usize].meter.expects_no_exchange(now);
+        if time <= now {
+            self.all_are_there(exchange);
+        } else if group.members.iter().all(expects_none) {
+            for &(member, _) in &group.members {
+                self.ranks[member as usize].meter.exchange_begins(time, now);
+            }
+            self.begin(exchange, time);
+        } else {
+            self.queue.schedule(time, Event::Reached(exchange));
+        }
+        true
+    }
+
+    /// The last member of a collective has come just now.
+    pub(super) fn all_are_there(&mut self, exchange: Exchange) {
+        let Party::Group(group) = party(self.lowered, exchange.party) else { return };
+        let now = self.queue.now();
+        for &(member, _) in &group.members {
+            self.ranks[member as usize].meter.begin(Use::Communication, now);
+        }
+        self.begin(exchange, now);
     }
 
     /// A sender has reached a message.
@@ -55,7 +115,7 @@ impl<'a> Interpreter<'a> {
         if state & flag::IS_DONE != 0 {
             self.finish(task);
         } else {
-            self.meters[task.rank as usize].begin(Use::Communication, self.queue.now());
+            self.ranks[task.rank as usize].meter.begin(Use::Communication, self.queue.now());
         }
         if let Some(nth) = blocked {
             self.try_message(Exchange { nth, ..message });
@@ -66,8 +126,8 @@ impl<'a> Interpreter<'a> {
     fn try_message(&mut self, message: Exchange) {
         let Party::Channel(channel, of) = party(self.lowered, message.party) else { return };
         let buffer = self.lowered.costs.buffered.count();
-        let index = (of.first_exchange + message.nth) as usize;
-        let state = &mut self.exchanges[index];
+        let index = (of.first_exchange - self.first_message + message.nth) as usize;
+        let state = &mut self.messages[index];
         if *state & flag::HAS_BEGUN != 0 || *state & flag::SENDER_IS_THERE == 0 {
             return;
         }
@@ -83,16 +143,16 @@ impl<'a> Interpreter<'a> {
         }
         *state |= flag::HAS_BEGUN;
         let now = self.queue.now();
-        self.meters[of.sender as usize].begin(Use::Communication, now);
-        if self.exchanges[index] & flag::RECEIVER_IS_THERE != 0 {
-            self.meters[of.receiver as usize].begin(Use::Communication, now);
+        self.ranks[of.sender as usize].meter.begin(Use::Communication, now);
+        if self.messages[index] & flag::RECEIVER_IS_THERE != 0 {
+            self.ranks[of.receiver as usize].meter.begin(Use::Communication, now);
         }
-        self.begin(message);
+        self.begin(message, now);
     }
 
-    fn begin(&mut self, exchange: Exchange) {
+    fn begin(&mut self, exchange: Exchange, time: Picoseconds) {
         let price = self.price(exchange);
-        let flows = self.queue.now() + price.latency;
+        let flows = time + price.latency;
         if price.shares_nothing {
             self.queue.schedule(flows + price.flow, Event::Exchanged(exchange));
         } else {
@@ -119,8 +179,7 @@ impl<'a> Interpreter<'a> {
         let members = members.iter().map(|&(member, _)| member);
         let first = members.clone().chain(ends.into_iter().flatten()).next();
         let own_growth = first.and_then(|rank| lowered.costs.parameters(lowered.ranks[rank as usize].kind).communication_growth);
-        let processors =
-            members.chain(ends.into_iter().flatten()).map(move |rank| prices.processor_share(lowered, price, rank));
+        let processors = members.chain(ends.into_iter().flatten()).map(move |rank| prices.processor_share(lowered, price, rank));
         let mut largest_share: f64 = 0.0;
         for (resource, share) in processors.clone() {
             if share > 0.0 {
@@ -154,23 +213,23 @@ impl<'a> Interpreter<'a> {
         match party(self.lowered, exchange.party) {
             Party::Group(group) => {
                 for &(member, number) in &group.members {
-                    self.meters[member as usize].end(Use::Communication, now);
+                    self.ranks[member as usize].meter.end(Use::Communication, now);
                     self.interrupt(member);
                     let block = self.ranks[member as usize].code.collectives[number as usize][exchange.nth as usize];
                     self.finish(Task { rank: member, block });
                 }
             }
             Party::Channel(_, channel) => {
-                let state = &mut self.exchanges[(channel.first_exchange + exchange.nth) as usize];
+                let state = &mut self.messages[(channel.first_exchange - self.first_message + exchange.nth) as usize];
                 *state |= flag::IS_DONE;
                 let receiver_is_there = *state & flag::RECEIVER_IS_THERE != 0;
                 self.interrupt(channel.receiver);
-                self.meters[channel.sender as usize].end(Use::Communication, now);
+                self.ranks[channel.sender as usize].meter.end(Use::Communication, now);
                 let code = self.ranks[channel.sender as usize].code;
                 let block = code.sends[channel.send_peer as usize][exchange.nth as usize];
                 self.finish(Task { rank: channel.sender, block });
                 if receiver_is_there {
-                    self.meters[channel.receiver as usize].end(Use::Communication, now);
+                    self.ranks[channel.receiver as usize].meter.end(Use::Communication, now);
                     let code = self.ranks[channel.receiver as usize].code;
                     let block = code.receives[channel.receive_peer as usize][exchange.nth as usize];
                     self.finish(Task { rank: channel.receiver, block });
@@ -190,7 +249,10 @@ impl<'a> Interpreter<'a> {
     /// The flags of a message.
     fn state(&mut self, message: Exchange) -> Option<&mut u32> {
         match party(self.lowered, message.party) {
-            Party::Channel(_, channel) => self.exchanges.get_mut((channel.first_exchange + message.nth) as usize),
+            Party::Channel(_, channel) => {
+                let index = channel.first_exchange - self.first_message + message.nth;
+                self.messages.get_mut(index as usize)
+            }
             Party::Group(_) => None,
         }
     }

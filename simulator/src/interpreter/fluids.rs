@@ -11,7 +11,7 @@ impl Interpreter<'_> {
     pub(super) fn compute(&mut self, task: Task) {
         let (now, work) = (self.queue.now(), self.work(task));
         let counts_as = self.block(task).counts_as;
-        self.meters[task.rank as usize].begin(counts_as, now);
+        self.ranks[task.rank as usize].meter.begin(counts_as, now);
         let processor = self.processor_of(task.rank);
         let resource = self.ranks[task.rank as usize].processor;
         if self.processors[processor].alone.is_none() && self.share.users(resource) == 0 {
@@ -25,12 +25,27 @@ impl Interpreter<'_> {
         }
     }
 
+    /// Lets a block that has its processor to itself from now on begin at a time to come.
+    pub(super) fn compute_later(&mut self, task: Task, start: Picoseconds) -> bool {
+        let processor = self.processor_of(task.rank);
+        let resource = self.ranks[task.rank as usize].processor;
+        if self.processors[processor].alone.is_some() || self.share.users(resource) > 0 {
+            return false;
+        }
+        let (end, counts_as) = (start + self.work(task), self.block(task).counts_as);
+        let state = &mut self.processors[processor];
+        state.alone = Some(Alone { task, end });
+        self.queue.schedule(end, Event::Alone { task, generation: state.generation });
+        self.ranks[task.rank as usize].meter.kernel_begins(counts_as, start);
+        true
+    }
+
     /// Reading takes the processor's share that communication takes, and no link. It leaves the processor to kernels, as the executor's
     /// streams do, and goes on when they wait.
     pub(super) fn load(&mut self, task: Task) {
         let (now, work) = (self.queue.now(), self.work(task));
         let counts_as = self.block(task).counts_as;
-        self.meters[task.rank as usize].begin(counts_as, now);
+        self.ranks[task.rank as usize].meter.begin(counts_as, now);
         let rank = &self.lowered.ranks[task.rank as usize];
         let share = self.lowered.costs.parameters(rank.kind).communication_share;
         if share > 0.0 {
@@ -49,6 +64,12 @@ impl Interpreter<'_> {
         if let Some(Alone { task, end }) = state.alone.take() {
             state.generation += 1;
             let left = end.saturating_sub(now);
+            if left > self.work(task) {
+                // It has not begun yet.
+                self.ranks[task.rank as usize].meter.cancel_kernel();
+                self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
+                return;
+            }
             self.mark_alone(task, end);
             self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
         }

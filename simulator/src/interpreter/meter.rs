@@ -5,7 +5,7 @@ use crate::simulation::Breakdown;
 use foretell_units::Picoseconds;
 
 /// What goes on on one rank, and what its time so far went to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
     /// Until when time is accounted for.
     since: Picoseconds,
@@ -13,6 +13,26 @@ pub(super) struct Meter {
     active: [u32; 4],
     spent: [Picoseconds; 4],
     idle: Picoseconds,
+    /// When a kernel and an exchange will begin of which that is known already, or never.
+    kernel: Picoseconds,
+    kernel_counts_as: Use,
+    exchange: Picoseconds,
+}
+
+const NEVER: Picoseconds = Picoseconds::MAX;
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self {
+            since: Picoseconds::ZERO,
+            active: [0; 4],
+            spent: [Picoseconds::ZERO; 4],
+            idle: Picoseconds::ZERO,
+            kernel: NEVER,
+            kernel_counts_as: Use::Compute,
+            exchange: NEVER,
+        }
+    }
 }
 
 impl Meter {
@@ -20,6 +40,27 @@ impl Meter {
     pub(super) fn begin(&mut self, counts_as: Use, now: Picoseconds) {
         self.settle(now);
         self.active[counts_as as usize] += 1;
+    }
+
+    /// A kernel will begin. There is one at a time of which that is known.
+    pub(super) fn kernel_begins(&mut self, counts_as: Use, time: Picoseconds) {
+        (self.kernel, self.kernel_counts_as) = (time, counts_as);
+    }
+
+    /// It will not.
+    pub(super) fn cancel_kernel(&mut self) {
+        self.kernel = NEVER;
+    }
+
+    /// Whether nothing is known yet of an exchange that will begin.
+    pub(super) fn expects_no_exchange(&self, now: Picoseconds) -> bool {
+        self.exchange == NEVER || self.exchange <= now
+    }
+
+    /// An exchange will begin.
+    pub(super) fn exchange_begins(&mut self, time: Picoseconds, now: Picoseconds) {
+        self.settle(now);
+        self.exchange = time;
     }
 
     /// Something that began ends.
@@ -41,12 +82,28 @@ impl Meter {
         }
     }
 
+    /// Accounts for the time until now, and for what began in it.
     fn settle(&mut self, now: Picoseconds) {
-        let passed = now.saturating_sub(self.since);
+        while self.kernel.min(self.exchange) <= now {
+            if self.kernel <= self.exchange {
+                self.account(self.kernel);
+                self.kernel = NEVER;
+                self.active[self.kernel_counts_as as usize] += 1;
+            } else {
+                self.account(self.exchange);
+                self.exchange = NEVER;
+                self.active[Use::Communication as usize] += 1;
+            }
+        }
+        self.account(now);
+    }
+
+    fn account(&mut self, time: Picoseconds) {
+        let passed = time.saturating_sub(self.since);
         if passed == Picoseconds::ZERO {
             return;
         }
-        self.since = now;
+        self.since = time;
         match self.active.iter().position(|&count| count > 0) {
             Some(first) => self.spent[first] += passed,
             None => self.idle += passed,
@@ -70,5 +127,20 @@ mod tests {
         let Breakdown { compute, exposed_communication, bubble, data, optimizer } = meter.breakdown(Picoseconds(100));
         let found = [compute, exposed_communication, bubble, data, optimizer].map(|part| Picoseconds::from(part).0);
         assert_eq!(found, [30, 20, 45, 5, 0]);
+    }
+
+    #[test]
+    fn what_is_known_to_begin_counts_from_when_it_does() {
+        let mut meter = Meter::default();
+        meter.kernel_begins(Use::Compute, Picoseconds(30));
+        meter.exchange_begins(Picoseconds(20), Picoseconds(10));
+        assert!(!meter.expects_no_exchange(Picoseconds(10)) && meter.expects_no_exchange(Picoseconds(20)));
+        meter.end(Use::Compute, Picoseconds(50));
+        meter.kernel_begins(Use::Compute, Picoseconds(55));
+        meter.cancel_kernel();
+        meter.end(Use::Communication, Picoseconds(60));
+        let Breakdown { compute, exposed_communication, bubble, .. } = meter.breakdown(Picoseconds(70));
+        let found = [compute, exposed_communication, bubble].map(|part| Picoseconds::from(part).0);
+        assert_eq!(found, [20, 20, 30]);
     }
 }

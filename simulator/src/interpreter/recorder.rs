@@ -13,11 +13,8 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub(super) fn new(lowered: &Lowered<'_>) -> Self {
-        let unknown = |instruction| Span {
-            instruction: InstructionId(instruction),
-            start: Picoseconds::ZERO,
-            end: Picoseconds::MAX,
-        };
+        let unknown =
+            |instruction| Span { instruction: InstructionId(instruction), start: Picoseconds::ZERO, end: Picoseconds::MAX };
         let spans = |list: usize| (0..lowered.lists[list].steps.len() as u32).map(unknown).collect();
         Self { spans: lowered.ranks.iter().map(|rank| spans(rank.list)).collect() }
     }

@@ -170,7 +170,7 @@ impl Interpreter<'_> {
             for member in [state.sender, state.receiver] {
                 let member = &mut rings.members[member as usize];
                 if !std::mem::replace(&mut member.has_moved, true) {
-                    self.meters[member.rank as usize].begin(Use::Communication, now);
+                    self.ranks[member.rank as usize].meter.begin(Use::Communication, now);
                 }
             }
         } else if rings.hops[state.before as usize].arrived < state.arrived {
@@ -246,7 +246,7 @@ impl Interpreter<'_> {
             state.is_here = false;
             state.before += state.steps;
             let (rank, block) = (state.rank, state.block);
-            self.meters[rank as usize].end(Use::Communication, now);
+            self.ranks[rank as usize].meter.end(Use::Communication, now);
             self.interrupt(rank);
             self.finish(Task { rank, block });
         }
