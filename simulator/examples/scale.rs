@@ -6,7 +6,7 @@
 mod cases;
 
 use cases::{all_reduce, gpt_175b, small_transformer, trillion};
-use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, simulate};
+use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, prepare, simulate};
 use std::time::Instant;
 
 fn main() {
@@ -28,6 +28,9 @@ fn main() {
         disturbance: Disturbance { jitter: value("--jitter").unwrap_or(0.0), seed: 1, ..Disturbance::default() },
         ..Options::default()
     };
+    let start = Instant::now();
+    drop(prepare(&case.program, &case.topology, &case.costs, &options).unwrap());
+    println!("made ready in {:.4} s", start.elapsed().as_secs_f64());
     for _ in 0..value("--times").unwrap_or(1.0) as usize {
         let start = Instant::now();
         let simulation = simulate(&case.program, &case.topology, &case.costs, &options).unwrap();

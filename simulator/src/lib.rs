@@ -99,5 +99,7 @@ pub use error::SimulationError;
 pub use prediction::{Prediction, predict, predict_with};
 pub use representatives::simulate_representatives;
 pub use rings::Collectives;
-pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Simulation, simulate};
+pub use simulation::{
+    Breakdown, Folding, Options, Oversubscription, Prepared, Quantile, Recording, Simulation, prepare, simulate,
+};
 pub use uncertainty::{Residual, Uncertainty};

@@ -37,13 +37,12 @@ pub(crate) fn links_that_may_be_full<'a>(
     }
     let directions = [(&after, Why::Before), (&turns, Why::After)];
     for (turns, reason) in directions {
-        let (own, neighbour): (fn(&Turn) -> usize, fn(&Turn) -> usize) = match reason {
-            Why::After => (|turn| turn.from, |turn| turn.to),
-            _ => (|turn| turn.to, |turn| turn.from),
-        };
+        let is_after = reason == Why::After;
+        let own = |turn: &Turn| if is_after { turn.from } else { turn.to };
+        let neighbour = |turn: &Turn| if is_after { turn.to } else { turn.from };
         for around in turns.chunk_by(|one, other| own(one) == own(other)) {
             let Some(link) = around.first().map(own).filter(|link| *link != END && !why.contains_key(link)) else { continue };
-            let opposite = if reason == Why::Before { Why::After } else { Why::Before };
+            let opposite = if is_after { Why::Before } else { Why::After };
             let counts = |turn: &Turn| neighbour(turn) != END && why.get(&neighbour(turn)) != Some(&opposite);
             let total: f64 = around.iter().map(neighbour).filter(|link| *link != END).map(&capacity).sum();
             if !always(link) && around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {

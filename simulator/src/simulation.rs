@@ -127,9 +127,38 @@ pub fn simulate(
     costs: &CostModel,
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
+    prepare(program, topology, costs, options)?.simulate(options.quantile, options.recording)
+}
+
+/// A Program made ready on a topology, to be simulated as often as one likes.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    lowered: Lowered<'a>,
+    paces: Vec<f64>,
+}
+
+/// Makes a Program ready: pairs groups and messages, takes routes, folds. The options' quantile and recording do not count.
+///
+/// # Errors
+/// [`SimulationError`] where the Program does not fit the topology or contradicts itself.
+pub fn prepare<'a>(
+    program: &'a Program,
+    topology: &'a Topology,
+    costs: &'a CostModel,
+    options: &Options,
+) -> Result<Prepared<'a>, SimulationError> {
     let paces = options.disturbance.paces(program.mesh.world_size());
-    let lowered = lower(program, topology, costs, options, &paces)?;
-    run(&lowered, &Scenario { quantile: options.quantile, recording: options.recording, paces })
+    Ok(Prepared { lowered: lower(program, topology, costs, options, &paces)?, paces })
+}
+
+impl Prepared<'_> {
+    /// Foretells one step.
+    ///
+    /// # Errors
+    /// [`SimulationError`] where the Program would never end.
+    pub fn simulate(&self, quantile: Quantile, recording: Recording) -> Result<Simulation, SimulationError> {
+        run(&self.lowered, &Scenario { quantile, recording, paces: self.paces.clone() })
+    }
 }
 
 /// Makes a Program ready to be run, by ranks that go at these paces.
