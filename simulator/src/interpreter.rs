@@ -169,6 +169,33 @@ impl RankState<'_> {
     }
 }
 
+/// Where what is known of ranks lies.
+struct Memory<'a> {
+    ranks: &'a [RankState<'a>],
+    progress: &'a [Progress],
+    ends: &'a [Picoseconds],
+    parties: &'a [u32],
+    processors: &'a [Processor],
+}
+
+impl Memory<'_> {
+    /// Reads a word of each place, so that they are at hand. What they are does not matter.
+    fn fetch(&self, rank: u32) -> u64 {
+        let Some(state) = self.ranks.get(rank as usize) else { return 0 };
+        let word = |one: Option<&Picoseconds>| one.map_or(0, |time| time.0);
+        let progress = self.progress.get(state.first_stream as usize).map_or(0, |progress| u64::from(progress.0));
+        let party = self.parties.get(state.first_party as usize).copied().map_or(0, u64::from);
+        let processor = self.processors.get(rank as usize).map_or(0, |processor| u64::from(processor.generation));
+        state.end.0
+            ^ state.meter.fetch()
+            ^ state.behind.0
+            ^ progress
+            ^ party
+            ^ processor
+            ^ word(self.ends.get(state.first_slot as usize))
+    }
+}
+
 /// How far a stream is: the block that is next, and whether that has begun or will at a time that is known.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress(u32);
@@ -298,7 +325,7 @@ impl<'a> Interpreter<'a> {
         if self.share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
             self.update_rates();
         }
-        let Some(event) = self.queue.next() else { return false };
+        let Some(event) = self.next_event() else { return false };
         match event {
             Event::Start(task) => self.start(task),
             Event::Timer(task) => self.finish(task),
@@ -322,6 +349,28 @@ impl<'a> Interpreter<'a> {
         }
         self.start_ready();
         true
+    }
+
+    /// The next event. Those that come soon are looked up beforehand: of many ranks that are far apart in memory the time to fetch them is most of what
+    /// an event takes, and they can be fetched all at once.
+    fn next_event(&mut self) -> Option<Event> {
+        let Self { queue, ranks, progress, ends, parties, processors, .. } = self;
+        let memory = Memory { ranks, progress, ends, parties, processors };
+        let mut fetched = 0;
+        let event = queue.next(|event| {
+            if let Event::Alone { task, .. } | Event::Start(task) = event {
+                fetched ^= memory.fetch(task.rank);
+            }
+        });
+        std::hint::black_box(fetched);
+        event
+    }
+
+    /// Fetches ranks that are about to go on.
+    fn fetch(&self, ranks: impl Iterator<Item = u32>) {
+        let Self { ranks: states, progress, ends, parties, processors, .. } = self;
+        let memory = Memory { ranks: states, progress, ends, parties, processors };
+        std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.fetch(rank)));
     }
 
     fn into_run(self) -> Result<Run, SimulationError> {

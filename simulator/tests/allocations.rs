@@ -79,8 +79,8 @@ fn a_run_allocates_no_more_for_a_longer_program() {
             let (few, events) = run(10);
             let (many, more_events) = run(100);
             assert!(more_events > 9 * events, "{events} {more_events}");
-            // A queue that is now and then a little longer may grow once more.
-            assert!(many <= few + 8, "share {share}, {collectives:?}: {few} for {events} events, {many} for {more_events}");
+            // The queue's lists, one a bit of a time, may be longer now and then, and grow once more.
+            assert!(many <= few + 64, "share {share}, {collectives:?}: {few} for {events} events, {many} for {more_events}");
         }
     }
 }

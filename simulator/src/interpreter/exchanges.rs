@@ -212,6 +212,8 @@ impl<'a> Interpreter<'a> {
         self.pay_queues(exchange);
         match party(self.lowered, exchange.party) {
             Party::Group(group) => {
+                // Those of the largest groups would be gone again before it is their turn.
+                self.fetch(group.members.iter().take(16).map(|&(member, _)| member));
                 for &(member, number) in &group.members {
                     self.ranks[member as usize].meter.end(Use::Communication, now);
                     self.interrupt(member);

@@ -69,6 +69,11 @@ impl Meter {
         self.active[counts_as as usize] -= 1;
     }
 
+    /// Reads a word from its beginning and one from its end.
+    pub(super) fn fetch(&self) -> u64 {
+        self.since.0 ^ self.exchange.0
+    }
+
     /// What the step went to, if it ends then.
     pub(super) fn breakdown(mut self, end: Picoseconds) -> Breakdown {
         self.settle(end);
