@@ -1,6 +1,7 @@
 //! The command line of Foretell: thin, one file a subcommand. What it prints goes to standard output (with `--json` one document and
 //! nothing else), progress and warnings to standard error; it ends with 0 done, 1 could not be done, 2 the input is wrong.
 
+mod beside;
 mod calibrate;
 mod check;
 mod doctor;

@@ -1,5 +1,6 @@
 //! `foretell simulate`: what a plan's step will be.
 
+use crate::beside;
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
@@ -35,6 +36,9 @@ pub struct Arguments {
     /// Say what the step time is made of: the chain of instructions, across ranks, that each waited for the one before
     #[arg(long)]
     critical_path: bool,
+    /// Another job on the same topology, which runs a step beside this one: on the nodes after those of the job before it, or from a node on
+    #[arg(long, value_name = "PLAN[@NODE]")]
+    beside: Vec<String>,
     /// Whether ranks that must behave alike are simulated once: the same answer, sooner
     #[arg(long, value_enum, default_value_t = Fold::On)]
     fold: Fold,
@@ -135,6 +139,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::write(path, page(&format!("{}: foretold", loaded.model.name), &sections)?.as_bytes())?;
     }
     let path = arguments.critical_path.then(|| critical_path(&foretold.simulation.timeline, program)).transpose()?;
+    let jobs = match arguments.beside.as_slice() {
+        [] => Vec::new(),
+        others => beside::foretell(&loaded, others, profile.as_ref(), arguments.fold.into())?,
+    };
     if json {
         let mut document = serde_json::to_value(&foretold.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
         if let Some(path) = &path {
@@ -142,6 +150,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         if let Some(undisturbed) = foretold.undisturbed {
             document["disturbance"] = disturbance_document(&options.disturbance, undisturbed, foretold.prediction.step_seconds);
+        }
+        if !jobs.is_empty() {
+            document["jobs"] = beside::document(&jobs);
         }
         output::json(&document)?;
     } else if arguments.dump_program {
@@ -156,6 +167,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         if let Some(path) = &path {
             output::line(&format!("\n{}", path_table(path)))?;
+        }
+        if !jobs.is_empty() {
+            output::line(&format!("\n{}", beside::listing(&jobs, &loaded.topology)))?;
         }
     }
     // The answer is there, and says so too; but such a plan cannot be run.

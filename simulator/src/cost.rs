@@ -327,6 +327,20 @@ impl CostModel {
         &mut self.kinds[kind].parameters
     }
 
+    /// Its kinds of device and after them those of another: of a job beside, which may have another stack. What is the same for all kinds is
+    /// this one's, but that links give what they give the more efficient of the two.
+    pub(crate) fn and(mut self, other: &CostModel) -> Self {
+        self.kinds.extend(other.kinds.iter().cloned());
+        let (own, theirs) = (self.links, other.links);
+        self.links = LinkEfficiency {
+            device: own.device.max(theirs.device),
+            host_memory: own.host_memory.max(theirs.host_memory),
+            nic: own.nic.max(theirs.nic),
+            switch: own.switch.max(theirs.switch),
+        };
+        self
+    }
+
     /// How many kinds of device it knows.
     pub fn kind_count(&self) -> usize {
         self.kinds.len()

@@ -35,8 +35,8 @@ mod steps;
 pub(crate) struct Run {
     /// Without spans where none were asked for.
     pub(crate) timeline: Timeline,
-    /// What the last rank to finish spent the step on.
-    pub(crate) breakdown: Breakdown,
+    /// What each rank that was simulated spent the step on.
+    pub(crate) breakdowns: Vec<Breakdown>,
     pub(crate) events: u64,
     /// Exchanges that no sample says anything of.
     pub(crate) uncalibrated: Vec<String>,
@@ -357,7 +357,7 @@ impl<'a> Interpreter<'a> {
         let Self { queue, ranks, progress, ends, parties, processors, .. } = self;
         let memory = Memory { ranks, progress, ends, parties, processors };
         let mut fetched = 0;
-        let event = queue.next(|event| {
+        let event = queue.next_showing(|event| {
             if let Event::Alone { task, .. } | Event::Start(task) = event {
                 fetched ^= memory.fetch(task.rank);
             }
@@ -380,7 +380,7 @@ impl<'a> Interpreter<'a> {
         let quantile = self.scenario.quantile;
         let mut ranks = self.recorder.map_or_else(Vec::new, |recorder| recorder.spans);
         ranks.resize_with(self.ranks.len(), Vec::new);
-        let mut last: Option<(Picoseconds, Breakdown)> = None;
+        let mut breakdowns = Vec::with_capacity(self.ranks.len());
         let mut timelines = Vec::with_capacity(self.ranks.len());
         // Ranks that were simulated as one have one timeline.
         for ((spans, rank), state) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks) {
@@ -388,15 +388,13 @@ impl<'a> Interpreter<'a> {
             let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
             let overhead = parameters.step_overhead.at(quantile) + parameters.micro_batch_overhead * micro_batches;
             let end = state.end + overhead.into();
-            if last.as_ref().is_none_or(|&(latest, _)| end > latest) {
-                last = Some((end, state.meter.breakdown(end)));
-            }
+            breakdowns.push(state.meter.breakdown(end));
             timelines.push(Arc::new(RankTimeline { spans, end }));
         }
         let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&timelines[place as usize]));
         Ok(Run {
             timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
-            breakdown: last.map_or_else(Breakdown::default, |(_, breakdown)| breakdown),
+            breakdowns,
             events: self.queue.handled(),
             uncalibrated: self.prices.uncalibrated.iter().cloned().collect(),
         })

@@ -65,14 +65,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod beside;
 mod code;
 mod cost;
 mod critical_path;
+mod deadlines;
 mod disturbance;
 mod engine;
 mod error;
 mod exchange;
 mod fairness;
+mod flows;
 mod folding;
 pub mod gpu;
 mod graphics;
@@ -92,10 +95,12 @@ mod simulation;
 mod symmetry;
 mod uncertainty;
 
+pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use disturbance::Disturbance;
 pub use error::SimulationError;
+pub use flows::{Flow, FlowId, FlowNetwork};
 pub use prediction::{Prediction, predict, predict_with};
 pub use representatives::simulate_representatives;
 pub use rings::Collectives;

@@ -22,7 +22,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// A Program on a topology.
 #[derive(Debug)]
 pub(crate) struct Lowered<'a> {
-    pub(crate) program: &'a Program,
+    /// The lists of instructions that ranks run.
+    pub(crate) sources: Vec<&'a StageProgram>,
     pub(crate) costs: &'a CostModel,
     /// Who is simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
@@ -115,6 +116,15 @@ pub(crate) struct Messages {
     pub(crate) instructions: Vec<u32>,
 }
 
+/// Where on a topology a Program runs, and which of the costs are its own: several run on one beside each other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Placement {
+    /// The device of its first rank.
+    pub(crate) first_device: usize,
+    /// The kind of costs that is the topology's first kind of device.
+    pub(crate) first_kind: usize,
+}
+
 const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90];
 
 impl<'a> Lowered<'a> {
@@ -124,7 +134,21 @@ impl<'a> Lowered<'a> {
         costs: &'a CostModel,
         options: &Options,
     ) -> Result<Self, SimulationError> {
-        let (world, devices) = (program.mesh.world_size(), topology.device_count());
+        let placed = Self::placed(program, topology, costs, options, Placement::default())?;
+        Ok(placed.with_resources_numbered(topology))
+    }
+
+    /// The same on the devices from a certain one on, with links numbered as the topology has them, and processors from 0: what is shared is
+    /// numbered when it is known who else is there.
+    pub(crate) fn placed(
+        program: &'a Program,
+        topology: &'a Topology,
+        costs: &'a CostModel,
+        options: &Options,
+        placement: Placement,
+    ) -> Result<Self, SimulationError> {
+        let world = program.mesh.world_size();
+        let devices = topology.device_count().saturating_sub(placement.first_device);
         let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
         let known = program.list_of_rank.iter().all(|&list| (list as usize) < program.lists.len());
         if !in_order || !known || program.list_of_rank.len() != world {
@@ -140,11 +164,11 @@ impl<'a> Lowered<'a> {
         let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
         let mut ranks: Vec<SimulatedRank> = (0..world)
             .map(|rank| {
-                let device = DeviceId(rank % devices);
+                let device = DeviceId(placement.first_device + rank % devices);
                 SimulatedRank {
                     rank: Rank(rank),
                     device,
-                    kind: topology.kind_index(device),
+                    kind: placement.first_kind + topology.kind_index(device),
                     list: program.list_index(Rank(rank)),
                     work: 0,
                     processor: 0,
@@ -180,13 +204,15 @@ impl<'a> Lowered<'a> {
         {
             return Err(SimulationError::Overlapping { stage: program.lists[list].stage });
         }
-        let mut pairing = Pairing::new(program, topology, costs, &lists, options.collectives, &mut ranks)?;
+        let pairing = Pairing::new(program, topology, costs, &lists, options.collectives, &mut ranks)?;
+        let Pairing { groups, channels, hops, exchanges } = pairing;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        let Shared { capacities, has_queue } = number_resources(topology, costs, &codes, processors, &mut ranks, &mut pairing);
-        let Pairing { groups, channels, hops, exchanges } = pairing;
+        for rank in &mut ranks {
+            rank.processor = ((rank.device.0 - placement.first_device) % processors) as u32;
+        }
         Ok(Self {
-            program,
+            sources: program.lists.iter().collect(),
             costs,
             codes,
             of_rank: (0..ranks.len() as u32).collect(),
@@ -196,11 +222,109 @@ impl<'a> Lowered<'a> {
             channels,
             hops,
             exchanges,
-            capacities,
-            has_queue,
+            capacities: Vec::new(),
+            has_queue: Vec::new(),
             processors,
             uncalibrated_kernels,
         })
+    }
+
+    /// This and another, whose costs are the same and whose devices are others, before the links of either are numbered. The ranks of the other
+    /// come after its own.
+    pub(crate) fn beside(mut self, mut other: Self) -> Self {
+        let (lists, ranks, processors) = (self.lists.len(), self.ranks.len() as u32, self.processors as u32);
+        let (groups, channels) = (self.groups.len() as u32, self.channels.len() as u32);
+        for rank in &mut other.ranks {
+            rank.list += lists;
+            rank.processor += processors;
+            rank.groups.iter_mut().for_each(|group| *group += groups);
+            rank.sends.iter_mut().chain(&mut rank.receives).for_each(|channel| *channel += channels);
+        }
+        let hops = self.hops.len() as u32;
+        for hop in &mut other.hops {
+            hop.group += groups;
+            hop.sender += ranks;
+            hop.receiver += ranks;
+            hop.before += hops;
+            hop.after += hops;
+        }
+        for group in &mut other.groups {
+            group.hops = group.hops.start + hops..group.hops.end + hops;
+        }
+        other.of_rank.iter_mut().for_each(|place| *place += ranks);
+        other.groups.iter_mut().flat_map(|group| &mut group.members).for_each(|(member, _)| *member += ranks);
+        for channel in &mut other.channels {
+            channel.sender += ranks;
+            channel.receiver += ranks;
+        }
+        self.sources.append(&mut other.sources);
+        self.lists.append(&mut other.lists);
+        self.codes.append(&mut other.codes);
+        self.hops.append(&mut other.hops);
+        self.ranks.append(&mut other.ranks);
+        self.of_rank.append(&mut other.of_rank);
+        self.groups.append(&mut other.groups);
+        self.channels.append(&mut other.channels);
+        self.uncalibrated_kernels.append(&mut other.uncalibrated_kernels);
+        self.processors += other.processors;
+        self.number_exchanges();
+        self
+    }
+
+    /// Numbers what is shared: first the links that some exchange uses and that may be full, then the processors that ranks run on.
+    pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
+        let used = self.used_links(topology);
+        let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
+        let renumber = |shape: &mut Shape| {
+            shape.turns = Vec::new();
+            let numbered = |&(link, load): &(usize, f64)| Some((*number.get(&link)?, load));
+            shape.loads = shape.loads.iter().filter_map(numbered).collect();
+        };
+        self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten().for_each(renumber);
+        self.channels.iter_mut().map(|channel| &mut channel.shape).for_each(renumber);
+        self.hops.iter_mut().map(|hop| &mut hop.shape).for_each(renumber);
+        self.capacities = used.iter().map(|&link| network::capacity(topology, &self.costs.links, link)).collect();
+        self.has_queue = used.iter().map(|&link| network::has_queue(topology, link)).collect();
+        let links = self.capacities.len();
+        self.capacities.resize(links + self.processors, 1.0);
+        for rank in &mut self.ranks {
+            rank.processor += links as u32;
+        }
+        self
+    }
+
+    /// The links that exchanges share: those that some exchange uses, less those that cannot be full.
+    fn used_links(&self, topology: &Topology) -> BTreeSet<usize> {
+        let Self { groups, channels, hops, costs, .. } = self;
+        let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
+        let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
+        // One channel or hop has one message at a time.
+        let singles = || channels.iter().map(|channel| &channel.shape).chain(hops.iter().map(|hop| &hop.shape));
+        let parties = of_groups.chain(singles().map(links));
+        if self.codes.iter().any(|code| code.exchanges_overlap) {
+            return parties.flatten().collect();
+        }
+        let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(singles());
+        let capacity = |link| network::capacity(topology, &costs.links, link);
+        // What was measured faster than a link carries keeps its queue busy for whoever comes next.
+        let are_queues_paid =
+            (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.graphics(kind).is_some());
+        let has_queue = |link: usize| are_queues_paid && network::has_queue(topology, link);
+        links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity, has_queue)
+    }
+
+    /// Numbers the exchanges anew: those of the groups first, then those of the channels.
+    pub(crate) fn number_exchanges(&mut self) {
+        let mut next = 0;
+        for group in &mut self.groups {
+            group.first_exchange = next;
+            next += group.collectives.len() as u32;
+        }
+        for channel in &mut self.channels {
+            channel.first_exchange = next;
+            next += channel.bytes.len() as u32;
+        }
+        self.exchanges = next;
     }
 
     /// What the instructions of a rank take, quantiles in the order of [`Quantile`].
@@ -234,7 +358,7 @@ impl<'a> Lowered<'a> {
     /// An instruction in words.
     pub(crate) fn describe(&self, rank: usize, instruction: u32) -> String {
         let rank = &self.ranks[rank];
-        let stage = &self.program.lists[rank.list];
+        let stage = self.sources[rank.list];
         match stage.instructions.get(instruction as usize) {
             Some(one) => {
                 let name = stage.names.get(one.name as usize).map_or("", String::as_str);
@@ -365,42 +489,6 @@ pub(crate) fn work_of(
     Work { durations, launched: if host > Picoseconds::ZERO { launched } else { Vec::new() } }
 }
 
-/// What is shared.
-struct Shared {
-    /// Of links, then of processors.
-    capacities: Vec<f64>,
-    has_queue: Vec<bool>,
-}
-
-/// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
-fn number_resources(
-    topology: &Topology,
-    costs: &CostModel,
-    codes: &[Code],
-    processors: usize,
-    ranks: &mut [SimulatedRank],
-    pairing: &mut Pairing,
-) -> Shared {
-    let used = used_links(topology, costs, codes, pairing);
-    let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
-    let renumber = |shape: &mut Shape| {
-        shape.turns = Vec::new();
-        let numbered = |&(link, load): &(usize, f64)| Some((*number.get(&link)?, load));
-        shape.loads = shape.loads.iter().filter_map(numbered).collect();
-    };
-    pairing.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten().for_each(renumber);
-    pairing.channels.iter_mut().map(|channel| &mut channel.shape).for_each(renumber);
-    pairing.hops.iter_mut().map(|hop| &mut hop.shape).for_each(renumber);
-    let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
-    let has_queue = used.iter().map(|&link| network::has_queue(topology, link)).collect();
-    let links = capacities.len();
-    capacities.resize(links + processors, 1.0);
-    for rank in ranks {
-        rank.processor = (links + rank.device.0 % processors) as u32;
-    }
-    Shared { capacities, has_queue }
-}
-
 /// The lists as they are run. Where the host's launches say when a kernel may begin, each is looked at by itself.
 pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
     let code = |(list, lowered): (&StageProgram, &LoweredList)| {
@@ -408,23 +496,4 @@ pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
         Code::new(list, lowered, if is_launched_ahead { Joins::Kernels } else { Joins::Nothing })
     };
     program.lists.iter().zip(lists).map(code).collect()
-}
-
-/// The links that exchanges share: those that some exchange uses, less those that cannot be full.
-fn used_links(topology: &Topology, costs: &CostModel, codes: &[Code], pairing: &Pairing) -> BTreeSet<usize> {
-    let Pairing { groups, channels, hops, .. } = pairing;
-    let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
-    let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
-    // One channel or hop has one message at a time.
-    let singles = || channels.iter().map(|channel| &channel.shape).chain(hops.iter().map(|hop| &hop.shape));
-    let parties = of_groups.chain(singles().map(links));
-    if codes.iter().any(|code| code.exchanges_overlap) {
-        return parties.flatten().collect();
-    }
-    let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(singles());
-    let capacity = |link| network::capacity(topology, &costs.links, link);
-    // What was measured faster than a link carries keeps its queue busy for whoever comes next.
-    let are_queues_paid = (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.graphics(kind).is_some());
-    let has_queue = |link: usize| are_queues_paid && network::has_queue(topology, link);
-    links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity, has_queue)
 }

@@ -11,6 +11,7 @@ use foretell_program::{Program, Timeline};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Which of the durations that a thing can take is assumed, for all things at once: a bad day is bad for every kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -190,11 +191,41 @@ pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulati
     let uncalibrated = lowered.uncalibrated(&run);
     Ok(Simulation {
         step: run.timeline.step(),
-        breakdown: run.breakdown,
+        breakdown: of_last_rank(lowered, &run, 0..run.timeline.ranks.len()),
         events: run.events,
         simulated_ranks: lowered.ranks.len(),
         calibrated: uncalibrated.is_empty(),
         uncalibrated,
         timeline: run.timeline,
     })
+}
+
+/// One run of several Programs beside each other, which have so many ranks each: a simulation of each of them. The events, the ranks simulated
+/// and what is not calibrated are those of all.
+pub(crate) fn run_each(lowered: &Lowered<'_>, scenario: &Scenario, worlds: &[usize]) -> Result<Vec<Simulation>, SimulationError> {
+    let run = interpreter::interpret(lowered, scenario)?;
+    let uncalibrated = lowered.uncalibrated(&run);
+    let mut first = 0;
+    let simulations = worlds.iter().map(|world| {
+        let ranks = first..first + world;
+        first = ranks.end;
+        let timeline = Timeline { origin: run.timeline.origin, ranks: run.timeline.ranks[ranks.clone()].to_vec() };
+        Simulation {
+            step: timeline.step(),
+            breakdown: of_last_rank(lowered, &run, ranks),
+            events: run.events,
+            simulated_ranks: lowered.ranks.len(),
+            calibrated: uncalibrated.is_empty(),
+            uncalibrated: uncalibrated.clone(),
+            timeline,
+        }
+    });
+    Ok(simulations.collect())
+}
+
+/// What that rank of some that finishes last spends the step on; of several the first.
+fn of_last_rank(lowered: &Lowered<'_>, run: &interpreter::Run, ranks: Range<usize>) -> Breakdown {
+    let timelines = run.timeline.ranks.iter().enumerate().take(ranks.end).skip(ranks.start);
+    let last = timelines.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
+    last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[lowered.of_rank[index] as usize])
 }

@@ -119,7 +119,8 @@ proptest! {
         }
     }
 
-    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared.
+    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared, and on fabrics
+    /// on which flows of one exchange collide and others do not.
     #[test]
     fn folded_is_unfolded(
         draws in draws(),
@@ -129,8 +130,14 @@ proptest! {
         buffered in prop_oneof![Just(0u64), Just(500_000u64)],
         collectives in prop_oneof![Just(Collectives::Flow), Just(Collectives::Steps)],
         stragglers in proptest::collection::vec((0usize..36, 1.0f64..2.0), 0..3),
+        network in prop_oneof![
+            Just("{kind: switch, latency: 10us}"),
+            Just("{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}"),
+            Just("{kind: fat-tree, nodes_per_leaf: 1, oversubscription: 3, latency: 10us}"),
+            Just("{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 4, routing: valiant, latency: 10us}"),
+        ],
     ) {
-        let topology = cluster(nodes, devices, "nvswitch-1GB/s");
+        let topology = cluster_on(network, nodes, devices, "nvswitch-1GB/s");
         let mut costs = ideal(&topology);
         costs.parameters_mut(0).communication_share = share;
         costs.buffered = Bytes::new(buffered);
