@@ -18,7 +18,10 @@ fn main() {
         Some("gpt-175b") => gpt_175b(),
         Some("trillion") => trillion(),
         Some("all-reduce") => all_reduce(1024),
-        _ => panic!("which case?"),
+        _ => {
+            println!("which case? see the head of this file");
+            return;
+        }
     };
     println!("{} ranks, {} instructions; compiled in {:.3} s", case.ranks(), case.instructions(), start.elapsed().as_secs_f64());
     let options = Options {
