@@ -164,23 +164,30 @@ pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<
 }
 
 /// A ring through nodes of as many members each, which begins at this member of the first. It leaves a node from the member that has the same
-/// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Whatever the fabric, all rotations
-/// together load every member's links alike.
+/// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Where the numbers of nodes and
+/// members allow it, all nodes are passed alike. Whatever the fabric, all rotations together load every member's links alike.
 fn along_rails<Member: Copy>(nodes: &[Vec<Member>], rotation: usize) -> Vec<Member> {
-    let size = nodes.first().map_or(0, Vec::len);
-    let mut order = Vec::with_capacity(nodes.len() * size);
+    let (count, size) = (nodes.len(), nodes.first().map_or(0, Vec::len));
+    // How many places further back than it enters it leaves a node: so many that it ends where it began, if any number does that.
+    let common = greatest_common_divisor(count, size);
+    let back = if common > 1 { size / common } else { 1 };
+    let mut order = Vec::with_capacity(count * size);
+    let mut entry = rotation;
     for (node, members) in nodes.iter().enumerate() {
-        // One that is entered at a member is left from the one before it.
-        let entry = (rotation + size - node % size) % size;
-        let mut places: Vec<usize> = (0..size).map(|step| (entry + step) % size).collect();
-        // The last leads back to where the ring began, if it does not begin there itself.
-        if node + 1 == nodes.len() && entry != rotation {
-            places.retain(|&place| place != rotation);
-            places.push(rotation);
-        }
-        order.extend(places.into_iter().filter_map(|place| members.get(place)));
+        // The last node is left as the ring began, and cannot be entered there; so the first is then left from elsewhere. (Of an odd number of
+        // nodes of two members no ring keeps to its rail all round.)
+        let would_meet = node == 0 && common == 1 && size > 2 && (count - 1).is_multiple_of(size);
+        let exit = if node + 1 == count { rotation } else { (entry + size - if would_meet { 2 } else { back }) % size };
+        let places = (0..size).map(|step| (entry + step) % size);
+        let between = places.filter(|&place| exit == entry || place != exit).chain((exit != entry).then_some(exit));
+        order.extend(between.filter_map(|place| members.get(place).copied()));
+        entry = exit;
     }
     order
+}
+
+fn greatest_common_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// What exchanges get of a link, in bytes a second.
@@ -230,22 +237,25 @@ mod tests {
 
     #[test]
     fn rings_keep_to_their_rails() {
-        let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(6).expect("six nodes");
-        let members: Vec<DeviceId> = cluster.devices().collect();
-        let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
-        let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
-        assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails");
-        let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
-        for count in 2..=6 {
-            let mut exits = vec![0; 8];
+        for count in 2..=17 {
+            let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(count).expect("nodes");
+            let members: Vec<DeviceId> = cluster.devices().collect();
+            let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
+            let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
+            assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails among {count} nodes");
+            let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
+            let (mut exits, mut entries) = (vec![0; 8 * count], vec![0; 8 * count]);
             for rotation in 0..8 {
-                let order = along_rails(&nodes[..count], rotation);
+                let order: Vec<usize> = along_rails(&nodes, rotation).into_iter().map(|device| device.0).collect();
                 let mut sorted = order.clone();
                 sorted.sort_unstable();
-                assert_eq!(sorted, members[..8 * count], "a ring passes everyone once");
-                exits[order[8 * count - 1].0 % 8] += 1;
+                assert!(sorted.into_iter().eq(0..8 * count), "a ring passes everyone once");
+                for node in order.chunks(8) {
+                    entries[node[0]] += 1;
+                    exits[node[7]] += 1;
+                }
             }
-            assert_eq!(exits, [1; 8], "each of the last node's members leads back once");
+            assert!(entries.iter().chain(&exits).all(|&count| count == 1), "each member's interface is used once each way");
         }
     }
 

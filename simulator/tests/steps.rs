@@ -57,14 +57,14 @@ fn where_nothing_contends_steps_take_what_the_closed_form_says() {
 }
 
 #[test]
-fn rings_between_nodes_use_every_interface_and_fold() {
+fn rings_between_nodes_use_every_interface_and_fold_to_one_member() {
     let topology = Topology::library("dgx-a100-80g").unwrap().with_nodes(4).unwrap();
     let costs = CostModel::new(None, &topology);
     let program = of_one_collective(Collective::AllReduce, 32, 1 << 30);
     let stepped = with(&program, &topology, &costs, Collectives::Steps, Folding::Off);
     let folded = with(&program, &topology, &costs, Collectives::Steps, Folding::On);
     assert!(about(stepped.step, folded.step), "{} {}", stepped.step, folded.step);
-    assert!(folded.simulated_ranks < 32 && folded.events < stepped.events, "{}", folded.simulated_ranks);
+    assert_eq!(folded.simulated_ranks, 1);
     // A message of each of 32 members in each of eight rings, 62 times over.
     assert!(stepped.events >= 8 * 32 * 62);
     // A ring moves at the pace of its slowest hop, as the flow does; it need not wait for that where a faster one comes first.
