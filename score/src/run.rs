@@ -277,6 +277,7 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
     if !hidden.is_multiple_of(heads) {
         return Err(Refusal(format!("{heads} heads do not share {hidden} features evenly")));
     }
+    let head_dimension = None;
     let ffn = row.count("ffn").unwrap_or(4 * hidden);
     // Ranks that are more than heads of keys have copies.
     let kv_heads = row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads);
@@ -309,6 +310,12 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
             hidden,
             heads,
             kv_heads: Some(kv_heads),
+            head_dimension,
+            query_rank: None,
+            key_value_rank: None,
+            dense_ffn: None,
+            shared_ffn: None,
+            dense_layers: 0,
             ffn: row.count("moe_ffn").unwrap_or(ffn),
             vocab,
             sequence,
@@ -329,6 +336,7 @@ fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<Stri
             hidden,
             heads,
             kv_heads: Some(kv_heads),
+            head_dimension,
             ffn,
             vocab,
             sequence,
