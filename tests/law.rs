@@ -377,7 +377,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
     let of_family =
         |family: &str| MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains(family)).collect::<Vec<_>>();
     let models = [of_family("moe"), of_family("t5"), of_family("lstm")].concat();
-    assert_eq!(models.len(), 5);
+    assert_eq!(models.len(), 6);
     for (index, model) in models.into_iter().enumerate() {
         for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
             check(&Case {

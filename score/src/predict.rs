@@ -7,7 +7,7 @@
 use crate::run::{Refusal, Run};
 use foretell_models::Kernel;
 use foretell_program::{BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
-use foretell_simulator::gpu::{AttentionKind, GpuCosts};
+use foretell_simulator::gpu::{AttentionKind, GpuCosts, Trained};
 use foretell_simulator::simulate_by_stage;
 use foretell_units::{DataType, Seconds};
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +142,13 @@ impl Prepared {
     pub fn predict(&self, run: &Run) -> Result<Predicted, Refusal> {
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
-            let costs = |stage| GpuCosts { cluster: run.cluster_of(program, stage), stack: &run.stack, format: run.format };
+            let costs = |stage| GpuCosts {
+                cluster: run.cluster_of(program, stage),
+                stack: &run.stack,
+                format: run.format,
+                copies: run.copies(),
+                trained: run.trained,
+            };
             let step = simulate_by_stage(program, costs).map_err(|error| Refusal(error.to_string()))?;
             let compute = step.compute.iter().copied().fold(Seconds::ZERO, Seconds::max);
             steps.push((*count, step.step, compute));
@@ -164,9 +170,11 @@ impl Prepared {
         Ok(Predicted { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
     }
 
-    fn memory(&self, run: &Run) -> f64 {
+    /// Bytes of the fullest stage's device, as the run's stack takes them.
+    pub fn memory(&self, run: &Run) -> f64 {
         let rules = &run.stack.memory;
         let single = run.plan.precision.size().count() >= 4;
+        let trains = f64::from(u8::from(run.trained == Trained::All));
         let of_stage = |stage: &StageMemory| {
             let optimizer = if single { 8.0 } else { rules.optimizer };
             let parameter = if single { 4.0 } else { rules.parameter };
@@ -174,8 +182,8 @@ impl Prepared {
             let scores = if matches!(run.stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
             stage.scores * scores * run.plan.precision.size().value() / 2.0
                 + stage.parameter * parameter
-                + stage.gradient * gradient
-                + stage.optimizer * optimizer
+                + stage.gradient * gradient * trains
+                + stage.optimizer * optimizer * trains
                 + stage.activations * rules.activations
         };
         self.memory.iter().map(of_stage).fold(0.0, f64::max)

@@ -79,13 +79,45 @@ struct Step {
     lane: u16,
     /// What the host takes to launch it; of the kernels' lane only.
     host: Picoseconds,
-    successors: Vec<u32>,
 }
 
 struct Stage {
     steps: Vec<Step>,
+    successors: Successors,
     waits_for: Vec<u32>,
     lanes: usize,
+}
+
+/// Who waits for each step, all in one list.
+struct Successors {
+    /// Where each step's begin in `all`, and where the last's end.
+    first: Vec<u32>,
+    all: Vec<u32>,
+}
+
+impl Successors {
+    /// From pairs of who is waited for and who waits, in the order of the latter.
+    fn of(steps: usize, pairs: &[(u32, u32)]) -> Self {
+        let mut first = vec![0u32; steps + 1];
+        for (before, _) in pairs {
+            first[*before as usize + 1] += 1;
+        }
+        for step in 0..steps {
+            first[step + 1] += first[step];
+        }
+        let mut next = first.clone();
+        let mut all = vec![0u32; pairs.len()];
+        for (before, after) in pairs {
+            let place = &mut next[*before as usize];
+            all[*place as usize] = *after;
+            *place += 1;
+        }
+        Self { first, all }
+    }
+
+    fn of_step(&self, step: usize) -> &[u32] {
+        &self.all[self.first[step] as usize..self.first[step + 1] as usize]
+    }
 }
 
 /// Simulates one step of `program` by one rank a stage. `costs` says what a stage runs on: where its ranks have devices of several kinds, the
@@ -171,15 +203,11 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                 host = launch;
                 (Lane::Compute, Work::Kernel(duration))
             }
-            Operation::Collective { kind, group, bytes, .. } => {
+            Operation::Collective { kind, group, bytes, role: stated, .. } => {
                 let place = &stage.groups[group.0 as usize];
                 let role = role(*kind, place, instruction.phase);
-                let mut size = bytes.value();
-                if role == Role::Gradients {
-                    size *= costs.stack.gradient_bytes / 4.0;
-                }
-                let time = reachable[group.0 as usize].time(*kind, size, costs.cluster);
-                let duration = Picoseconds::from(time * costs.stack.communication);
+                let duration =
+                    Picoseconds::from(costs.collective_time(*kind, *stated, &reachable[group.0 as usize], bytes.value()));
                 let is_beside = match role {
                     Role::Tensor => overlap.tensor,
                     Role::Context => overlap.context,
@@ -229,10 +257,10 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
             lanes.push(lane);
             lanes.len() - 1
         });
-        steps.push(Step { work, lane: lane as u16, host, successors: Vec::new() });
+        steps.push(Step { work, lane: lane as u16, host });
     }
-    let waits_for = connect(stage, &mut steps, lanes.len(), last_backward, &deferred);
-    Stage { steps, waits_for, lanes: lanes.len() }
+    let (waits_for, successors) = connect(stage, &steps, lanes.len(), last_backward, &deferred);
+    Stage { steps, successors, waits_for, lanes: lanes.len() }
 }
 
 /// What a collective is for, which decides whether a framework lets kernels go on beside it.
@@ -260,7 +288,15 @@ fn role(kind: Collective, group: &Group, phase: Phase) -> Role {
 
 /// Who waits for whom: the Program's dependencies, the order within a lane and, for reductions that a framework defers, the last kernel of
 /// the backward pass.
-fn connect(stage: &StageProgram, steps: &mut [Step], lanes: usize, last_backward: Option<u32>, deferred: &[u32]) -> Vec<u32> {
+fn connect(
+    stage: &StageProgram,
+    steps: &[Step],
+    lanes: usize,
+    last_backward: Option<u32>,
+    deferred: &[u32],
+) -> (Vec<u32>, Successors) {
+    let mut pairs: Vec<(u32, u32)> = Vec::with_capacity(2 * steps.len());
+    let mut before: Vec<u32> = Vec::new();
     let mut waits_for = vec![0u32; steps.len()];
     let mut last_in_lane: Vec<Option<u32>> = vec![None; lanes];
     let mut last_in_stream: Vec<Option<u32>> = vec![None; stage.streams.len()];
@@ -272,7 +308,8 @@ fn connect(stage: &StageProgram, steps: &mut [Step], lanes: usize, last_backward
         // Order within a stream is the Program's promise; a group's stream that a stack lays into several lanes keeps it, but for sends and
         // receives, which their channel orders.
         let in_stream = last_in_stream[stream].filter(|_| !matches!(stage.streams[stream], Stream::Compute));
-        let mut before: Vec<u32> = instruction.after.iter().map(|one| one.0).collect();
+        before.clear();
+        before.extend(instruction.after.iter().map(|one| one.0));
         before.extend(last_in_lane[lane]);
         before.extend(in_stream.filter(|_| !is_deferred));
         if is_deferred {
@@ -282,7 +319,7 @@ fn connect(stage: &StageProgram, steps: &mut [Step], lanes: usize, last_backward
         before.dedup();
         for &one in &before {
             if one as usize != index {
-                steps[one as usize].successors.push(index as u32);
+                pairs.push((one, index as u32));
                 waits_for[index] += 1;
             }
         }
@@ -291,7 +328,8 @@ fn connect(stage: &StageProgram, steps: &mut [Step], lanes: usize, last_backward
             last_in_stream[stream] = Some(index as u32);
         }
     }
-    waits_for
+    let successors = Successors::of(steps.len(), &pairs);
+    (waits_for, successors)
 }
 
 /// Something that runs.
@@ -483,7 +521,7 @@ impl<'a> Run<'a> {
                 self.end(receiver as usize, receive);
             }
         }
-        for &successor in &one.successors {
+        for &successor in stages[stage].successors.of_step(step as usize) {
             let count = &mut self.waits_for[stage][successor as usize];
             *count -= 1;
             if *count == 0 {

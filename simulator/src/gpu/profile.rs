@@ -10,6 +10,7 @@ use thiserror::Error;
 const DEVICES: &str = include_str!("profiles/devices.yaml");
 const LINKS: &str = include_str!("profiles/links.yaml");
 const STACKS: &str = include_str!("profiles/stacks.yaml");
+const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// Why the profiles do not say what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -120,7 +121,7 @@ pub struct GpuKind {
     /// How many times faster than memory it is.
     pub cache_speed: f64,
     /// The share of the peak that large products reach in sustained runs, by format; a wider format's where there is none.
-    product: BTreeMap<ProductFormat, f64>,
+    pub(super) product: BTreeMap<ProductFormat, f64>,
     /// What a tile costs beside its work, as that many more of the contracted dimension.
     pub product_ramp: f64,
     /// How fast efficiency falls with the tile's area: its power.
@@ -316,9 +317,30 @@ pub struct MemoryRules {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackKind {
-    /// The share of the devices' product efficiency that its kernels reach, by device; 1 where none is stated.
+    /// The share of the devices' product efficiency that its kernels reach.
+    #[serde(default = "one")]
+    pub product_scale: f64,
+    /// The same beside [`StackKind::product_scale`], by device; 1 where none is stated.
     #[serde(default)]
     pub product: BTreeMap<String, f64>,
+    /// The same, by the format of the product; 1 where none is stated.
+    #[serde(default)]
+    pub format: BTreeMap<ProductFormat, f64>,
+    /// The share of that, that products of many experts in one kernel reach.
+    #[serde(default = "one")]
+    pub expert_product: f64,
+    /// Kernels that the host launches for each expert's product: 1 where they are launched one by one, 0 where one kernel does all.
+    #[serde(default)]
+    pub expert_launches: f64,
+    /// The time of exchanges of tokens between experts over what the links' rates give.
+    #[serde(default = "one")]
+    pub exchange: f64,
+    /// Whether `tensor` leaves experts whole, which spread over it, unless the run says.
+    #[serde(default)]
+    pub whole_experts: bool,
+    /// Whether a token that goes to several experts of one node crosses the network once (DeepEP, HybridEP).
+    #[serde(default)]
+    pub once_per_node: bool,
     /// How attention is computed.
     pub attention: AttentionKind,
     /// The bytes that memory-bound kernels move, as a share of the Program's; 1 where none is stated, 0 where they are fused away.
@@ -384,8 +406,13 @@ pub struct StackKind {
 
 impl StackKind {
     /// The share of a device's product efficiency.
-    pub fn product_scale(&self, device: &str) -> f64 {
-        self.product.get(device).copied().unwrap_or(1.0)
+    pub fn product_share(&self, device: &str, format: ProductFormat) -> f64 {
+        self.product_scale * self.product.get(device).copied().unwrap_or(1.0) * self.format_of(format)
+    }
+
+    /// The share of product efficiency in a format, beside other shares.
+    pub fn format_of(&self, format: ProductFormat) -> f64 {
+        self.format.get(&format).copied().unwrap_or(1.0)
     }
 
     /// The share of a kind's bytes that are moved.
@@ -416,6 +443,25 @@ pub struct Cluster {
     pub node_rate: BytesPerSecond,
 }
 
+/// What a fit found.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fitted {
+    stacks: BTreeMap<String, FittedStack>,
+    devices: BTreeMap<String, BTreeMap<String, f64>>,
+    network: BTreeMap<String, f64>,
+}
+
+/// What a fit found of a stack.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FittedStack {
+    /// Measured runs that it was fitted on.
+    rows: usize,
+    values: BTreeMap<String, f64>,
+    spread: [f64; 2],
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinksFile {
@@ -432,7 +478,7 @@ pub struct Profiles {
     stacks: BTreeMap<String, StackKind>,
 }
 
-static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS));
+static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS, FITTED));
 
 impl Profiles {
     /// What is compiled in.
@@ -443,13 +489,46 @@ impl Profiles {
         LIBRARY.as_ref().map_err(Clone::clone)
     }
 
-    /// Reads the three files.
+    /// Reads the four files: what is known or assumed of devices, links and stacks, and what a fit found in place of that.
     ///
     /// # Errors
     /// [`ProfileError::Unreadable`] with the place.
-    pub fn read(devices: &str, links: &str, stacks: &str) -> Result<Self, ProfileError> {
+    pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
         let LinksFile { links, network } = parsed("links.yaml", links)?;
-        Ok(Self { devices: parsed("devices.yaml", devices)?, links, network, stacks: parsed("stacks.yaml", stacks)? })
+        let mut profiles =
+            Self { devices: parsed("devices.yaml", devices)?, links, network, stacks: parsed("stacks.yaml", stacks)? };
+        profiles.apply(&parsed("fitted.yaml", fitted)?)?;
+        Ok(profiles)
+    }
+
+    fn apply(&mut self, fitted: &Fitted) -> Result<(), ProfileError> {
+        let unknown = |what: &str| ProfileError::Unreadable { file: "fitted.yaml", reason: format!("no profile has {what}") };
+        for (name, found) in &fitted.stacks {
+            let stack = self.stacks.get_mut(name).ok_or_else(|| unknown(&format!("the stack {name}")))?;
+            for (value, number) in &found.values {
+                if !stack.set_value(value, *number) {
+                    return Err(unknown(&format!("the value {value} of the stack {name}")));
+                }
+            }
+            stack.spread = found.spread;
+            stack.estimated = found.rows == 0;
+        }
+        for (name, values) in &fitted.devices {
+            let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device {name}")))?;
+            for (value, number) in values {
+                if !device.set_value(value, *number) {
+                    return Err(unknown(&format!("the value {value} of the device {name}")));
+                }
+            }
+        }
+        for (value, number) in &fitted.network {
+            match value.as_str() {
+                "efficiency" => self.network.efficiency = *number,
+                "latency_scale" => self.network.latency_scale = *number,
+                _ => return Err(unknown(&format!("the value {value} of the network"))),
+            }
+        }
+        Ok(())
     }
 
     /// A device.

@@ -1,0 +1,81 @@
+//! The declared rows, ready to be simulated with any values.
+
+use foretell_score::{Part, Prepared, Row, Run, Split, prepare, published, stated_memory};
+use foretell_simulator::gpu::Profiles;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A declared row.
+pub struct Case {
+    pub row: Row,
+    pub run: Run,
+    pub prepared: Arc<Prepared>,
+    /// Rows that tell the same: a model on a device by a framework in a format.
+    pub group: String,
+    /// What is foretold of it depends on nothing else: rows that were measured several times have it in common.
+    pub kind: String,
+}
+
+/// What is foretold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantity {
+    /// Seconds of a step.
+    Step,
+    /// Bytes of a device.
+    Memory,
+}
+
+impl Case {
+    /// What was measured.
+    pub fn measured(&self, quantity: Quantity) -> Option<f64> {
+        match quantity {
+            Quantity::Step => self.row.step_seconds().filter(|_| !self.row.quality.starts_with(['C', 'D'])),
+            Quantity::Memory => self.row.memory_bytes(),
+        }
+    }
+
+    /// What is foretold with the values of `run`.
+    pub fn predicted(&self, run: &Run, quantity: Quantity) -> Option<f64> {
+        match quantity {
+            Quantity::Step => self.prepared.predict(run).ok().map(|predicted| predicted.step.value()),
+            Quantity::Memory => Some(stated_memory(&self.row, run, self.prepared.memory(run))),
+        }
+    }
+}
+
+/// All declared rows that can be simulated and were measured. Rows of one model and plan share their Programs.
+pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
+    let split = Split::library()?;
+    let runs: Vec<(Row, Run)> = published()?
+        .into_iter()
+        .filter(|row| split.part(row) == Part::Fit)
+        .filter(|row| row.step_seconds().is_some() || row.memory_bytes().is_some())
+        .filter_map(|row| Run::of(&row, profiles).ok().map(|run| (row, run)))
+        .collect();
+    let key = |run: &Run| format!("{:?} {:?}", run.model, run.plan);
+    let mut distinct: BTreeMap<String, &Run> = BTreeMap::new();
+    for (_, run) in &runs {
+        distinct.entry(key(run)).or_insert(run);
+    }
+    let prepared: BTreeMap<String, Arc<Prepared>> =
+        distinct.into_par_iter().filter_map(|(key, run)| prepare(run).ok().map(|prepared| (key, Arc::new(prepared)))).collect();
+    let case = |(row, run): (Row, Run)| {
+        let prepared = prepared.get(&key(&run))?.clone();
+        let group = format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format);
+        let cluster = &run.cluster;
+        let kind = format!(
+            "{} {} {} {} {} {:?} {} {}",
+            key(&run),
+            cluster.device,
+            cluster.devices_per_node,
+            cluster.node_rate,
+            run.stack_name,
+            run.stack.overlap,
+            run.format,
+            run.others.len()
+        );
+        Some(Case { row, run, prepared, group, kind })
+    };
+    Ok(runs.into_iter().filter_map(case).collect())
+}
