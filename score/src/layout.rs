@@ -37,7 +37,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         stand_ins.push("parts of sequences are taken for shorter sequences, as experts see them".into());
         (data, context) = (data * context, 1);
     }
-    let (expert, expert_tensor) = experts(row, stack, data, tensor, stand_ins)?;
+    let expert = experts(row, stack, data, tensor, stand_ins)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
     let zero = match row.zero.chars().next() {
         Some(digit @ '0'..='3') if data > 1 || digit == '3' => digit as usize - '0' as usize,
@@ -62,7 +62,6 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         pipeline,
         context,
         expert,
-        expert_tensor,
         sequence_parallel,
         virtual_stages,
         schedule: if virtual_stages > 1 { Schedule::Interleaved } else { Schedule::OneForwardOneBackward },
@@ -74,19 +73,15 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     })
 }
 
-/// The ranks that share out experts as the compiler counts them, and how far one expert is cut. Megatron's expert-parallel ranks are of `dp`,
-/// or where one expert is not cut of `dp` and `tp` together.
-fn experts(
-    row: &Row,
-    stack: &StackKind,
-    data: usize,
-    tensor: usize,
-    stand_ins: &mut Vec<String>,
-) -> Result<(usize, Option<usize>), Refusal> {
+/// The ranks that share out experts as the compiler counts them. Megatron's expert-parallel ranks are of `dp`, or where one expert is not cut
+/// of `dp` and `tp` together.
+fn experts(row: &Row, stack: &StackKind, data: usize, tensor: usize, stand_ins: &mut Vec<String>) -> Result<usize, Refusal> {
     let experts = if row.count("experts").is_some() { row.count("ep").unwrap_or(1) } else { 1 };
     let spreads = experts.is_multiple_of(tensor) && data.is_multiple_of(experts / tensor);
     if tensor > 1 && experts > 1 && spreads && (stack.whole_experts || !data.is_multiple_of(experts)) {
-        return Ok((experts / tensor, Some(1)));
+        // The compiler cuts experts as it cuts all else.
+        stand_ins.push("experts that spread over `tp` are simulated as cut by it".into());
+        return Ok(experts / tensor);
     }
     if !data.is_multiple_of(experts) {
         return Err(Refusal(format!("ep {experts} divides neither dp {data} nor dp x tp {}", data * tensor)));
@@ -94,7 +89,7 @@ fn experts(
     if tensor > 1 && experts > 1 {
         stand_ins.push("whether `tp` cuts experts is not stated".into());
     }
-    Ok((experts, None))
+    Ok(experts)
 }
 
 /// Layers of each chunk as Megatron cuts: as many in each, the embedding with the first and the head with the last; where that does not
@@ -124,7 +119,7 @@ pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usiz
 
 /// `layers per stage [7, 9, 9, 9]`, embedding and head counted; or `stage boundaries [0, 7, 14, 20, 30]`, where DeepSpeed's Megatron has three
 /// more entries before the layers and three after them (a cast, the embedding, a transposition; a transposition, the norm, the head).
-fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
+pub(crate) fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
     let numbers = |label: &str| -> Option<Vec<usize>> {
         let rest = notes.split_once(label)?.1.split_once('[')?.1.split_once(']')?.0;
         rest.split(',').map(|number| number.trim().parse().ok()).collect()

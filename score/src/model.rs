@@ -7,10 +7,6 @@ use foretell_models::Model;
 use foretell_program::Layout;
 use foretell_simulator::gpu::StackKind;
 
-/// The mean length of MLPerf's sequences for BERT over the 512 that they may have: implementations leave the padding out (packing or
-/// unpadded kernels). About a half, as INDEX.md says of these rows; Wikipedia's mean is 0.49 of 512 (MLCommons' packing reference).
-const BERT_UNPADDED: f64 = 0.5;
-
 /// What is known of an architecture by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Architecture {
@@ -92,8 +88,8 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
     // Ranks that are more than heads of keys have copies.
     let kv_heads = row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads);
     if name.contains("bert") {
-        if row.notes.contains("unpadded") {
-            sequence = (sequence as f64 * BERT_UNPADDED).round() as usize;
+        if sequence >= 512 {
+            sequence = (sequence as f64 * stack.sequence_share).round() as usize;
         }
         return Ok(Model::Bert {
             layers,

@@ -148,6 +148,7 @@ impl Prepared {
                 format: run.format,
                 copies: run.copies(),
                 trained: run.trained,
+                whole_experts_over: run.whole_experts_over(),
             };
             let step = simulate_by_stage(program, costs).map_err(|error| Refusal(error.to_string()))?;
             let compute = step.compute.iter().copied().fold(Seconds::ZERO, Seconds::max);

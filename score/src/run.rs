@@ -1,6 +1,6 @@
 //! What a row says in our terms: a model, a plan, a cluster and a software stack; or why it says too little.
 
-use crate::layout::{cuts, layout};
+use crate::layout::{cuts, layout, stated_cuts};
 use crate::model::model;
 use crate::names;
 use crate::row::Row;
@@ -50,7 +50,7 @@ impl Run {
     /// [`Refusal`] where the row says too little, contradicts itself, or says what is not known here.
     pub fn of(row: &Row, profiles: &Profiles) -> Result<Self, Refusal> {
         let refuse = |reason: String| Err(Refusal(reason));
-        let kinds = names::node_kinds(row);
+        let kinds = ordered(names::node_kinds(row), row, profiles);
         let Some(&(first_nodes, device)) = kinds.first() else {
             return refuse(format!("no profile of the device `{}`", row.gpu));
         };
@@ -113,6 +113,12 @@ impl Run {
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
     }
 
+    /// Ranks over which experts stay whole and the sequence is shared out.
+    pub fn whole_experts_over(&self) -> usize {
+        let layout = &self.plan.layout;
+        if self.stack.whole_experts && layout.sequence_parallel { layout.tensor } else { 1 }
+    }
+
     /// Experts that a token goes to.
     pub fn copies(&self) -> usize {
         if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 }
@@ -154,4 +160,17 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
     };
     let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
     Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
+}
+
+/// Nodes of several kinds in the order in which ranks fill them: as the row names them, unless the stages that it states say that the slowest
+/// kind comes first, having the fewest layers.
+fn ordered(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
+    let blocks = row.count("layers").and_then(|layers| stated_cuts(&row.notes, layers)).unwrap_or_default();
+    if let ([first, .., last], true) = (blocks.as_slice(), kinds.len() > 1)
+        && first < last
+    {
+        let speed = |name: &str| profiles.gpu(name).map_or(0.0, |gpu| gpu.peak(ProductFormat::Fp16).value());
+        kinds.sort_by(|one, two| speed(one.1).total_cmp(&speed(two.1)));
+    }
+    kinds
 }

@@ -79,6 +79,8 @@ struct Step {
     lane: u16,
     /// What the host takes to launch it; of the kernels' lane only.
     host: Picoseconds,
+    /// Whether the host waits for the device before it launches it.
+    waits: bool,
 }
 
 struct Stage {
@@ -174,7 +176,7 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
     let rank = first_rank(mesh, stage.stage);
     let reachable: Vec<Reachable> = stage.groups.iter().map(|group| Reachable::of(group, mesh, rank, costs.cluster)).collect();
     let overlap = &costs.stack.overlap;
-    let mut kernels: HashMap<(foretell_models::Kernel, bool), [Picoseconds; 2]> = HashMap::new();
+    let mut kernels: HashMap<(foretell_models::Kernel, bool, bool), [Picoseconds; 2]> = HashMap::new();
     let mut lanes: Vec<Lane> = vec![Lane::Compute];
     let mut sent: BTreeMap<usize, u32> = BTreeMap::new();
     let mut received: BTreeMap<usize, u32> = BTreeMap::new();
@@ -182,9 +184,12 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
     let mut last_backward = None;
     let mut steps: Vec<Step> = Vec::with_capacity(stage.instructions.len());
     let mut deferred = Vec::new();
-    let exchange_launch = Picoseconds::from(costs.exchange_launch());
+    let exchange_launch = costs.exchange_launch();
+    let mut pass = None;
     for (index, instruction) in (0u32..).zip(&stage.instructions) {
-        let mut host = exchange_launch;
+        let launch_share = costs.launch_share(instruction.phase);
+        let mut host = Picoseconds::from(exchange_launch * launch_share);
+        let mut waits = false;
         let (lane, work) = match &instruction.operation {
             Operation::Compute { kernel, accumulate, group } => {
                 if instruction.phase == Phase::Backward || instruction.phase == Phase::Recompute {
@@ -196,11 +201,16 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
                     reachable[group.0 as usize].members / 2
                 });
                 let kernel = kernel.without_constants();
-                let [duration, launch] = *kernels.entry((kernel, *accumulate)).or_insert_with(|| {
-                    let time = costs.kernel_time(&kernel.for_member(index_in_group), *accumulate, program.precision);
-                    [time.device.into(), time.host.into()]
-                });
+                let [duration, launch] =
+                    *kernels.entry((kernel, *accumulate, instruction.phase == Phase::Backward)).or_insert_with(|| {
+                        let time = costs.kernel_time(&kernel.for_member(index_in_group), *accumulate, program.precision);
+                        [time.device.into(), (time.host * launch_share).into()]
+                    });
                 host = launch;
+                let this = (instruction.phase == Phase::Forward, instruction.micro_batch);
+                if costs.stack.waits_between_passes && instruction.phase != Phase::Update && pass != Some(this) {
+                    (waits, pass) = (true, Some(this));
+                }
                 (Lane::Compute, Work::Kernel(duration))
             }
             Operation::Collective { kind, group, bytes, role: stated, .. } => {
@@ -257,7 +267,7 @@ fn lower(stage: &StageProgram, program: &Program, costs: &GpuCosts, messages: &m
             lanes.push(lane);
             lanes.len() - 1
         });
-        steps.push(Step { work, lane: lane as u16, host });
+        steps.push(Step { work, lane: lane as u16, host, waits });
     }
     let (waits_for, successors) = connect(stage, &steps, lanes.len(), last_backward, &deferred);
     Stage { steps, successors, waits_for, lanes: lanes.len() }
@@ -459,6 +469,9 @@ impl<'a> Run<'a> {
         // The host launches the kernels' lane in its order, ahead of the device where it can; a kernel waits for its launch.
         let mut late = Picoseconds::ZERO;
         if lane == 0 {
+            if one.waits {
+                self.host[index] = self.host[index].max(self.now);
+            }
             self.host[index] += one.host;
             late = self.host[index].saturating_sub(self.now);
         }

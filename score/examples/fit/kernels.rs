@@ -10,8 +10,14 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     let row = published()?.into_iter().find(|row| row.row_id == row_id).ok_or("no such row")?;
     let run = Run::of(&row, profiles).map_err(|refusal| refusal.to_string())?;
     let prepared = prepare(&run).map_err(|refusal| refusal.to_string())?;
-    let costs =
-        GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, copies: run.copies(), trained: run.trained };
+    let costs = GpuCosts {
+        cluster: &run.cluster,
+        stack: &run.stack,
+        format: run.format,
+        copies: run.copies(),
+        trained: run.trained,
+        whole_experts_over: run.whole_experts_over(),
+    };
     let (count, program) = prepared.programs.first().ok_or("nothing is simulated")?;
     let stage = program.lists.get(stage).ok_or("no such stage")?;
     let mut totals: BTreeMap<String, (f64, f64, usize)> = BTreeMap::new();
@@ -42,6 +48,9 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
         predicted.step,
         row.step_seconds()
     );
+    let sum = totals.iter().map(|(_, (time, ..))| time).sum::<f64>();
+    let busiest = predicted.compute / predicted.step;
+    println!("   {sum:9.6} s in all; kernels are {busiest:.3} of the step on the busiest stage");
     for (name, (time, host, times)) in totals.iter().take(30) {
         println!("   {time:9.6} s, host {host:9.6} s {times:5} {}", name.chars().take(150).collect::<String>());
     }

@@ -30,14 +30,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let cases = cases::declared(&profiles)?;
             eprintln!("{} rows declared for fitting are simulated", cases.len());
             if std::env::var("TIMES").is_ok() {
-                let mut times: Vec<(f64, &str)> = cases.iter().map(|case| {
-                    let start = std::time::Instant::now();
-                    let _ = case.predicted(&case.run, Quantity::Step);
-                    (start.elapsed().as_secs_f64(), case.row.row_id.as_str())
-                }).collect();
+                let mut times: Vec<(f64, &str)> = cases
+                    .iter()
+                    .map(|case| {
+                        let start = std::time::Instant::now();
+                        let _ = case.predicted(&case.run, Quantity::Step);
+                        (start.elapsed().as_secs_f64(), case.row.row_id.as_str())
+                    })
+                    .collect();
                 times.sort_by(|one, two| two.0.total_cmp(&one.0));
                 eprintln!("all {:.2} s", times.iter().map(|one| one.0).sum::<f64>());
-                for (time, row) in times.iter().take(40) { eprintln!("{time:.3} {row}"); }
+                for (time, row) in times.iter().take(40) {
+                    eprintln!("{time:.3} {row}");
+                }
             }
             let time = solve::fit(&cases, Quantity::Step)?;
             let memory = solve::fit(&cases, Quantity::Memory)?;

@@ -116,6 +116,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
         of_stack("elementwise".into(), 0.30);
         of_stack("host_launch".into(), 0.50);
         of_stack("step_overhead".into(), 0.70);
+        of_stack("backward_launch".into(), 0.30);
         if any(&|run| !matches!(run.model, Model::Resnet { .. })) {
             let unfused = any(&|run| matches!(run.stack.attention, AttentionKind::Unfused { .. }));
             of_stack("attention".into(), if unfused { 0.4 } else { 0.25 });
@@ -125,7 +126,6 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
         }
         if any(&|run| run.devices() > 1) {
             of_stack("communication".into(), 0.25);
-            of_stack("compute_slowdown".into(), 0.5);
         }
         if any(&|run| run.plan.layout.tensor * run.plan.layout.pipeline > 1) {
             of_stack("launches:exchange".into(), 0.3);

@@ -4,7 +4,7 @@ use super::nccl::Reachable;
 use super::product::{Product, product_time};
 use super::profile::{AttentionKind, Category, Cluster, ProductFormat, StackKind};
 use foretell_models::{Attention, Kernel, Window};
-use foretell_program::{Collective, CollectiveRole};
+use foretell_program::{Collective, CollectiveRole, Phase};
 use foretell_units::{DataType, Seconds};
 
 /// Tiles of queries that FlashAttention's kernels hand to multiprocessors.
@@ -28,6 +28,9 @@ pub struct GpuCosts<'a> {
     pub copies: usize,
     /// What is trained.
     pub trained: Trained,
+    /// Ranks over which experts stay whole and the sequence is shared out, so that each exchanges its part of the tokens alone; 1 where every rank of
+    /// `tensor` exchanges all, as the Program has it.
+    pub whole_experts_over: usize,
 }
 
 /// Which parameters are trained.
@@ -51,6 +54,11 @@ impl GpuCosts<'_> {
         KernelTime { device: device + self.cluster.gpu.launch * kernels, host: self.stack.host_launch * launches }
     }
 
+    /// What the host takes for a launch in a phase over what it takes in the forward pass.
+    pub fn launch_share(&self, phase: Phase) -> f64 {
+        if phase == Phase::Backward { self.stack.backward_launch } else { 1.0 }
+    }
+
     /// What the host takes to launch a collective or a message.
     pub fn exchange_launch(&self) -> Seconds {
         self.stack.host_launch * self.stack.launches_of(Category::Exchange)
@@ -64,9 +72,12 @@ impl GpuCosts<'_> {
         }
         // The Program's gradients are in single precision.
         let bytes = if role == CollectiveRole::Gradients { bytes * self.stack.gradient_bytes / 4.0 } else { bytes };
+        let is_narrow = role == CollectiveRole::Parameters && self.stack.narrow_gather && self.format.is_cast();
+        let bytes = if is_narrow { bytes * 0.5 } else { bytes };
         match kind {
             Collective::AllToAll => {
                 let copies = if self.stack.once_per_node { self.copies } else { 1 };
+                let bytes = bytes / self.whole_experts_over.max(1) as f64;
                 group.exchange(bytes, copies, self.cluster) * (self.stack.communication * self.stack.exchange)
             }
             kind => group.time(kind, bytes, self.cluster) * self.stack.communication,
@@ -321,7 +332,14 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("megatron-core").expect("known");
-        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, copies: 1, trained: Trained::All };
+        let costs = GpuCosts {
+            cluster: &cluster,
+            stack,
+            format: ProductFormat::Bf16,
+            copies: 1,
+            trained: Trained::All,
+            whole_experts_over: 1,
+        };
         let bias = Kernel::BiasAdd { rows: 4096, columns: 4096 };
         assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
         let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
@@ -333,7 +351,14 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("nemo").expect("known");
-        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, copies: 1, trained: Trained::Adapters };
+        let costs = GpuCosts {
+            cluster: &cluster,
+            stack,
+            format: ProductFormat::Bf16,
+            copies: 1,
+            trained: Trained::Adapters,
+            whole_experts_over: 1,
+        };
         let layout = foretell_models::WeightLayout::OutIn;
         let [weight, input] = [
             Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, layout },
@@ -352,7 +377,14 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("pytorch-eager").expect("known");
-        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, copies: 1, trained: Trained::All };
+        let costs = GpuCosts {
+            cluster: &cluster,
+            stack,
+            format: ProductFormat::Bf16,
+            copies: 1,
+            trained: Trained::All,
+            whole_experts_over: 1,
+        };
         assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
     }
 }

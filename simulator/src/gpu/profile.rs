@@ -357,6 +357,12 @@ pub struct StackKind {
     pub launches: BTreeMap<Category, f64>,
     /// What the host needs to launch a kernel. It runs ahead of the device as far as it can.
     pub host_launch: Seconds,
+    /// What a launch in the backward pass takes of that: less where autograd launches it from compiled code.
+    #[serde(default = "one")]
+    pub backward_launch: f64,
+    /// Whether the host waits for the device between the passes of a micro-batch (Megatron's timers did).
+    #[serde(default)]
+    pub waits_between_passes: bool,
     /// Whether the host waits for messages between stages before it launches more.
     #[serde(default)]
     pub waits_for_messages: bool,
@@ -373,6 +379,9 @@ pub struct StackKind {
     pub communication_slowdown: f64,
     /// Bytes of a gradient's element on the network.
     pub gradient_bytes: f64,
+    /// Whether parameters are gathered in the narrow format of products, where they have one.
+    #[serde(default)]
+    pub narrow_gather: bool,
     /// Bytes moved to cast one element of an operand to a narrow format.
     #[serde(default)]
     pub cast_bytes: f64,
@@ -390,6 +399,9 @@ pub struct StackKind {
     /// The vocabulary is made a multiple of this and the tensor-parallel size together; 1 where it is left as it is.
     #[serde(default = "unpadded")]
     pub vocabulary_multiple: usize,
+    /// The share of BERT's longest sequences (512) that is computed: less than 1 where padding is left out, wholly or by bins of lengths.
+    #[serde(default = "one")]
+    pub sequence_share: f64,
     /// Bytes of a message between stages for each byte of the Program's: 2 where activations travel in single precision.
     #[serde(default = "one")]
     pub message_scale: f64,
