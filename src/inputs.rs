@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use foretell_executor::machine;
 use foretell_models::{GraphOptions, Model};
 use foretell_program::Profile;
+use foretell_simulator::gpu::{Profiles, StackKind};
 use foretell_topologies::{Topology, discover};
 use serde::de::DeserializeOwned;
 use std::path::Path;
@@ -106,4 +107,13 @@ pub fn profile(path: Option<&Path>) -> Result<Option<Profile>, Failure> {
 
 fn looks_like_path(text: &str, folder: &Path) -> bool {
     text.contains('/') || [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending)) || folder.join(text).is_file()
+}
+
+/// What is known of a software stack.
+pub fn stack(name: &str) -> Result<&'static StackKind, Failure> {
+    let profiles = Profiles::library().map_err(|error| Failure::Undone(error.to_string()))?;
+    profiles.stack(name).map_err(|_| {
+        let names: Vec<&str> = profiles.stack_names().collect();
+        Failure::Input(format!("no stack is called `{name}`; hint: use one of {}", names.join(", ")))
+    })
 }

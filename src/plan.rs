@@ -8,9 +8,8 @@ use crate::predict;
 use clap::Args;
 use foretell_models::Model;
 use foretell_planner::{Fixed, Planned, Request, plan};
-use foretell_program::{Layout, Optimizer, Plan, Profile};
+use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
 use foretell_reports::layouts_table;
-use foretell_simulator::CostModel;
 use foretell_topologies::{Architecture, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType};
 use serde_json::json;
@@ -69,6 +68,9 @@ pub struct Choices {
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]
     #[arg(long, value_name = "SAMPLES")]
     pub batch_norm_group: Option<usize>,
+    /// Whose run it is on GPUs: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp, ...
+    #[arg(long, value_name = "NAME", default_value = "foretell")]
+    pub stack: String,
     /// The step size [default: 0.05 for sgd, 0.001 for adam and adamw]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f32>,
@@ -146,6 +148,8 @@ impl Choices {
         });
         let mut base =
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
+        let stack = inputs::stack(&self.stack)?;
+        (base.stack, base.overlap) = (Stack::new(&self.stack), stack.overlap);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, base, taken })
     }
@@ -164,7 +168,7 @@ impl Choices {
     /// Searches.
     pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
-        let costs = CostModel::new(profile, &setting.topology);
+        let costs = predict::costs(profile, &setting.topology, &setting.base)?;
         let request = Request {
             fixed: self.fix.clone(),
             devices: self.devices(&setting.topology),

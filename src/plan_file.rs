@@ -124,8 +124,8 @@ impl PlanFile {
             optimizer: plan.optimizer,
             training: plan.training,
             batch_norm_group: plan.batch_norm_group,
+            overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
             stack: plan.stack,
-            overlap: Some(plan.overlap).filter(|overlap| *overlap != Overlap::default()),
             mode: plan.mode,
         }
     }
@@ -140,8 +140,8 @@ impl PlanFile {
             optimizer: file.optimizer,
             training: file.training,
             batch_norm_group: file.batch_norm_group,
+            overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
             stack: file.stack,
-            overlap: file.overlap.unwrap_or_default(),
             mode: file.mode,
         }
     }
@@ -195,9 +195,15 @@ impl PlanFile {
         };
         topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
         let plan = file.plan();
+        inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
         plan.validate().map_err(|error| Failure::in_file(path, &error))?;
         Ok(LoadedPlan { model, topology, plan, file, path: path.into() })
     }
+}
+
+/// What communication a stack has run beside kernels.
+fn usual_overlap(stack: &Stack) -> Option<Overlap> {
+    inputs::stack(stack.name()).ok().map(|stack| stack.overlap)
 }
 
 /// What a model is called that stands in place, without a name.

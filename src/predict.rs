@@ -49,7 +49,7 @@ pub fn foretell_folding(
             loaded.topology.name()
         )));
     }
-    let costs = CostModel::new(profile, &loaded.topology);
+    let costs = costs(profile, &loaded.topology, &loaded.plan)?;
     let (mut prediction, simulation) =
         foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe), folding)?;
     // The arena is also evaluation's, of which the simulator knows nothing.
@@ -57,6 +57,13 @@ pub fn foretell_folding(
     prediction.fits = misfit(&compiled, &loaded.topology).is_none();
     prediction.wall_seconds = foretell_units::Seconds::new(started.elapsed().as_secs_f64());
     Ok(Foretold { compiled, prediction, simulation })
+}
+
+/// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data
+/// sheet.
+pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
+    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.precision);
+    costs.map_err(|error| Failure::Input(error.to_string()))
 }
 
 /// Refuses a plan that does not fit its devices.

@@ -56,6 +56,12 @@ use foretell_units::DataType;
 /// # Errors
 /// [`ExecutorError::Unsupported`], naming what can be used instead.
 pub fn supported(plan: &Plan) -> Result<(), ExecutorError> {
+    if !plan.stack.is_own() {
+        return Err(ExecutorError::Unsupported {
+            what: format!("a run of the stack `{}`", plan.stack.name()),
+            hint: "leave out `stack`, or use `stack: foretell`; others can be simulated".into(),
+        });
+    }
     if plan.precision == DataType::Tf32 {
         return Err(ExecutorError::Unsupported {
             what: "precision tf32 on processors, which have no such arithmetic".into(),

@@ -7,8 +7,8 @@
 use crate::run::{Refusal, Run};
 use foretell_models::Kernel;
 use foretell_program::{BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
-use foretell_simulator::gpu::{AttentionKind, GpuCosts, Trained};
-use foretell_simulator::simulate_by_stage;
+use foretell_simulator::gpu::{AttentionKind, Trained};
+use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
 use foretell_units::{DataType, Seconds};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub struct Predicted {
     pub p90: Seconds,
     /// Bytes of the fullest stage's device.
     pub memory: f64,
-    /// Time in kernels of the busiest stage.
+    /// Time in kernels of the stage that ends last.
     pub compute: Seconds,
 }
 
@@ -140,19 +140,13 @@ impl Prepared {
     /// # Errors
     /// [`Refusal`] where the Program deadlocks.
     pub fn predict(&self, run: &Run) -> Result<Predicted, Refusal> {
+        let costs = CostModel::of_clusters(&run.clusters(), &run.stack, run.format, run.workload());
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
-            let costs = |stage| GpuCosts {
-                cluster: run.cluster_of(program, stage),
-                stack: &run.stack,
-                format: run.format,
-                copies: run.copies(),
-                trained: run.trained,
-                whole_experts_over: run.whole_experts_over(),
-            };
-            let step = simulate_by_stage(program, costs).map_err(|error| Refusal(error.to_string()))?;
-            let compute = step.compute.iter().copied().fold(Seconds::ZERO, Seconds::max);
-            steps.push((*count, step.step, compute));
+            let simulation = simulate_representatives(program, &costs, |stage| run.kind_of(program, stage));
+            let simulation = simulation.map_err(|error| Refusal(error.to_string()))?;
+            let Breakdown { compute, optimizer, .. } = simulation.breakdown;
+            steps.push((*count, Seconds::from(simulation.step), compute + optimizer));
         }
         let (step, compute) = match steps.as_slice() {
             [(few, few_step, few_compute), (more, more_step, more_compute)] => {
@@ -166,7 +160,6 @@ impl Prepared {
             [(_, step, compute)] => (*step, *compute),
             _ => return Err(Refusal("nothing was compiled".into())),
         };
-        let step = step + run.stack.step_overhead + run.stack.micro_batch_overhead * self.micro_batches as f64;
         let [low, high] = run.stack.spread;
         Ok(Predicted { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
     }
@@ -175,7 +168,7 @@ impl Prepared {
     pub fn memory(&self, run: &Run) -> f64 {
         let rules = &run.stack.memory;
         let single = run.plan.precision.size().count() >= 4;
-        let trains = f64::from(u8::from(run.trained == Trained::All));
+        let trains = f64::from(u8::from(run.workload().trained == Trained::All));
         let of_stage = |stage: &StageMemory| {
             let optimizer = if single { 8.0 } else { rules.optimizer };
             let parameter = if single { 4.0 } else { rules.parameter };

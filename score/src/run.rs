@@ -6,7 +6,7 @@ use crate::names;
 use crate::row::Row;
 use foretell_models::Model;
 use foretell_program::{Layout, Optimizer, Plan, Program, Rank};
-use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind, Trained};
+use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind, Trained, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 use std::fmt;
 
@@ -95,7 +95,7 @@ impl Run {
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
-        let plan = plan(row, layout, format, &model)?;
+        let plan = plan(row, &stack, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));
         }
@@ -113,33 +113,40 @@ impl Run {
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
     }
 
-    /// Ranks over which experts stay whole and the sequence is shared out.
-    pub fn whole_experts_over(&self) -> usize {
+    /// What of it decides on costs beside kernels' sizes.
+    pub fn workload(&self) -> Workload {
         let layout = &self.plan.layout;
-        if self.stack.whole_experts && layout.sequence_parallel { layout.tensor } else { 1 }
-    }
-
-    /// Experts that a token goes to.
-    pub fn copies(&self) -> usize {
-        if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 }
+        let is_whole = self.stack.whole_experts && layout.sequence_parallel;
+        Workload {
+            copies: if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 },
+            trained: self.trained,
+            whole_experts_over: if is_whole { layout.tensor } else { 1 },
+        }
     }
 
     /// What the ranks of a stage run on: of several kinds the one that is slowest at products, for which the others wait.
-    pub fn cluster_of(&self, program: &Program, stage: usize) -> &Cluster {
+    pub fn kind_of(&self, program: &Program, stage: usize) -> usize {
         if self.others.is_empty() {
-            return &self.cluster;
+            return 0;
         }
         let kind_of = |rank: Rank| {
             let node = rank.0 / self.cluster.devices_per_node;
-            self.others.iter().rev().find(|(first, _)| node >= *first).map_or(&self.cluster, |(_, cluster)| cluster)
+            self.others.iter().rposition(|(first, _)| node >= *first).map_or(0, |other| other + 1)
         };
-        let rate = |cluster: &Cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format);
+        let clusters = self.clusters();
+        let rate =
+            |kind: usize| clusters[kind].gpu.peak(self.format).value() * clusters[kind].gpu.product_efficiency(self.format);
         let kinds = program.mesh.stage_ranks(stage).into_iter().map(kind_of);
-        kinds.min_by(|one, two| rate(one).total_cmp(&rate(two))).unwrap_or(&self.cluster)
+        kinds.min_by(|&one, &two| rate(one).total_cmp(&rate(two))).unwrap_or(0)
+    }
+
+    /// The kinds of node in the order of the first of each.
+    pub fn clusters(&self) -> Vec<&Cluster> {
+        std::iter::once(&self.cluster).chain(self.others.iter().map(|(_, cluster)| cluster)).collect()
     }
 }
 
-fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
+fn plan(row: &Row, stack: &StackKind, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
         (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
@@ -159,7 +166,7 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         _ => DataType::Bf16,
     };
     let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
-    Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
+    Ok(Plan { precision, optimizer, overlap: stack.overlap, ..Plan::new(layout, global_batch) })
 }
 
 /// Nodes of several kinds in the order in which ranks fill them: as the row names them, unless the stages that it states say that the slowest

@@ -1,15 +1,18 @@
-//! The cost model: how long one thing takes when nothing hinders it. It answers from a profile where something alike was
-//! measured, from the data sheet where not, and says which of the two it did.
+//! The cost model: how long one thing takes when nothing hinders it. It answers from a profile where something alike was measured; for GPUs
+//! that nobody here has timed, from what was fitted on runs that others published ([`crate::gpu`]); else from the data sheet; and says
+//! which of the three it did.
 //!
 //! It must not know Programs: it is asked about a kernel or a message, never about a layout or a schedule.
 
 use crate::exchange::ExchangeTable;
+use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind, Workload};
+use crate::graphics::Graphics;
 use crate::kernels::KernelTable;
 use crate::roofline;
 use crate::simulation::Quantile;
 use crate::uncertainty::Uncertainty;
 use foretell_models::Kernel;
-use foretell_program::{Exchange, Profile, Reach, Sample};
+use foretell_program::{Exchange, Phase, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 
@@ -22,6 +25,8 @@ pub enum Source {
     Interpolated,
     /// Only things quite unlike it in size were measured: outside the calibrated domain.
     Extrapolated,
+    /// Whole runs on such a device, with such a software stack, were.
+    Fitted,
     /// A data sheet and a stated efficiency.
     Roofline,
 }
@@ -29,7 +34,7 @@ pub enum Source {
 impl Source {
     /// Whether the answer lies within what was measured.
     pub fn is_calibrated(self) -> bool {
-        matches!(self, Source::Measured | Source::Interpolated)
+        matches!(self, Source::Measured | Source::Interpolated | Source::Fitted)
     }
 }
 
@@ -61,6 +66,11 @@ impl Estimate {
         Self { median, p10: median / roofline::SPREAD, p90: median * roofline::SPREAD, source: Source::Roofline }
     }
 
+    /// One without a spread of its own.
+    pub(crate) fn steady(median: Seconds, source: Source) -> Self {
+        Self { median, p10: median, p90: median, source }
+    }
+
     /// The same on a device of so many times the speed.
     fn over(self, speed: f64) -> Self {
         Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
@@ -69,6 +79,15 @@ impl Estimate {
     pub(crate) fn measured(sample: &Sample) -> Self {
         Self { median: sample.median, p10: sample.p10, p90: sample.p90, source: Source::Measured }
     }
+}
+
+/// What a host waits for before it launches more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostWaits {
+    /// Messages from other stages.
+    pub for_messages: bool,
+    /// The last kernel of a pass over a micro-batch.
+    pub between_passes: bool,
 }
 
 /// What a kind of device costs beside its kernels.
@@ -80,6 +99,8 @@ pub struct Parameters {
     pub stream_handoff: Estimate,
     /// After a rank's last instruction.
     pub step_overhead: Estimate,
+    /// After a rank's last instruction for each of its micro-batches.
+    pub micro_batch_overhead: Seconds,
     /// What an exchange takes however small it is, beside the latency of its hops, where no sample says.
     pub exchange_overhead: Seconds,
     /// Reading one byte of samples.
@@ -87,6 +108,11 @@ pub struct Parameters {
     /// The share of the processor that communication and reading take while they run unhindered. Of communication that was
     /// measured, the sample's own share counts.
     pub communication_share: f64,
+    /// How fast communication grows beside a kernel where both want the processor; where that is not known as an operating system shares it,
+    /// equal use until one needs no more.
+    pub communication_growth: Option<f64>,
+    /// What the host waits for before it launches more.
+    pub host_waits: HostWaits,
     /// What an instruction of another stream takes of the processor beside what it does, where a kernel runs there. Nothing where streams
     /// take no processor from kernels.
     pub interruption: Seconds,
@@ -161,6 +187,8 @@ pub struct CostModel {
     pub cores: Option<usize>,
     /// How far off step times that are made of these costs may be for what no cost says.
     pub uncertainty: Uncertainty,
+    /// The 10th and 90th percentile of a step over its prediction, where that is known of such runs as a whole.
+    pub step_spread: Option<[f64; 2]>,
 }
 
 #[derive(Clone, Debug)]
@@ -171,6 +199,16 @@ struct KindCosts {
     parameters: Parameters,
     kernels: Option<KernelTable>,
     exchanges: Option<ExchangeTable>,
+    graphics: Option<Graphics>,
+}
+
+/// What a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelCost {
+    /// On the device.
+    pub time: Estimate,
+    /// On the host, which launches kernels one after the other, ahead of the device where it can.
+    pub launch: Seconds,
 }
 
 impl CostModel {
@@ -194,18 +232,98 @@ impl CostModel {
             paces: paces.unwrap_or_default(),
             cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
             uncertainty: Uncertainty::MEASURED,
+            step_spread: None,
+        }
+    }
+
+    /// The same with what is known of a software stack on those kinds of device that are in the profiles of GPUs and were not calibrated.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`] where there is no such stack.
+    pub fn with_stack(mut self, topology: &Topology, stack: &str, precision: DataType) -> Result<Self, ProfileError> {
+        let profiles = Profiles::library()?;
+        let stack = profiles.stack(stack)?;
+        let clusters: Vec<_> = (0..self.kinds.len()).map(|kind| Graphics::cluster(profiles, topology, kind)).collect();
+        let format = ProductFormat::of(precision);
+        for (costs, cluster) in self.kinds.iter_mut().zip(clusters) {
+            if let Some(cluster) = cluster.filter(|_| costs.kernels.is_none()) {
+                costs.graphics = Some(Graphics::new(cluster, stack.clone(), format, Workload::default()));
+            }
+        }
+        self.take_from_graphics();
+        Ok(self)
+    }
+
+    /// A model of kinds of GPU under a software stack, of which everything is said: kind n is that of the n-th cluster.
+    pub fn of_clusters(clusters: &[&Cluster], stack: &StackKind, format: ProductFormat, workload: Workload) -> Self {
+        let kinds = clusters.iter().map(|&cluster| KindCosts {
+            kind: Graphics::device_kind(cluster),
+            speed: 1.0,
+            parameters: roofline::parameters(Architecture::Gpu),
+            kernels: None,
+            exchanges: None,
+            graphics: Some(Graphics::new(cluster.clone(), stack.clone(), format, workload)),
+        });
+        let mut costs = Self {
+            kinds: kinds.collect(),
+            links: LinkEfficiency::IDEAL,
+            buffered: Bytes::ZERO,
+            paces: Vec::new(),
+            cores: None,
+            uncertainty: Uncertainty::NONE,
+            step_spread: None,
+        };
+        costs.take_from_graphics();
+        costs
+    }
+
+    /// What else follows from the stack.
+    fn take_from_graphics(&mut self) {
+        for costs in &mut self.kinds {
+            if let Some(graphics) = &costs.graphics {
+                costs.parameters = graphics.parameters();
+            }
+        }
+        if let Some(graphics) = self.kinds.iter().find_map(|costs| costs.graphics.as_ref()) {
+            self.links = graphics.link_efficiency();
+            self.step_spread = Some(graphics.stack.spread);
+            // Sends are put into NCCL's buffers, and frameworks post receives before they need them.
+            self.buffered = Bytes::new(u64::MAX / 2);
         }
     }
 
     /// How long a kernel takes alone on a device of a kind (an index into [`Topology::device_kinds`]).
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Estimate {
+        self.kernel_cost(kernel, accumulate, precision, kind).time
+    }
+
+    /// The same, and what its launch takes of the host.
+    pub fn kernel_cost(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> KernelCost {
         let costs = &self.kinds[kind];
+        if let Some(graphics) = &costs.graphics {
+            return graphics.kernel_cost(kernel, accumulate, precision);
+        }
         let whole = costs
             .kernels
             .as_ref()
             .and_then(|table| table.estimate(kernel, accumulate, precision, &costs.kind))
             .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)));
-        whole.over(costs.speed)
+        KernelCost { time: whole.over(costs.speed), launch: Seconds::ZERO }
+    }
+
+    /// What a launch in a phase takes of the host over what it takes in the forward pass.
+    pub fn launch_share(&self, kind: usize, phase: Phase) -> f64 {
+        self.kinds[kind].graphics.as_ref().map_or(1.0, |graphics| graphics.launch_share(phase))
+    }
+
+    /// What the launch of a collective or a message takes of the host.
+    pub fn exchange_launch(&self, kind: usize) -> Seconds {
+        self.kinds[kind].graphics.as_ref().map_or(Seconds::ZERO, Graphics::exchange_launch)
+    }
+
+    /// A kind that is known by the profiles of GPUs.
+    pub(crate) fn graphics(&self, kind: usize) -> Option<&Graphics> {
+        self.kinds[kind].graphics.as_ref()
     }
 
     /// How fast a kind of device is beside a whole device of its figures.
@@ -255,7 +373,14 @@ impl KindCosts {
         let assumed = roofline::parameters(kind.architecture);
         let Some(profile) = profile else {
             let speed = kind.speed();
-            return Self { kind: kind.clone(), speed, parameters: assumed.over(speed), kernels: None, exchanges: None };
+            return Self {
+                kind: kind.clone(),
+                speed,
+                parameters: assumed.over(speed),
+                kernels: None,
+                exchanges: None,
+                graphics: None,
+            };
         };
         let measured = profile.speeds.iter().find(|one| one.device == kind.name && one.speed > 0.0);
         let speed = measured.map_or(kind.speed(), |one| one.speed);
@@ -270,7 +395,7 @@ impl KindCosts {
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
         let exchanges = ExchangeTable::new(&profile.exchanges);
-        Self { kind: kind.clone(), speed, parameters: parameters.over(speed), kernels: Some(kernels), exchanges }
+        Self { kind: kind.clone(), speed, parameters: parameters.over(speed), kernels: Some(kernels), exchanges, graphics: None }
     }
 }
 

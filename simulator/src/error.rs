@@ -39,6 +39,12 @@ pub enum SimulationError {
         /// Ranks of the mesh.
         ranks: usize,
     },
+    /// Ranks that are to be simulated by one of them do not do alike, or nothing is known of what they run on.
+    #[error("one rank a stage cannot stand for all: {reason}; hint: simulate every rank")]
+    Unlike {
+        /// Why not.
+        reason: String,
+    },
     /// Two sides of a communication do not agree on what they exchange.
     #[error("{left} and {right} do not match: {reason}")]
     Unmatched {

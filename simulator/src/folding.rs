@@ -6,6 +6,7 @@
 //!
 //! Where ranks share a processor everyone is simulated: who of them comes first at an instant is then a matter of their order.
 
+use crate::gpu::Reachable;
 use crate::lowering::Lowered;
 use crate::network::Shape;
 use crate::symmetry::Ties;
@@ -24,6 +25,7 @@ enum Kind {
         size: usize,
         alone: [Option<Alone>; 4],
         measured: Option<Reach>,
+        spread: Option<Reachable>,
         device: usize,
     },
     /// With both lists and the peers' numbers there, from which its messages follow, and what they take alone.
@@ -32,6 +34,7 @@ enum Kind {
         peers: [u32; 2],
         alone: Alone,
         measured: Option<Reach>,
+        spread: Option<Reachable>,
         device: usize,
     },
     /// With its capacity, and whether it has a queue.
@@ -155,15 +158,15 @@ impl Lowered<'_> {
         for group in &self.groups {
             let (list, number) = group.members.first().map_or((0, 0), |&(member, number)| (list_of(member), number));
             let alone = group.shapes().map(|shape| shape.map(alone));
-            let (size, measured, device) = (group.size, group.measured, group.kind);
-            ties.add(kinds.of(Kind::Group { list, number, size, alone, measured, device }));
+            let (size, measured, spread, device) = (group.size, group.measured, group.spread.clone(), group.kind);
+            ties.add(kinds.of(Kind::Group { list, number, size, alone, measured, spread, device }));
         }
         let first_channel = first_group + self.groups.len();
         for channel in &self.channels {
             let lists = [channel.sender, channel.receiver].map(list_of);
             let peers = [channel.send_peer, channel.receive_peer];
             let (alone, measured, device) = (alone(&channel.shape), channel.measured, channel.kind);
-            ties.add(kinds.of(Kind::Channel { lists, peers, alone, measured, device }));
+            ties.add(kinds.of(Kind::Channel { lists, peers, alone, measured, spread: channel.spread.clone(), device }));
         }
         let first_shared = first_channel + self.channels.len();
         for (index, capacity) in self.capacities.iter().enumerate() {

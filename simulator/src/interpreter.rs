@@ -11,7 +11,7 @@
 use crate::engine::EventQueue;
 use crate::error::SimulationError;
 use crate::fairness::{ActivityId, FairShare};
-use crate::lowering::{Lowered, Step};
+use crate::lowering::{Lowered, Step, Work};
 use crate::simulation::{Quantile, Scenario};
 use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
 use foretell_units::Picoseconds;
@@ -127,9 +127,11 @@ struct Interpreter<'a> {
     quantile: Quantile,
     /// How much slower than its costs each rank's device is in this step; empty where none is.
     paces: &'a [f64],
-    work: Vec<&'a [[Picoseconds; 3]]>,
+    work: Vec<&'a Work>,
     handoff: Vec<Picoseconds>,
     interruption: Vec<Picoseconds>,
+    /// How far each rank's host is behind one that never waits.
+    behind: Vec<Picoseconds>,
     queue: EventQueue<Event>,
     /// An instruction's `start` is the earliest that is known so far, until it starts.
     ranks: Vec<RankTimeline>,
@@ -155,9 +157,10 @@ impl<'a> Interpreter<'a> {
             .iter()
             .map(|rank| {
                 let count = lowered.lists[rank.list].steps.len() as u32;
-                let at_start = |instruction| Span {
+                let launched = &lowered.lists[rank.list].work[rank.work].launched;
+                let at_start = |instruction: u32| Span {
                     instruction: InstructionId(instruction),
-                    start: Picoseconds::ZERO,
+                    start: launched.get(instruction as usize).copied().unwrap_or(Picoseconds::ZERO),
                     end: Picoseconds::MAX,
                 };
                 RankTimeline { spans: (0..count).map(at_start).collect(), end: Picoseconds::ZERO }
@@ -179,6 +182,7 @@ impl<'a> Interpreter<'a> {
             work: (0..lowered.ranks.len()).map(|rank| lowered.work(rank)).collect(),
             handoff: parameters().map(|parameters| parameters.stream_handoff.at(quantile).into()).collect(),
             interruption: parameters().map(|parameters| parameters.interruption.into()).collect(),
+            behind: vec![Picoseconds::ZERO; lowered.ranks.len()],
             queue: EventQueue::new(),
             unfinished: ranks.iter().map(|rank| rank.spans.len()).sum(),
             waits_for: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].waits_for.clone()).collect(),
@@ -199,8 +203,11 @@ impl<'a> Interpreter<'a> {
     fn start_all(&mut self) {
         for (rank, waits_for) in (0..).zip(&self.waits_for) {
             for (instruction, &count) in (0..).zip(waits_for) {
-                if count == 0 {
-                    self.ready.push(Task { rank, instruction });
+                let start = self.ranks[rank as usize].spans[instruction as usize].start;
+                match count {
+                    0 if start > Picoseconds::ZERO => self.queue.schedule(start, Event::Start(Task { rank, instruction })),
+                    0 => self.ready.push(Task { rank, instruction }),
+                    _ => {}
                 }
             }
         }
@@ -253,7 +260,9 @@ impl<'a> Interpreter<'a> {
         }
         let mut ranks = self.ranks;
         for (timeline, rank) in ranks.iter_mut().zip(&self.lowered.ranks) {
-            let overhead = self.lowered.costs.parameters(rank.kind).step_overhead.at(self.quantile);
+            let parameters = self.lowered.costs.parameters(rank.kind);
+            let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
+            let overhead = parameters.step_overhead.at(self.quantile) + parameters.micro_batch_overhead * micro_batches;
             timeline.end += overhead.into();
         }
         // Ranks that were simulated as one have one timeline.
@@ -288,8 +297,8 @@ impl<'a> Interpreter<'a> {
         let simulated = &self.lowered.ranks[rank];
         let stage = &self.lowered.lists[simulated.list];
         match stage.steps[instruction] {
-            Step::Compute => self.compute(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
-            Step::Load => self.load(task, self.paced(rank, self.work[rank][instruction][self.quantile as usize])),
+            Step::Compute => self.compute(task, self.paced(rank, self.work[rank].durations[instruction][self.quantile as usize])),
+            Step::Load => self.load(task, self.paced(rank, self.work[rank].durations[instruction][self.quantile as usize])),
             Step::Collective { group, nth } => {
                 self.interrupt(task.rank, self.interruption[rank]);
                 let group = simulated.groups[group as usize];
@@ -325,6 +334,13 @@ impl<'a> Interpreter<'a> {
         timeline.end = now;
         self.unfinished -= 1;
         let stage = &self.lowered.lists[self.lowered.ranks[rank].list];
+        let Work { launched, host_waits, .. } = self.work[rank];
+        if host_waits.get(instruction).is_some_and(|&waits| waits) {
+            // The host launches what follows from now on.
+            let behind = &mut self.behind[rank];
+            *behind = (*behind).max(now.saturating_sub(launched.get(instruction).copied().unwrap_or(now)));
+        }
+        let behind = self.behind[rank];
         let waits_for = &mut self.waits_for[rank];
         let after_handoff = now + self.handoff[rank];
         let successors = stage.offsets[instruction] as usize..stage.offsets[instruction + 1] as usize;
@@ -332,6 +348,9 @@ impl<'a> Interpreter<'a> {
             let index = successor.instruction as usize;
             let start = &mut timeline.spans[index].start;
             *start = (*start).max(if successor.is_elsewhere { after_handoff } else { now });
+            if behind > Picoseconds::ZERO {
+                *start = (*start).max(launched[index] + behind);
+            }
             waits_for[index] -= 1;
             if waits_for[index] == 0 {
                 let task = Task { rank: task.rank, instruction: successor.instruction };

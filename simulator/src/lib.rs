@@ -66,7 +66,6 @@
 //! ```
 
 mod breakdown;
-mod by_stage;
 mod cost;
 mod critical_path;
 mod engine;
@@ -75,22 +74,24 @@ mod exchange;
 mod fairness;
 mod folding;
 pub mod gpu;
+mod graphics;
 mod interpreter;
 mod kernels;
 mod lowering;
 mod network;
 mod pairing;
 mod prediction;
+mod representatives;
 mod roofline;
 mod si;
 mod simulation;
 mod symmetry;
 mod uncertainty;
 
-pub use by_stage::{StageSimulationError, StageStep, simulate_by_stage};
-pub use cost::{CostModel, Estimate, LinkEfficiency, Parameters, Source};
+pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, critical_path};
 pub use error::SimulationError;
 pub use prediction::{Prediction, predict};
+pub use representatives::simulate_representatives;
 pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Simulation, simulate};
 pub use uncertainty::{Residual, Uncertainty};

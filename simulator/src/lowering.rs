@@ -3,14 +3,14 @@
 //!
 //! It must not know time: nothing here depends on when something happens.
 
-use crate::cost::{CostModel, Estimate, Source};
+use crate::cost::{CostModel, HostWaits, KernelCost, Source};
 use crate::error::SimulationError;
 use crate::interpreter::Run;
 use crate::network;
 use crate::pairing::{Channel, GroupSet, Pairing};
 use crate::simulation::{Oversubscription, Quantile};
 use foretell_models::Kernel;
-use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
+use foretell_program::{GroupId, Operation, PeerId, Phase, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, LinkClass, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -37,7 +37,7 @@ pub(crate) struct Lowered<'a> {
     /// How many of these are processors, which come last.
     pub(crate) processors: usize,
     /// Kernels that no sample says anything of.
-    uncalibrated_kernels: BTreeSet<String>,
+    pub(crate) uncalibrated_kernels: BTreeSet<String>,
 }
 
 /// A rank that is simulated.
@@ -91,7 +91,20 @@ pub(crate) struct LoweredList {
     pub(crate) receives: Vec<Messages>,
     /// The work of each instruction at each quantile: one list for each kind of device that runs it and, where kernels do more on one
     /// member of a group than on another, each place in those groups.
-    work: Vec<Vec<[Picoseconds; 3]>>,
+    pub(crate) work: Vec<Work>,
+    /// How many micro-batches it has.
+    pub(crate) micro_batches: u32,
+}
+
+/// What the instructions of a list take on a kind of device.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// Of the processor, at each quantile.
+    pub(crate) durations: Vec<[Picoseconds; 3]>,
+    /// When the host has launched it, if it never waits; empty where launches take no time.
+    pub(crate) launched: Vec<Picoseconds>,
+    /// Whether the host launches nothing more before it has ended; empty where launches take no time.
+    pub(crate) host_waits: Vec<bool>,
 }
 
 /// An instruction that waits for another.
@@ -164,7 +177,7 @@ impl<'a> Lowered<'a> {
                 let place_in = |group: GroupId| {
                     uneven[rank.list].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
                 };
-                work.push(durations(program, list, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
+                work.push(work_of(program, list, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
                 work.len() - 1
             });
         }
@@ -189,10 +202,10 @@ impl<'a> Lowered<'a> {
         })
     }
 
-    /// The work of each instruction of a rank at each quantile, in the order of [`Quantile`].
-    pub(crate) fn work(&self, rank: usize) -> &[[Picoseconds; 3]] {
+    /// What the instructions of a rank take, quantiles in the order of [`Quantile`].
+    pub(crate) fn work(&self, rank: usize) -> &Work {
         let rank = &self.ranks[rank];
-        self.lists[rank.list].work.get(rank.work).map_or(&[], Vec::as_slice)
+        &self.lists[rank.list].work[rank.work]
     }
 
     /// Everything that was answered by a data sheet.
@@ -228,6 +241,7 @@ impl LoweredList {
             sends: Vec::new(),
             receives: Vec::new(),
             work: Vec::new(),
+            micro_batches: stage.instructions.iter().filter_map(|one| one.micro_batch).max().map_or(0, |last| last + 1),
         };
         let mut last_of_stream: Vec<Option<usize>> = vec![None; stage.streams.len()];
         // Pairs of (waited for, waiting).
@@ -317,7 +331,7 @@ fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (
 }
 
 /// The groups in which some kernel of a stage does more on one member than on another: causal attention of a part of the positions.
-fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
+pub(crate) fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
     let uneven = stage.instructions.iter().filter_map(|instruction| match instruction.operation {
         Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
         _ => None,
@@ -327,41 +341,79 @@ fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
 
 /// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place `place_in` says in each
 /// group. Each distinct kernel is estimated once.
-fn durations(
+pub(crate) fn work_of(
     program: &Program,
     stage: &StageProgram,
     costs: &CostModel,
     kind: usize,
     place_in: &dyn Fn(GroupId) -> usize,
     uncalibrated: &mut BTreeSet<String>,
-) -> Vec<[Picoseconds; 3]> {
+) -> Work {
     let parameters = costs.parameters(kind);
     // Only looked up, never walked through, so that its order does not matter.
-    let mut known: HashMap<(Kernel, bool), [Picoseconds; 3]> = HashMap::new();
+    let mut known: HashMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = HashMap::new();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
+    let exchange_launch = costs.exchange_launch(kind);
     let instructions = stage.instructions.iter();
-    instructions
-        .map(|instruction| match instruction.operation {
-            Operation::Compute { kernel, accumulate, group } => {
-                let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
-                *known.entry((kernel, accumulate)).or_insert_with(|| {
-                    let estimate: Estimate = costs.kernel_time(&kernel, accumulate, program.precision, kind);
-                    if !estimate.source.is_calibrated() {
-                        let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
-                        let (name, device) = (kernel.name(), costs.kind_name(kind));
-                        uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
-                    }
-                    each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile))
-                })
-            }
-            Operation::Load { .. } => {
-                let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
-                let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
-                each(&|_| parameters.load_seconds_per_byte * bytes)
-            }
-            _ => [Picoseconds::ZERO; 3],
+    let (durations, launches): (Vec<_>, Vec<_>) = instructions
+        .map(|instruction| {
+            let (work, launch) = match instruction.operation {
+                Operation::Compute { kernel, accumulate, group } => {
+                    let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
+                    *known.entry((kernel, accumulate)).or_insert_with(|| {
+                        let KernelCost { time: estimate, launch } =
+                            costs.kernel_cost(&kernel, accumulate, program.precision, kind);
+                        if !estimate.source.is_calibrated() {
+                            let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                            let (name, device) = (kernel.name(), costs.kind_name(kind));
+                            uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                        }
+                        let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
+                        (work, launch)
+                    })
+                }
+                Operation::Load { .. } => {
+                    let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
+                    let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
+                    (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
+                }
+                Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
+                Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
+            };
+            (work, Picoseconds::from(launch * costs.launch_share(kind, instruction.phase)))
         })
-        .collect()
+        .unzip();
+    let mut host = Picoseconds::ZERO;
+    let launched = launches.iter().map(|&launch| {
+        host += launch;
+        host
+    });
+    let launched: Vec<Picoseconds> = launched.collect();
+    // Where the host has nothing to do, it says nothing.
+    if host == Picoseconds::ZERO {
+        return Work { durations, ..Work::default() };
+    }
+    Work { durations, launched, host_waits: host_waits(stage, parameters.host_waits) }
+}
+
+/// What a host waits for: messages, or the last kernel of each pass over a micro-batch.
+fn host_waits(stage: &StageProgram, waits: HostWaits) -> Vec<bool> {
+    let mut found: Vec<bool> = vec![false; stage.instructions.len()];
+    let mut last: Option<(usize, (bool, Option<u32>))> = None;
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        match instruction.operation {
+            Operation::Receive { .. } => found[index] = waits.for_messages,
+            Operation::Compute { .. } if waits.between_passes && instruction.phase != Phase::Update => {
+                let pass = (instruction.phase == Phase::Forward, instruction.micro_batch);
+                if let Some((before, _)) = last.filter(|(_, other)| *other != pass) {
+                    found[before] = true;
+                }
+                last = Some((index, pass));
+            }
+            _ => {}
+        }
+    }
+    found
 }
 
 /// What is shared.

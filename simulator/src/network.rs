@@ -10,7 +10,7 @@ use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
 /// The flows of an exchange.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Shape {
     /// The mean latency of a hop.
     pub(crate) hop_latency: Seconds,

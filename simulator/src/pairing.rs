@@ -6,13 +6,24 @@
 use crate::cost::{CostModel, Source};
 use crate::error::SimulationError;
 use crate::exchange::{Algorithm, Cost};
+use crate::gpu::Reachable;
 use crate::lowering::{LoweredList, Messages, SimulatedRank};
 use crate::network::Shape;
 use crate::simulation::Quantile;
-use foretell_program::{Axis, Collective, Exchange, Group, Operation, Program, Rank, Reach};
+use foretell_program::{Axis, Collective, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
+
+/// A collective of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Call {
+    pub(crate) kind: Collective,
+    /// What it is for.
+    pub(crate) role: CollectiveRole,
+    /// Of the whole tensor.
+    pub(crate) bytes: f64,
+}
 
 /// Ranks that run collectives together.
 #[derive(Clone, Debug)]
@@ -23,8 +34,8 @@ pub(crate) struct GroupSet {
     pub(crate) size: usize,
     /// The first of its exchanges; the others follow.
     pub(crate) first_exchange: u32,
-    /// Which collectives, with their bytes, in order.
-    pub(crate) collectives: Vec<(Collective, f64)>,
+    /// Which collectives, in order.
+    pub(crate) collectives: Vec<Call>,
     /// The flows of each algorithm that its collectives may use.
     pub(crate) ring: Option<Shape>,
     pub(crate) tree: Option<Shape>,
@@ -32,6 +43,8 @@ pub(crate) struct GroupSet {
     pub(crate) shift: Option<Shape>,
     /// How far apart its members are, if samples hold for the devices of all of them.
     pub(crate) measured: Option<Reach>,
+    /// How its members spread over nodes, where the profiles of GPUs answer.
+    pub(crate) spread: Option<Reachable>,
     /// The kind of its first device, for the overheads.
     pub(crate) kind: usize,
 }
@@ -49,6 +62,7 @@ pub(crate) struct Channel {
     pub(crate) bytes: Vec<u64>,
     pub(crate) shape: Shape,
     pub(crate) measured: Option<Reach>,
+    pub(crate) spread: Option<Reachable>,
     pub(crate) kind: usize,
 }
 
@@ -180,6 +194,7 @@ impl Pairing {
                     first_exchange: self.exchanges,
                     shape: Shape::point_to_point(topology, &costs.links, devices[0], devices[1])?,
                     measured: measured(topology, costs, &devices)?,
+                    spread: costs.graphics(ranks[sender].kind).map(|graphics| graphics.reach(&devices)),
                     kind: ranks[sender].kind,
                     bytes,
                 };
@@ -209,11 +224,11 @@ impl GroupSet {
         costs: &CostModel,
         ranks: &[SimulatedRank],
         members: &[Rank],
-        collectives: Vec<(Collective, f64)>,
+        collectives: Vec<Call>,
         first_exchange: u32,
     ) -> Result<Self, SimulationError> {
         let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
-        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.iter().any(|&(kind, _)| wanted(kind));
+        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.iter().any(|call| wanted(call.kind));
         let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
             .then(|| Shape::ring(topology, &costs.links, &devices));
         // Two members are each other's ring and tree.
@@ -221,6 +236,7 @@ impl GroupSet {
             .then(|| Shape::double_tree(topology, &costs.links, &devices));
         let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
         let shift = uses(|kind| kind == Collective::Shift).then(|| Shape::shift(topology, &costs.links, &devices));
+        let kind = devices.first().map_or(0, |&device| topology.kind_index(device));
         Ok(Self {
             members: Vec::with_capacity(members.len()),
             size: members.len(),
@@ -230,7 +246,8 @@ impl GroupSet {
             pairs: pairs.transpose()?,
             shift: shift.transpose()?,
             measured: measured(topology, costs, &devices)?,
-            kind: devices.first().map_or(0, |&device| topology.kind_index(device)),
+            spread: costs.graphics(kind).map(|graphics| graphics.reach(&devices)),
+            kind,
             collectives,
         })
     }
@@ -246,7 +263,7 @@ impl GroupSet {
 
     /// What its n-th collective takes alone, and over which flows.
     pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> (Cost, Option<&Shape>) {
-        let (collective, bytes) = self.collectives[nth as usize];
+        let Call { kind: collective, role, bytes } = self.collectives[nth as usize];
         let members = self.size;
         if members < 2 {
             return (NOTHING, None);
@@ -260,6 +277,9 @@ impl GroupSet {
             // Every member sends one message; nobody measures them all at once separately.
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), Algorithm::MESSAGE),
         };
+        if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
+            return (graphics.collective(spread, collective, role, bytes, algorithm.share), shape);
+        }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
         if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
@@ -284,6 +304,9 @@ impl Channel {
     /// What its n-th message takes alone.
     pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
         let bytes = self.bytes[nth as usize] as f64;
+        if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
+            return graphics.message(spread, bytes);
+        }
         let parameters = costs.parameters(self.kind);
         self.measured
             .zip(costs.exchanges(self.kind))
@@ -319,17 +342,17 @@ fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {
     program.mesh.rank(position)
 }
 
-fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Vec<(Collective, f64)> {
+pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Vec<Call> {
     let instructions = lists[list].collectives[group].iter();
     instructions
         .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
-            Operation::Collective { kind, bytes, .. } => Some((kind, bytes.value())),
+            Operation::Collective { kind, role, bytes, .. } => Some(Call { kind, role, bytes: bytes.value() }),
             _ => None,
         })
         .collect()
 }
 
-fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Vec<u64> {
+pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Vec<u64> {
     instructions
         .iter()
         .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {

@@ -98,7 +98,10 @@ pub fn predict(
     let step: Seconds = median.step.into();
     let kernels = median.breakdown.compute + median.breakdown.optimizer;
     // A faster kernel can make a step slower (Graham 1969): then the spread on that side is taken as none.
-    let interval = Interval::new(&costs.uncertainty, step, kernels, fast, slow);
+    let interval = match costs.step_spread {
+        Some(spread) => Interval::of_spread(step, spread),
+        None => Interval::new(&costs.uncertainty, step, kernels, fast, slow),
+    };
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
     let all = lowered.of_rank.iter().map(|&place| &lowered.ranks[place as usize]);

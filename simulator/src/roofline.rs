@@ -1,7 +1,7 @@
 //! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with a stated efficiency, for what
 //! nobody has measured. Every figure here is an assumption; a calibration replaces it.
 
-use crate::cost::Parameters;
+use crate::cost::{HostWaits, Parameters};
 use foretell_models::Kernel;
 use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::{Bytes, DataType, Flops, Seconds};
@@ -100,18 +100,24 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             instruction_overhead: assumed(0.2e-6),
             stream_handoff: assumed(5e-6),
             step_overhead: assumed(50e-6),
+            micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::new(3e-6),
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 1.0,
+            communication_growth: None,
+            host_waits: HostWaits::default(),
             interruption: Seconds::new(10e-6),
         },
         Architecture::Gpu | Architecture::Tpu => Parameters {
             instruction_overhead: assumed(0.0),
             stream_handoff: assumed(2e-6),
             step_overhead: assumed(100e-6),
+            micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::new(6e-6),
             load_seconds_per_byte: Seconds::new(0.1e-9),
             communication_share: 0.12,
+            communication_growth: None,
+            host_waits: HostWaits::default(),
             interruption: Seconds::ZERO,
         },
     }

@@ -47,6 +47,12 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
+    /// That of a step of such a kind that measurements are between these two times the prediction in eight runs of ten.
+    pub(crate) fn of_spread(step: Seconds, [low, high]: [f64; 2]) -> Self {
+        let farther = |factor: f64| factor.powf(NINETY_FIFTH_OVER_NINETIETH);
+        Self { p05: step * farther(low), p10: step * low, p90: step * high, p95: step * farther(high) }
+    }
+
     /// That of a step of which `kernels` are kernels, and whose samples and devices' paces alone have it between `fast` and `slow` in eight
     /// runs of ten.
     pub(crate) fn new(uncertainty: &Uncertainty, step: Seconds, kernels: Seconds, fast: Seconds, slow: Seconds) -> Self {

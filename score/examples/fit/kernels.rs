@@ -10,14 +10,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     let row = published()?.into_iter().find(|row| row.row_id == row_id).ok_or("no such row")?;
     let run = Run::of(&row, profiles).map_err(|refusal| refusal.to_string())?;
     let prepared = prepare(&run).map_err(|refusal| refusal.to_string())?;
-    let costs = GpuCosts {
-        cluster: &run.cluster,
-        stack: &run.stack,
-        format: run.format,
-        copies: run.copies(),
-        trained: run.trained,
-        whole_experts_over: run.whole_experts_over(),
-    };
+    let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, workload: run.workload() };
     let (count, program) = prepared.programs.first().ok_or("nothing is simulated")?;
     let stage = program.lists.get(stage).ok_or("no such stage")?;
     let mut totals: BTreeMap<String, (f64, f64, usize)> = BTreeMap::new();

@@ -24,6 +24,13 @@ pub struct GpuCosts<'a> {
     pub stack: &'a StackKind,
     /// The format of matrix products.
     pub format: ProductFormat,
+    /// What of the run decides on costs beside kernels' sizes.
+    pub workload: Workload,
+}
+
+/// What of a run decides on costs beside kernels' sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
     /// Experts that a token goes to, in models that have any.
     pub copies: usize,
     /// What is trained.
@@ -31,6 +38,12 @@ pub struct GpuCosts<'a> {
     /// Ranks over which experts stay whole and the sequence is shared out, so that each exchanges its part of the tokens alone; 1 where every rank of
     /// `tensor` exchanges all, as the Program has it.
     pub whole_experts_over: usize,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self { copies: 1, trained: Trained::All, whole_experts_over: 1 }
+    }
 }
 
 /// Which parameters are trained.
@@ -47,7 +60,7 @@ impl GpuCosts<'_> {
     /// What the device takes for an instruction's kernels, and what the host takes to launch them; nothing where the stack fuses them away.
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
         let (device, kernels, category) = self.device_time(kernel, accumulate, precision);
-        if kernels == 0.0 || (self.trained == Trained::Adapters && is_of_parameters(kernel, category)) {
+        if kernels == 0.0 || (self.workload.trained == Trained::Adapters && is_of_parameters(kernel, category)) {
             return KernelTime::default();
         }
         let launches = kernels * self.stack.launches_of(category);
@@ -64,20 +77,29 @@ impl GpuCosts<'_> {
         self.stack.host_launch * self.stack.launches_of(Category::Exchange)
     }
 
-    /// What a collective of so many bytes takes under this stack.
-    pub fn collective_time(&self, kind: Collective, role: CollectiveRole, group: &Reachable, bytes: f64) -> Seconds {
+    /// What travels of a collective's bytes in the Program, whose gradients are in single precision and whose parameters are in that of
+    /// activations.
+    pub fn travelling(&self, kind: Collective, role: CollectiveRole) -> f64 {
         let of_parameters = matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters);
-        if of_parameters && self.trained == Trained::Adapters {
+        match role {
+            _ if of_parameters && self.workload.trained == Trained::Adapters => 0.0,
+            CollectiveRole::Gradients => self.stack.gradient_bytes / 4.0,
+            CollectiveRole::Parameters if self.stack.narrow_gather && self.format.is_cast() => 0.5,
+            _ if kind == Collective::AllToAll => 1.0 / self.workload.whole_experts_over.max(1) as f64,
+            _ => 1.0,
+        }
+    }
+
+    /// What a collective of so many bytes in the Program takes under this stack.
+    pub fn collective_time(&self, kind: Collective, role: CollectiveRole, group: &Reachable, bytes: f64) -> Seconds {
+        let travelling = self.travelling(kind, role);
+        if travelling == 0.0 {
             return Seconds::ZERO;
         }
-        // The Program's gradients are in single precision.
-        let bytes = if role == CollectiveRole::Gradients { bytes * self.stack.gradient_bytes / 4.0 } else { bytes };
-        let is_narrow = role == CollectiveRole::Parameters && self.stack.narrow_gather && self.format.is_cast();
-        let bytes = if is_narrow { bytes * 0.5 } else { bytes };
+        let bytes = bytes * travelling;
         match kind {
             Collective::AllToAll => {
-                let copies = if self.stack.once_per_node { self.copies } else { 1 };
-                let bytes = bytes / self.whole_experts_over.max(1) as f64;
+                let copies = if self.stack.once_per_node { self.workload.copies } else { 1 };
                 group.exchange(bytes, copies, self.cluster) * (self.stack.communication * self.stack.exchange)
             }
             kind => group.time(kind, bytes, self.cluster) * self.stack.communication,
@@ -332,14 +354,7 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("megatron-core").expect("known");
-        let costs = GpuCosts {
-            cluster: &cluster,
-            stack,
-            format: ProductFormat::Bf16,
-            copies: 1,
-            trained: Trained::All,
-            whole_experts_over: 1,
-        };
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
         let bias = Kernel::BiasAdd { rows: 4096, columns: 4096 };
         assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
         let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
@@ -355,14 +370,12 @@ mod tests {
             cluster: &cluster,
             stack,
             format: ProductFormat::Bf16,
-            copies: 1,
-            trained: Trained::Adapters,
-            whole_experts_over: 1,
+            workload: Workload { trained: Trained::Adapters, ..Workload::default() },
         };
-        let layout = foretell_models::WeightLayout::OutIn;
+        let weight = foretell_models::WeightLayout::OutIn;
         let [weight, input] = [
-            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, layout },
-            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, layout },
+            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
+            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
         ]
         .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
         assert!(weight == Seconds::ZERO && input > Seconds::ZERO);
@@ -377,14 +390,7 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("pytorch-eager").expect("known");
-        let costs = GpuCosts {
-            cluster: &cluster,
-            stack,
-            format: ProductFormat::Bf16,
-            copies: 1,
-            trained: Trained::All,
-            whole_experts_over: 1,
-        };
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
         assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
     }
 }

@@ -13,10 +13,9 @@ mod parameter;
 mod product;
 mod profile;
 
-pub use kernels::{GpuCosts, KernelTime, Trained};
+pub use kernels::{GpuCosts, KernelTime, Trained, Workload};
 pub use nccl::{Algorithm, Protocol, Reachable};
 pub use product::{Product, product_time};
 pub use profile::{
-    AttentionKind, Category, Cluster, GpuKind, LinkKind, MemoryRules, Network, Overlap, ProductFormat, ProfileError, Profiles,
-    StackKind,
+    AttentionKind, Category, Cluster, GpuKind, LinkKind, MemoryRules, Network, ProductFormat, ProfileError, Profiles, StackKind,
 };

@@ -67,7 +67,7 @@ const IN_SWITCH: f64 = 75.0;
 const MESSAGE: f64 = 8.4;
 
 /// A group of ranks, by what its collectives' times depend on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reachable {
     /// How many ranks it has.
     pub members: usize,
@@ -80,13 +80,17 @@ pub struct Reachable {
 impl Reachable {
     /// The group of a rank on a cluster whose nodes are filled in order.
     pub fn of(group: &Group, mesh: &Mesh, rank: Rank, cluster: &Cluster) -> Self {
+        Self::of_devices(group.members(mesh, rank).iter().map(|member| member.0), cluster)
+    }
+
+    /// A group of devices by their numbers on a cluster, where those of a node follow each other.
+    pub fn of_devices(devices: impl IntoIterator<Item = usize>, cluster: &Cluster) -> Self {
         let mut on_node: BTreeMap<usize, usize> = BTreeMap::new();
-        let members = group.members(mesh, rank);
-        for member in &members {
-            *on_node.entry(member.0 / cluster.devices_per_node).or_default() += 1;
+        for device in devices {
+            *on_node.entry(device / cluster.devices_per_node).or_default() += 1;
         }
         let together = on_node.values().copied().max().unwrap_or(1);
-        Self { members: members.len(), nodes: on_node.len(), together }
+        Self { members: on_node.values().sum(), nodes: on_node.len(), together }
     }
 
     /// Bus bandwidth of a long ring among the members on one node, bytes a second.

@@ -1,6 +1,7 @@
 //! The profile files: devices, links and software stacks, read once from what is compiled in.
 
-use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use foretell_topologies::DeviceKind;
+use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,6 +12,9 @@ const DEVICES: &str = include_str!("profiles/devices.yaml");
 const LINKS: &str = include_str!("profiles/links.yaml");
 const STACKS: &str = include_str!("profiles/stacks.yaml");
 const FITTED: &str = include_str!("profiles/fitted.yaml");
+
+/// What plans may call a stack, and the profile that holds for it.
+const ALIASES: [(&str, &str); 3] = [("fsdp2", "torchtitan"), ("megatron-lm", "megatron-core"), ("deepspeed", "deepspeed-3d")];
 
 /// Why the profiles do not say what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -74,6 +78,17 @@ impl ProductFormat {
             ProductFormat::Fp16 | ProductFormat::Bf16 => 2.0,
             ProductFormat::Fp8 | ProductFormat::Mxfp8 => 1.0,
             ProductFormat::Nvfp4 => 0.5625,
+        }
+    }
+
+    /// That of products in a run's number format.
+    pub const fn of(precision: DataType) -> Self {
+        match precision {
+            DataType::Fp32 | DataType::Fp64 | DataType::Int32 => ProductFormat::Fp32,
+            DataType::Tf32 => ProductFormat::Tf32,
+            DataType::Fp16 => ProductFormat::Fp16,
+            DataType::Bf16 => ProductFormat::Bf16,
+            DataType::Fp8 => ProductFormat::Fp8,
         }
     }
 
@@ -156,6 +171,15 @@ impl GpuKind {
         FlopsPerSecond::new(1.0)
     }
 
+    /// Takes over what a topology states of a device: it may be changed there.
+    pub(crate) fn take_data_sheet(&mut self, kind: &DeviceKind) {
+        for (&precision, &peak) in &kind.peak {
+            self.peak.insert(ProductFormat::of(precision), peak);
+        }
+        self.memory = kind.memory;
+        self.memory_bandwidth = kind.memory_bandwidth;
+    }
+
     /// The share of [`GpuKind::peak`] that large products reach.
     pub fn product_efficiency(&self, format: ProductFormat) -> f64 {
         let mut format = Some(format);
@@ -192,6 +216,14 @@ pub struct LinkKind {
     pub latency_scale: f64,
     /// Where the figures are from.
     pub source: String,
+}
+
+impl LinkKind {
+    /// The same wires, so many times as many.
+    pub(crate) fn scale(&mut self, times: f64) {
+        let rates = self.ring.values_mut().chain(&mut self.in_switch).chain([&mut self.point_to_point, &mut self.all_to_all]);
+        rates.for_each(|rate| *rate = *rate * times);
+    }
 }
 
 fn half() -> ProductFormat {
@@ -274,24 +306,6 @@ pub enum AttentionKind {
     },
 }
 
-/// What runs beside the kernels. What does not, blocks them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Overlap {
-    /// Collectives of tensor parallelism that the next kernel does not wait for.
-    pub tensor: bool,
-    /// Gathers of keys and values.
-    pub context: bool,
-    /// Exchanges of tokens between experts.
-    pub expert: bool,
-    /// Reductions of gradients. If not they come after the backward pass.
-    pub gradients: bool,
-    /// Gathers of parameters.
-    pub parameters: bool,
-    /// Sends between stages.
-    pub pipeline: bool,
-}
-
 /// How a framework's memory differs from the Program's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -371,8 +385,8 @@ pub struct StackKind {
     pub micro_batch_overhead: Seconds,
     /// What a step takes beside all that.
     pub step_overhead: Seconds,
-    /// What runs beside kernels.
-    pub overlap: Overlap,
+    /// What communication runs beside kernels, where the plan does not say.
+    pub overlap: foretell_program::Overlap,
     /// How much longer kernels take beside communication.
     pub compute_slowdown: f64,
     /// How much longer communication takes beside kernels.
@@ -559,17 +573,18 @@ impl Profiles {
         find(&self.links, "link", name)
     }
 
-    /// A stack.
+    /// A stack, by its name or by the one that users know it by.
     ///
     /// # Errors
     /// [`ProfileError::Unknown`].
     pub fn stack(&self, name: &str) -> Result<&StackKind, ProfileError> {
-        find(&self.stacks, "stack", name)
+        let known = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |&(_, known)| known);
+        find(&self.stacks, "stack", known)
     }
 
     /// The names of the stacks.
     pub fn stack_names(&self) -> impl Iterator<Item = &str> {
-        self.stacks.keys().map(String::as_str)
+        self.stacks.keys().map(String::as_str).chain(ALIASES.map(|(alias, _)| alias))
     }
 
     /// A cluster of `devices` devices in nodes of `devices_per_node`; link and rate of a node are the device's and the network's own where left out.

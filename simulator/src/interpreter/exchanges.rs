@@ -86,6 +86,8 @@ impl<'a> Interpreter<'a> {
             }
         };
         let members = members.iter().map(|&(member, _)| member);
+        let first = members.clone().chain(ends.into_iter().flatten()).next();
+        let own_growth = first.and_then(|rank| lowered.costs.parameters(lowered.ranks[rank as usize].kind).communication_growth);
         let processors = members.chain(ends.into_iter().flatten()).map(share_of);
         let mut largest_share: f64 = 0.0;
         for (resource, share) in processors.clone() {
@@ -96,7 +98,7 @@ impl<'a> Interpreter<'a> {
         }
         // Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the
         // share s grows 1/s times as fast as a kernel. On a link flows of one share lose the same part of their own pace.
-        let growth = if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 };
+        let growth = own_growth.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 });
         self.add_fluid(Owner::Exchange(exchange), work, links.chain(processors), growth);
     }
 
@@ -156,7 +158,7 @@ impl<'a> Interpreter<'a> {
         match self.parties[exchange as usize] {
             Parties::Group { group, nth } => {
                 let group = &self.lowered.groups[group as usize];
-                format!("{} of {} ranks", group.collectives[nth as usize].0.name(), group.size)
+                format!("{} of {} ranks", group.collectives[nth as usize].kind.name(), group.size)
             }
             Parties::Channel { .. } => "send and receive".into(),
         }

@@ -1,0 +1,190 @@
+//! Ranks of a stage that are taken to behave alike: one of them is simulated.
+//!
+//! Unlike [`crate::folding`], which finds out who must behave alike, this takes it as given: devices of one kind in a stage, nodes on which all groups
+//! of an axis lie as that of the stage's first rank does, and links on which only the exchanges of one group at a time meet. Then every member of a
+//! collective reaches it at the same instant, and no rank has to be looked at but one a stage. It does not see stragglers or flows of different
+//! groups that meet on a link.
+
+use crate::cost::CostModel;
+use crate::error::SimulationError;
+use crate::gpu::Reachable;
+use crate::lowering::{Lowered, LoweredList, SimulatedRank, uneven_groups, work_of};
+use crate::network::Shape;
+use crate::pairing::{Channel, GroupSet, collectives, message_bytes};
+use crate::simulation::{Quantile, Scenario, Simulation, run};
+use foretell_program::{Axis, Group, GroupId, Program, Rank};
+use foretell_topologies::DeviceId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Foretells one step of a Program by one rank a stage, whose devices are of the kind that `kind_of_stage` says: where a stage has several kinds,
+/// the slowest, for which the others wait. Links are shared as the rule for collectives has it ([`crate::gpu`]), and by nothing else.
+///
+/// # Errors
+/// [`SimulationError::Unlike`] where ranks of a stage do not do alike or a kind is not in the profiles of GPUs, and as [`crate::simulate`].
+pub fn simulate_representatives(
+    program: &Program,
+    costs: &CostModel,
+    kind_of_stage: impl Fn(usize) -> usize,
+) -> Result<Simulation, SimulationError> {
+    run(&lower(program, costs, kind_of_stage)?, &Scenario { quantile: Quantile::Median, paces: Vec::new() })
+}
+
+fn lower<'a>(
+    program: &'a Program,
+    costs: &'a CostModel,
+    kind_of_stage: impl Fn(usize) -> usize,
+) -> Result<Lowered<'a>, SimulationError> {
+    let stages = program.mesh.stage_count();
+    let unlike = |reason: String| SimulationError::Unlike { reason };
+    if program.lists.len() != stages {
+        return Err(unlike(format!("the ranks of {stages} stages run {} lists", program.lists.len())));
+    }
+    let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
+    let mut ranks = Vec::with_capacity(stages);
+    let mut uncalibrated_kernels = BTreeSet::new();
+    for (stage, list) in program.lists.iter().enumerate() {
+        let kind = kind_of_stage(stage);
+        if kind >= costs.kind_count() || costs.graphics(kind).is_none() {
+            return Err(unlike(format!("nothing is known of collectives on the devices of stage {stage}")));
+        }
+        let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
+        // Of ranks whose parts differ (causal attention over `context`) the mean has half of the sequence before it; frameworks that
+        // balance parts give every rank that.
+        let uneven = uneven_groups(list);
+        let place_in = |group: GroupId| {
+            let members = || list.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
+            if uneven.contains(&group) { members() / 2 } else { 0 }
+        };
+        lists[stage].work.push(work_of(program, list, costs, kind, &place_in, &mut uncalibrated_kernels));
+        ranks.push(SimulatedRank {
+            rank,
+            device: DeviceId(rank.0),
+            kind,
+            list: stage,
+            work: 0,
+            processor: stage as u32,
+            groups: Vec::new(),
+            sends: Vec::new(),
+            receives: vec![u32::MAX; lists[stage].receives.len()],
+        });
+    }
+    let mut exchanges = 0;
+    let groups = find_groups(program, costs, &lists, &mut ranks, &mut exchanges);
+    let channels = find_channels(program, costs, &lists, &mut ranks, &mut exchanges)?;
+    Ok(Lowered {
+        program,
+        costs,
+        of_rank: program.list_of_rank.clone(),
+        ranks,
+        lists,
+        groups,
+        channels,
+        exchanges,
+        capacities: vec![1.0; stages],
+        has_queue: Vec::new(),
+        processors: stages,
+        uncalibrated_kernels,
+    })
+}
+
+fn spread(costs: &CostModel, kind: usize, program: &Program, group: &Group, rank: Rank) -> Option<Reachable> {
+    costs.graphics(kind).map(|graphics| Reachable::of(group, &program.mesh, rank, &graphics.cluster))
+}
+
+/// A group within a stage has the representative as its only member; one across stages those of its stages.
+fn find_groups(
+    program: &Program,
+    costs: &CostModel,
+    lists: &[LoweredList],
+    ranks: &mut [SimulatedRank],
+    exchanges: &mut u32,
+) -> Vec<GroupSet> {
+    let mut groups: Vec<GroupSet> = Vec::new();
+    let mut across: BTreeMap<&Group, usize> = BTreeMap::new();
+    for (stage, list) in program.lists.iter().enumerate() {
+        for (number, group) in list.groups.iter().enumerate() {
+            let SimulatedRank { rank, kind, .. } = ranks[stage];
+            let next = groups.len();
+            let place = if group.axes.contains(&Axis::Pipeline) { *across.entry(group).or_insert(next) } else { next };
+            if place == next {
+                let calls = collectives(program, lists, stage, number);
+                let first_exchange = *exchanges;
+                *exchanges += calls.len() as u32;
+                let spread = spread(costs, kind, program, group, rank);
+                let size = spread.as_ref().map_or(1, |spread| spread.members);
+                groups.push(GroupSet {
+                    members: Vec::new(),
+                    size,
+                    first_exchange,
+                    collectives: calls,
+                    ring: None,
+                    tree: None,
+                    pairs: None,
+                    shift: None,
+                    measured: None,
+                    spread,
+                    kind,
+                });
+            }
+            groups[place].members.push((stage as u32, number as u32));
+            ranks[stage].groups.push(place as u32);
+        }
+    }
+    groups
+}
+
+fn find_channels(
+    program: &Program,
+    costs: &CostModel,
+    lists: &[LoweredList],
+    ranks: &mut [SimulatedRank],
+    exchanges: &mut u32,
+) -> Result<Vec<Channel>, SimulationError> {
+    let mut channels: Vec<Channel> = Vec::new();
+    for sender in 0..ranks.len() {
+        for (send_peer, messages) in lists[sender].sends.iter().enumerate() {
+            let SimulatedRank { rank, kind, .. } = ranks[sender];
+            let receiver = program.lists[sender].peers[messages.peer.0 as usize].stage;
+            let unmatched = |reason: &str| SimulationError::Unmatched {
+                left: format!("the sends of stage {sender}"),
+                right: format!("what stage {receiver} receives"),
+                reason: reason.into(),
+            };
+            let from_us = |stage: usize, peer: usize| {
+                program.lists[stage].peers[lists[stage].receives[peer].peer.0 as usize].stage == sender
+            };
+            let receive_peer =
+                lists.get(receiver).and_then(|list| (0..list.receives.len()).find(|&peer| from_us(receiver, peer)));
+            let Some(receive_peer) = receive_peer else { return Err(unmatched("nobody receives them")) };
+            let bytes = message_bytes(program, sender, &messages.instructions);
+            if bytes != message_bytes(program, receiver, &lists[receiver].receives[receive_peer].instructions) {
+                return Err(unmatched("they differ in number or in bytes"));
+            }
+            let pair = Group::across(vec![sender.min(receiver), sender.max(receiver)]);
+            let channel = Channel {
+                sender: sender as u32,
+                receiver: receiver as u32,
+                send_peer: send_peer as u32,
+                receive_peer: receive_peer as u32,
+                first_exchange: *exchanges,
+                shape: Shape::default(),
+                measured: None,
+                spread: spread(costs, kind, program, &pair, rank),
+                kind,
+                bytes,
+            };
+            *exchanges += channel.bytes.len() as u32;
+            ranks[sender].sends.push(channels.len() as u32);
+            ranks[receiver].receives[receive_peer] = channels.len() as u32;
+            channels.push(channel);
+        }
+    }
+    match ranks.iter().position(|rank| rank.receives.contains(&u32::MAX)) {
+        None => Ok(channels),
+        Some(stage) => Err(SimulationError::Unmatched {
+            left: format!("the receives of stage {stage}"),
+            right: "the sends of others".into(),
+            reason: "nobody sends them".into(),
+        }),
+    }
+}

@@ -1,0 +1,121 @@
+//! Software stacks on GPUs of the library.
+#![allow(clippy::unwrap_used)]
+
+use foretell_models::Model;
+use foretell_program::{Layout, Overlap, Plan, Program, compile_training};
+use foretell_simulator::gpu::Profiles;
+use foretell_simulator::{
+    CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
+};
+use foretell_topologies::Topology;
+use foretell_units::{DataType, Picoseconds};
+
+fn gpt() -> Model {
+    Model::named("gpt2-medium").unwrap()
+}
+
+fn program(model: &Model, layout: Layout, micro_batches: usize, overlap: Overlap) -> Program {
+    let batch = layout.samples_at_once() * micro_batches;
+    let plan = Plan { precision: DataType::Bf16, overlap, ..Plan::new(layout, batch) };
+    compile_training(model, "model", &plan).unwrap()
+}
+
+fn costs(topology: &Topology, stack: &str) -> CostModel {
+    CostModel::new(None, topology).with_stack(topology, stack, DataType::Bf16).unwrap()
+}
+
+fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation {
+    simulate(program, topology, costs, &Options::default()).unwrap()
+}
+
+/// What the many do is what the one that stands for them does, where its assumptions hold: within what flows that meet on a node's interfaces
+/// and parts that are uneven make of it.
+#[test]
+fn one_rank_a_stage_tells_what_all_ranks_do() {
+    let topology = Topology::library("dgx-a100-80g").unwrap().with_nodes(4).unwrap();
+    let model = gpt();
+    for stack in ["megatron-core", "nemo", "ddp", "deepspeed", "mosaicml-composer"] {
+        let costs = costs(&topology, stack);
+        let overlap = Profiles::library().unwrap().stack(stack).unwrap().overlap;
+        for (data, tensor, pipeline, zero) in
+            [(8, 1, 1, 0), (16, 2, 1, 3), (1, 8, 1, 0), (2, 4, 4, 1), (4, 8, 1, 1), (1, 1, 8, 0)]
+        {
+            let layout = Layout { data, tensor, pipeline, zero, micro_batch: 2, ..Layout::default() };
+            let program = program(&model, layout, 2 * pipeline, overlap);
+            let all = run(&program, &topology, &costs);
+            let one = simulate_representatives(&program, &costs, |_| 0).unwrap();
+            let ratio = one.step.0 as f64 / all.step.0 as f64;
+            println!("{stack} {data} {tensor} {pipeline} {zero}: {} beside {}, {ratio:.4}", one.step, all.step);
+            assert!((ratio - 1.0).abs() < 0.001, "{stack} {data} {tensor} {pipeline} {zero}: {} beside {}", one.step, all.step);
+            assert_eq!(one.simulated_ranks, pipeline);
+        }
+    }
+}
+
+#[test]
+fn communication_beside_kernels_is_hidden_and_what_blocks_is_not() {
+    let topology = Topology::library("dgx-a100-80g").unwrap();
+    let costs = costs(&topology, "megatron-core");
+    let layout = Layout { data: 8, micro_batch: 8, ..Layout::default() };
+    let step = |gradients| {
+        run(&program(&gpt(), layout.clone(), 1, Overlap { gradients, ..Overlap::default() }), &topology, &costs).breakdown
+    };
+    let (beside, after) = (step(true), step(false));
+    assert!(beside.exposed_communication < after.exposed_communication / 2.0, "{beside:?} {after:?}");
+}
+
+#[test]
+fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
+    let topology = Topology::library("dgx-h100").unwrap();
+    let model = Model::Mlp { widths: vec![8; 65] };
+    let program = program(&model, Layout::default(), 1, Overlap::default());
+    let costs = costs(&topology, "ddp");
+    let launches: f64 = program.lists[0]
+        .instructions
+        .iter()
+        .filter_map(|instruction| match instruction.operation {
+            foretell_program::Operation::Compute { kernel, accumulate, .. } => {
+                Some(costs.kernel_cost(&kernel, accumulate, program.precision, 0).launch.value())
+            }
+            _ => None,
+        })
+        .sum();
+    let step = run(&program, &topology, &costs).step;
+    let last: Picoseconds = costs.parameters(0).step_overhead.median.into();
+    let ratio = (step.0 - last.0) as f64 * 1e-12 / launches;
+    assert!((1.0..1.05).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn an_interval_is_that_of_the_stack_and_an_unknown_device_is_said_not_to_be_calibrated() {
+    let program = program(&gpt(), Layout { micro_batch: 4, ..Layout::default() }, 1, Overlap::default());
+    let topology = Topology::library("dgx-a100-80g").unwrap();
+    let answer = |topology: &Topology, costs: &CostModel| {
+        predict(&program, topology, costs, Oversubscription::Refused, Folding::On).unwrap().0
+    };
+    let known = answer(&topology, &costs(&topology, "megatron-core"));
+    let [low, high] = Profiles::library().unwrap().stack("megatron-core").unwrap().spread;
+    assert!(known.calibrated, "{:?}", known.uncalibrated);
+    assert!((known.step_seconds_p10 / known.step_seconds - low).abs() < 1e-9);
+    assert!((known.step_seconds_p90 / known.step_seconds - high).abs() < 1e-9);
+    let text = "name: odd\ndevices:\n  odd: {architecture: gpu, memory: 80GiB, memory_bandwidth: 1TB/s, peak: {bf16: 100TFLOP/s}, link: 100GB/s}\n\
+                nodes:\n  - {name: n, count: 1, devices: {kind: odd, count: 1}, link: nvswitch-100GB/s}\n\
+                network: {kind: switch, latency: 5us}\n";
+    let odd = Topology::from_yaml(text, "odd.yaml").unwrap();
+    let unknown = answer(&odd, &costs(&odd, "megatron-core"));
+    assert!(!unknown.calibrated && unknown.uncalibrated.iter().any(|what| what.contains("odd")), "{:?}", unknown.uncalibrated);
+    assert!(CostModel::new(None, &topology).with_stack(&topology, "abacus", DataType::Bf16).is_err());
+}
+
+#[test]
+fn what_a_topology_changes_of_a_device_counts() {
+    let plain = Topology::library("dgx-a100-80g").unwrap();
+    let text = "name: half\ndevices:\n  half: {base: a100-sxm-80g, memory_bandwidth: 1TB/s, peak: {bf16: 156TFLOP/s}}\n\
+                nodes:\n  - {name: n, count: 1, devices: {kind: half, count: 8}, link: nvswitch-300GB/s}\n\
+                network: {kind: switch, latency: 5us}\n";
+    let half = Topology::from_yaml(text, "half.yaml").unwrap();
+    let program = program(&gpt(), Layout { micro_batch: 8, ..Layout::default() }, 1, Overlap::default());
+    let ratio =
+        run(&program, &half, &costs(&half, "nemo")).step.0 as f64 / run(&program, &plain, &costs(&plain, "nemo")).step.0 as f64;
+    assert!((1.6..2.1).contains(&ratio), "{ratio}");
+}
