@@ -84,7 +84,7 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
             Some((hidden / heads).max(1).next_multiple_of(8))
         }
     };
-    let ffn = row.count("ffn").unwrap_or(4 * hidden);
+    let mut ffn = row.count("ffn").unwrap_or(4 * hidden);
     // Ranks that are more than heads of keys have copies.
     let kv_heads = row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads);
     if name.contains("bert") {
@@ -102,7 +102,16 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
             attention_dropout: Default::default(),
         });
     }
-    if let (Some(experts), Some(top_k)) = (row.count("experts"), row.count("topk")) {
+    let mut routing = row.count("experts").zip(row.count("topk"));
+    if routing.is_none()
+        && let Some(experts) = name.split_once("switch-xl-").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+    {
+        // Hugging Face's loop over experts, eager.
+        stand_ins.push("every expert is taken to compute every token".into());
+        routing = Some((experts, experts));
+        ffn = (2 * ffn / 3).next_multiple_of(64 * layout.tensor);
+    }
+    if let Some((experts, top_k)) = routing {
         if found.key_value_rank.is_some() {
             stand_ins.push("latent attention is simulated with heads of equal widths".into());
         }

@@ -160,7 +160,7 @@ impl Prepared {
             [(_, step, compute)] => (*step, *compute),
             _ => return Err(Refusal("nothing was compiled".into())),
         };
-        let [low, high] = run.stack.spread;
+        let [low, high] = run.stack.spread.map(|ratio| ratio.powf(run.widening()));
         Ok(Predicted { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
     }
 

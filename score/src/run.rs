@@ -35,6 +35,8 @@ pub struct Run {
     pub stack: StackKind,
     /// Its name.
     pub stack_name: String,
+    /// Whether that stack stands in for one without a profile.
+    pub stands_in: bool,
     /// The format of matrix products.
     pub format: ProductFormat,
     /// Which parameters are trained.
@@ -55,6 +57,7 @@ impl Run {
             return refuse(format!("no profile of the device `{}`", row.gpu));
         };
         let mut stand_ins = Vec::new();
+        let stands_in = names::stack(row).is_none();
         let stack_name = match names::stack(row) {
             Some(name) => name,
             None if row.framework.is_empty() => return refuse("the framework is not stated".into()),
@@ -102,7 +105,7 @@ impl Run {
         if stack.estimated {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
-        Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), format, trained, stand_ins })
+        Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), stands_in, format, trained, stand_ins })
     }
 }
 
@@ -111,6 +114,16 @@ impl Run {
     pub fn devices(&self) -> usize {
         let layout = &self.plan.layout;
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
+    }
+
+    /// How many times as wide the stack's interval is, on a logarithmic scale, because less is known of this run than of those that the stack was
+    /// fitted on. Assumed: nothing measured says it.
+    pub fn widening(&self) -> f64 {
+        const UNFITTED_STACK: f64 = 1.5;
+        const UNFITTED_DEVICE: f64 = 1.4;
+        let stack = if self.stack.estimated || self.stands_in { UNFITTED_STACK } else { 1.0 };
+        let is_estimated = self.clusters().iter().any(|cluster| cluster.gpu.estimated);
+        stack * if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
     /// What of it decides on costs beside kernels' sizes.

@@ -6,6 +6,9 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Rows of a group that are fitted on at most.
+const MOST_OF_GROUP: usize = 5;
+
 /// A declared row.
 pub struct Case {
     pub row: Row,
@@ -53,6 +56,15 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
         .filter(|row| row.step_seconds().is_some() || row.memory_bytes().is_some())
         .filter_map(|row| Run::of(&row, profiles).ok().map(|run| (row, run)))
         .collect();
+    // Of a group that tells the same the first few are enough.
+    let group = |row: &Row, run: &Run| format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format);
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut is_wanted = |row: &Row, run: &Run| {
+        let count = counts.entry(group(row, run)).or_default();
+        *count += 1;
+        *count <= MOST_OF_GROUP
+    };
+    let runs: Vec<(Row, Run)> = runs.into_iter().filter(|(row, run)| is_wanted(row, run)).collect();
     let key = |run: &Run| format!("{:?} {:?}", run.model, run.plan);
     let mut distinct: BTreeMap<String, &Run> = BTreeMap::new();
     for (_, run) in &runs {
@@ -62,7 +74,7 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
         distinct.into_par_iter().filter_map(|(key, run)| prepare(run).ok().map(|prepared| (key, Arc::new(prepared)))).collect();
     let case = |(row, run): (Row, Run)| {
         let prepared = prepared.get(&key(&run))?.clone();
-        let group = format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format);
+        let group = group(&row, &run);
         let cluster = &run.cluster;
         let kind = format!(
             "{} {} {} {} {} {:?} {} {}",

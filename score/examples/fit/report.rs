@@ -51,7 +51,9 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit) -> String {
     }
     text.push_str("devices:\n");
     for (name, values) in &devices {
-        let _ = writeln!(text, "  {name}: {{{}}}", line(values));
+        let on = |place: &&usize| cases[**place].run.clusters().iter().any(|cluster| cluster.device == *name);
+        let rows = time.residuals.keys().filter(on).count();
+        let _ = writeln!(text, "  {name}: {{rows: {rows}, values: {{{}}}}}", line(values));
     }
     let _ = writeln!(text, "network: {{{}}}", line(&network));
     print(cases, time, memory);

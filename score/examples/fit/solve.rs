@@ -74,8 +74,13 @@ pub fn fit(cases: &[Case], quantity: Quantity) -> Result<Fit, Box<dyn std::error
     let mut best = loss(&residuals, &offsets);
     eprintln!("{quantity:?}: {} values, {} rows of {} kinds, loss {best:.2}", parameters.len(), measured.len(), firsts.len());
     let mut system = None;
+    let mut slopes: Vec<Vec<(usize, f64)>> = Vec::new();
     for iteration in 0..=ITERATIONS {
-        let jacobian = jacobian(&parameters, &runs, &predicted, &offsets, &kinds, &predict);
+        // Found once more when the first steps are made, and of what matters alone.
+        if iteration <= 1 || iteration == 3 {
+            slopes = slopes_of(&parameters, &runs, &predicted, &offsets, &slopes, &predict);
+        }
+        let jacobian = by_parameter(&slopes, &kinds, parameters.len());
         let row_weights: Vec<f64> = residuals
             .iter()
             .zip(&weights)
@@ -144,34 +149,46 @@ fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {
     measured.iter().map(|(place, _)| group(*place) * source(*place)).collect()
 }
 
-/// For each parameter the rows that it moves, and by how much for each e-fold. Values of one effect are moved once.
-fn jacobian(
+/// A slope below this is not found again.
+const NEGLIGIBLE: f64 = 0.015;
+
+/// For each kind what moves its prediction, and by how much for each e-fold. Values of one effect are moved once.
+fn slopes_of(
     parameters: &[Parameter],
     runs: &[Run],
     predicted: &[f64],
     offsets: &[f64],
-    kinds: &[usize],
+    before: &[Vec<(usize, f64)>],
     predict: &(dyn Fn(usize, &Run) -> f64 + Sync),
 ) -> Vec<Vec<(usize, f64)>> {
-    let slopes = |(kind, run): (usize, &Run)| {
-        let mut by_effect: BTreeMap<String, f64> = BTreeMap::new();
-        let concerned = parameters.iter().zip(offsets).enumerate().filter(|(_, (parameter, _))| parameter.concerns(run));
-        let slope = |(place, (parameter, offset)): (usize, (&Parameter, &f64))| {
-            let effect = parameter.effect().to_string();
-            let slope = by_effect.get(&effect).copied().unwrap_or_else(|| {
-                let mut moved = run.clone();
-                parameter.set(&mut moved, parameter.prior * (offset + DIFFERENCE).exp());
-                (predict(kind, &moved) - predicted[kind]) / DIFFERENCE
-            });
-            by_effect.insert(effect, slope);
-            (place, slope)
-        };
-        concerned.map(slope).collect::<Vec<_>>()
+    let of_kind = |(kind, run): (usize, &Run)| {
+        let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
+        let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
+        let mut found = Vec::new();
+        for (place, (parameter, offset)) in parameters.iter().zip(offsets).enumerate() {
+            if !parameter.concerns(run) {
+                continue;
+            }
+            let slope = by_effect.get(parameter.effect()).copied();
+            let slope =
+                slope.or_else(|| known.get(&place).copied().filter(|slope| slope.abs() < NEGLIGIBLE)).unwrap_or_else(|| {
+                    let mut moved = run.clone();
+                    parameter.set(&mut moved, parameter.prior * (offset + DIFFERENCE).exp());
+                    (predict(kind, &moved) - predicted[kind]) / DIFFERENCE
+                });
+            by_effect.insert(parameter.effect(), slope);
+            found.push((place, slope));
+        }
+        found
     };
-    let by_kind: Vec<Vec<(usize, f64)>> = runs.par_iter().enumerate().map(slopes).collect();
-    let mut jacobian = vec![Vec::new(); parameters.len()];
+    runs.par_iter().enumerate().map(of_kind).collect()
+}
+
+/// For each parameter the rows that it moves, and by how much.
+fn by_parameter(slopes: &[Vec<(usize, f64)>], kinds: &[usize], parameters: usize) -> Vec<Vec<(usize, f64)>> {
+    let mut jacobian = vec![Vec::new(); parameters];
     for (row, kind) in kinds.iter().enumerate() {
-        for (place, slope) in by_kind[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
+        for (place, slope) in slopes[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
             jacobian[*place].push((row, *slope));
         }
     }

@@ -474,9 +474,21 @@ pub struct Cluster {
 #[serde(deny_unknown_fields)]
 struct Fitted {
     stacks: BTreeMap<String, FittedStack>,
-    devices: BTreeMap<String, BTreeMap<String, f64>>,
+    devices: BTreeMap<String, FittedDevice>,
     network: BTreeMap<String, f64>,
 }
+
+/// What a fit found of a device.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FittedDevice {
+    /// Measured runs that it was fitted on.
+    rows: usize,
+    values: BTreeMap<String, f64>,
+}
+
+/// Runs that a device or a stack was fitted on at least, so that it does not count as assumed.
+const FITTED_ROWS: usize = 3;
 
 /// What a fit found of a stack.
 #[derive(Clone, Debug, Deserialize)]
@@ -537,15 +549,16 @@ impl Profiles {
                 }
             }
             stack.spread = found.spread;
-            stack.estimated = found.rows == 0;
+            stack.estimated = found.rows < FITTED_ROWS;
         }
-        for (name, values) in &fitted.devices {
+        for (name, FittedDevice { rows, values }) in &fitted.devices {
             let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device {name}")))?;
             for (value, number) in values {
                 if !device.set_value(value, *number) {
                     return Err(unknown(&format!("the value {value} of the device {name}")));
                 }
             }
+            device.estimated &= *rows < FITTED_ROWS;
         }
         for (value, number) in &fitted.network {
             match value.as_str() {
