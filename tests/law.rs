@@ -113,9 +113,7 @@ impl Case {
         let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
         let overlap = match self.blocking {
-            true => {
-                "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false, pipeline: false}\n"
-            }
+            true => "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false}\n",
             false => "",
         };
         let mesh = match self.uneven {

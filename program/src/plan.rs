@@ -256,6 +256,13 @@ impl Plan {
         if self.global_batch > MOST_SAMPLES {
             return refuse("global_batch", "more than 4,294,967,296 samples a step", "use a smaller global batch");
         }
+        if self.stack.is_own() && !self.overlap.pipeline {
+            return refuse(
+                "overlap.pipeline",
+                "where messages wait for their receivers, kernels that wait for messages may wait forever",
+                "leave it out, or name the `stack` whose run it is",
+            );
+        }
         self.training.validate()?;
         self.micro_batches()?;
         Ok(())

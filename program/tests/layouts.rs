@@ -2,8 +2,8 @@
 
 use foretell_models::{DropoutRate, Kernel, Model, Stem};
 use foretell_program::{
-    Collective, Compiled, ContextMethod, Layout, Operation, Optimizer, Phase, Plan, PlanError, Program, Recompute, Schedule,
-    StageProgram, Training, compile,
+    Collective, Compiled, ContextMethod, Layout, Operation, Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute,
+    Schedule, StageProgram, Training, compile,
 };
 
 fn program(model: &Model, layout: Layout, batch: usize) -> Program {
@@ -283,7 +283,12 @@ fn attention_that_is_no_ring_gathers_all_the_same() {
 #[test]
 fn zero_shards_what_it_says() {
     let model = Model::Mlp { widths: vec![64, 64, 64, 16] };
-    let program = |zero| program(&model, Layout { data: 4, zero, ..Layout::default() }, 8);
+    // With gathers after the update; beside the next step's kernels parameters are kept in shards whatever the stage.
+    let overlap = Overlap { parameters: false, ..Overlap::default() };
+    let program = |zero| {
+        let plan = Plan { overlap, ..Plan::new(Layout { data: 4, zero, ..Layout::default() }, 8) };
+        compile(&model, "model", &plan).expect("a plan that fits").training
+    };
     let kept = |program: &Program, role| -> u64 {
         let buffers = program.lists[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
         buffers.map(|one| one.bytes.count()).sum()
@@ -304,6 +309,25 @@ fn zero_shards_what_it_says() {
     assert!((kept(&whole, Parameter) as f64 / kept(&hybrid, Parameter) as f64 - 2.0).abs() < 0.02);
     // Two kinds of groups: shards within a shard group, sums over those of the same position in all of them.
     assert_eq!(hybrid.lists[0].groups.len(), 2);
+}
+
+#[test]
+fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
+    let model = Model::Mlp { widths: vec![64; 9] };
+    let gathers = |zero, parameters| {
+        let layout = Layout { data: 4, zero, bucket: foretell_units::Bytes::new(40_000), ..Layout::default() };
+        let plan = Plan { overlap: Overlap { parameters, ..Overlap::default() }, ..Plan::new(layout, 16) };
+        let program = compile(&model, "model", &plan).expect("a plan that fits").training;
+        let all = program.lists[0].instructions.iter().enumerate().filter(|(_, one)| one.operation.kind() == "all_gather");
+        let last_product = program.lists[0].instructions.iter().rposition(|one| one.operation.kind().starts_with("matmul"));
+        let places: Vec<bool> = all.map(|(index, _)| Some(index) < last_product).collect();
+        places
+    };
+    // Four micro-batches, eight layers of which two fit a bucket.
+    assert_eq!(gathers(1, true), [true; 4]);
+    assert_eq!(gathers(2, true), [true; 4]);
+    assert_eq!(gathers(1, false), [false; 4]);
+    assert!(gathers(3, true).len() > 8);
 }
 
 #[test]

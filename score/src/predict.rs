@@ -6,10 +6,10 @@
 
 use crate::run::{Refusal, Run};
 use foretell_models::Kernel;
-use foretell_program::{BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
+use foretell_program::{Buffer, BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
 use foretell_simulator::gpu::{AttentionKind, Trained};
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
-use foretell_units::{DataType, Seconds};
+use foretell_units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A prediction.
@@ -68,7 +68,7 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     for count in counts {
         let plan = Plan { global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
         let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
-        memory = program.lists.iter().map(|stage| memory_of(stage, plan.precision)).collect();
+        memory = program.lists.iter().map(|stage| memory_of(stage, &plan)).collect();
         for stage in &mut program.lists {
             // Durations do not depend on places in memory.
             stage.buffers = Vec::new();
@@ -82,7 +82,8 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     Ok(Prepared { programs, micro_batches, memory })
 }
 
-fn memory_of(stage: &StageProgram, precision: DataType) -> StageMemory {
+fn memory_of(stage: &StageProgram, plan: &Plan) -> StageMemory {
+    let precision = plan.precision;
     let mut memory = StageMemory::default();
     for buffer in stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
         let elements = buffer.bytes.value() / buffer.data_type.size().value();
@@ -97,6 +98,14 @@ fn memory_of(stage: &StageProgram, precision: DataType) -> StageMemory {
     let persistent = stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
     memory.scores = kept_scores(stage);
     memory.activations = stage.arena.value() - persistent.map(|buffer| buffer.bytes.value()).sum::<f64>();
+    if plan.layout.zero < 3 {
+        // Gathered once and kept for the step: whole parameters, which take the place of their shards.
+        let is_gathered =
+            |buffer: &&Buffer| buffer.role == BufferRole::Parameter && !buffer.persistent && buffer.parent.is_none();
+        let gathered: f64 = stage.buffers.iter().filter(is_gathered).map(|buffer| buffer.bytes.value()).sum();
+        memory.activations = (memory.activations - gathered).max(0.0);
+        memory.parameter = memory.parameter.max(gathered / precision.size().value());
+    }
     memory
 }
 

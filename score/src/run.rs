@@ -5,7 +5,7 @@ use crate::model::model;
 use crate::names;
 use crate::row::Row;
 use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Program, Rank};
+use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Stack};
 use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind, Trained, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 use std::fmt;
@@ -98,13 +98,14 @@ impl Run {
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
-        let plan = plan(row, &stack, layout, format, &model)?;
+        let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));
         }
         if stack.estimated {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
+        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
         Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), stands_in, format, trained, stand_ins })
     }
 }
@@ -159,7 +160,7 @@ impl Run {
     }
 }
 
-fn plan(row: &Row, stack: &StackKind, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
+fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
         (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
@@ -179,7 +180,7 @@ fn plan(row: &Row, stack: &StackKind, layout: Layout, format: ProductFormat, mod
         _ => DataType::Bf16,
     };
     let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
-    Ok(Plan { precision, optimizer, overlap: stack.overlap, ..Plan::new(layout, global_batch) })
+    Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
 }
 
 /// Nodes of several kinds in the order in which ranks fill them: as the row names them, unless the stages that it states say that the slowest

@@ -2,13 +2,14 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
-use foretell_program::{Layout, Overlap, Plan, Program, compile_training};
+use foretell_program::{Layout, Overlap, Plan, Program, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
     CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
 };
 use foretell_topologies::Topology;
 use foretell_units::{DataType, Picoseconds};
+use proptest::prelude::*;
 
 fn gpt() -> Model {
     Model::named("gpt2-medium").unwrap()
@@ -16,7 +17,9 @@ fn gpt() -> Model {
 
 fn program(model: &Model, layout: Layout, micro_batches: usize, overlap: Overlap) -> Program {
     let batch = layout.samples_at_once() * micro_batches;
-    let plan = Plan { precision: DataType::Bf16, overlap, ..Plan::new(layout, batch) };
+    // Any that is not our own: those may have messages that block.
+    let stack = Stack::new("megatron-core");
+    let plan = Plan { precision: DataType::Bf16, overlap, stack, ..Plan::new(layout, batch) };
     compile_training(model, "model", &plan).unwrap()
 }
 
@@ -118,4 +121,41 @@ fn what_a_topology_changes_of_a_device_counts() {
     let ratio =
         run(&program, &half, &costs(&half, "nemo")).step.0 as f64 / run(&program, &plain, &costs(&plain, "nemo")).step.0 as f64;
     assert!((1.6..2.1).contains(&ratio), "{ratio}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Whatever the stack has kernels wait for, on nodes that groups fill, straddle and share.
+    #[test]
+    fn folded_is_unfolded_whatever_the_stack(
+        (data, tensor, pipeline) in (1usize..7, 1usize..5, 1usize..4),
+        zero in 0usize..4,
+        micro_batches in 1usize..4,
+        beside in any::<[bool; 6]>(),
+        stack in prop_oneof![Just("megatron-core"), Just("ddp"), Just("nemo"), Just("deepspeed"), Just("foretell")],
+        (nodes, devices) in prop_oneof![Just((1usize, 72usize)), Just((9, 8)), Just((18, 4)), Just((24, 3))],
+    ) {
+        let text = format!(
+            "name: some\ndevices:\n  one: {{base: a100-sxm-80g}}\n\
+             nodes:\n  - {{name: n, count: {nodes}, devices: {{kind: one, count: {devices}}}, link: nvswitch-300GB/s, nics: {{count: {devices}, bandwidth: 100Gbit/s}}}}\n\
+             network: {{kind: switch, latency: 5us}}\n"
+        );
+        let topology = Topology::from_yaml(&text, "some.yaml").unwrap();
+        let costs = costs(&topology, stack);
+        let model = Model::Mlp { widths: vec![768; 7] };
+        let layout = Layout { data, tensor, pipeline, zero, micro_batch: 3, ..Layout::default() };
+        let [tensor, context, expert, gradients, parameters, pipeline] = beside;
+        let program = program(&model, layout, micro_batches, Overlap { tensor, context, expert, gradients, parameters, pipeline });
+        let with = |folding| simulate(&program, &topology, &costs, &Options { folding, ..Options::default() }).unwrap();
+        let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
+        prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
+        for (one, other) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks) {
+            // Sums of equal parts and one product round otherwise.
+            let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 100 + other.0 / 1_000_000_000;
+            for (one, other) in one.spans.iter().zip(&other.spans) {
+                prop_assert!(same(one.start, other.start) && same(one.end, other.end), "{:?} and {:?}", one, other);
+            }
+        }
+    }
 }

@@ -67,9 +67,13 @@ pub(super) struct StageState {
     bucket_of: HashMap<TensorId, usize>,
     /// The bucket of each parameter.
     bucket_of_parameter: HashMap<String, usize>,
-    /// Whether each rank keeps only its shard of the gradients (ZeRO 2), and of the parameters (ZeRO 3).
+    /// Whether each rank keeps only its shard of the gradients from micro-batch to micro-batch (ZeRO 2).
     pub(super) shards_gradients: bool,
+    /// Whether each rank keeps only its shard of the parameters from step to step: ZeRO 3, and where updated parameters are gathered beside the
+    /// next step's kernels (Megatron's overlapped parameter gather).
     pub(super) shards_parameters: bool,
+    /// Whether gathered parameters are dropped when no operator near needs them, to be gathered again (ZeRO 3).
+    pub(super) drops_parameters: bool,
     pub(super) running: Vec<Running>,
     /// Format of the parameters that operators read.
     pub(super) precision: DataType,
@@ -132,7 +136,8 @@ impl StageState {
         let mut bucket_of_parameter = HashMap::new();
         let mut buckets: Vec<Bucket> = Vec::new();
         let shards = lowering.mesh.size(Axis::Shard);
-        let shards_parameters = shards > 1 && plan.layout.zero == 3;
+        let drops_parameters = shards > 1 && plan.layout.zero == 3;
+        let shards_parameters = drops_parameters || (shards > 1 && plan.layout.zero > 0 && plan.overlap.parameters);
         for (index, _, parameter, gradient) in complete {
             let placements = lowering.sharding.settled(parameter);
             let gradient_placements = lowering.sharding.produced(gradient);
@@ -147,8 +152,8 @@ impl StageState {
                     hint: "give them the same sizes, or a model that shares no parameters (`tied_embeddings: false`)".into(),
                 });
             }
-            // Sharded parameters are gathered block by block.
-            let block = (shards_parameters && stages.len() == 1).then(|| graph.operators[index].block);
+            // What is dropped is gathered block by block.
+            let block = (drops_parameters && stages.len() == 1).then(|| graph.operators[index].block);
             let tensor = graph.tensor(parameter);
             let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
             let shape = placements.local_shape(&full, &lowering.mesh);
@@ -194,6 +199,7 @@ impl StageState {
             bucket_of_parameter,
             shards_gradients: shards > 1 && plan.layout.zero >= 2,
             shards_parameters,
+            drops_parameters,
             running,
             precision: plan.precision,
             master: mixed,

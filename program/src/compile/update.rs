@@ -1,7 +1,7 @@
 //! The end of a step: gradients and batch statistics are summed over the ranks that hold parts of them, parameters updated.
 //!
-//! Where ZeRO shards a bucket, what is summed is scattered, each rank updates its shard, and the parameters are gathered again: at the end
-//! of the step where every rank keeps them whole, else when they are needed.
+//! Where ZeRO shards a bucket, what is summed is scattered, each rank updates its shard, and the parameters are gathered again: in the next step when
+//! they are needed, beside its kernels; or at the end of this one where no kernels run beside gathers of parameters and every rank keeps them whole.
 
 use super::emit::{Norms, StageEmitter};
 use super::keep::BucketBuffers;

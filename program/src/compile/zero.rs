@@ -26,7 +26,7 @@ pub(super) struct OpenGradients {
 }
 
 impl StageEmitter<'_> {
-    /// Where ZeRO shards parameters: a task's operators by block, and the buckets that each needs. Else nothing.
+    /// Where parameters are kept in shards: a task's operators by block, and the buckets that each needs. Else nothing.
     pub(super) fn runs(&self, task: &Task) -> Vec<Run> {
         if !self.state.shards_parameters {
             return Vec::new();
@@ -54,12 +54,13 @@ impl StageEmitter<'_> {
         runs
     }
 
-    /// Before a run of operators: gathers its parameters if they are not there, drops those that neither it nor the next needs, and
+    /// Before a run of operators: gathers its parameters if they are not there, drops (with ZeRO 3) those that neither it nor the next needs, and
     /// begins to gather those of the next, so that they come while this run computes.
     pub(super) fn gather_ahead(&mut self, rest: &[Run], next_task: &[Run], phase: Phase) {
         let Some(run) = rest.first() else { return };
         let next = rest.get(1).or_else(|| next_task.first()).map(|next| next.buckets.clone()).unwrap_or_default();
-        self.gathered.retain(|bucket, _| run.buckets.contains(bucket) || next.contains(bucket));
+        let drops = self.state.drops_parameters;
+        self.gathered.retain(|bucket, _| !drops || run.buckets.contains(bucket) || next.contains(bucket));
         for bucket in run.buckets.iter().chain(&next) {
             if !self.gathered.contains_key(bucket) {
                 self.gather(*bucket, phase);

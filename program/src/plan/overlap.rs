@@ -18,7 +18,8 @@ pub struct Overlap {
     pub gradients: bool,
     /// Gathers of parameters.
     pub parameters: bool,
-    /// Sends between stages.
+    /// Sends between stages. Only of stacks other than our own, whose sends are put into buffers: where a message waits for its receiver, two stages
+    /// whose kernels wait for what they send each other would wait forever.
     pub pipeline: bool,
 }
 
