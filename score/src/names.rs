@@ -131,6 +131,10 @@ pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
     if row.notes.to_lowercase().contains("async tp") {
         stack.overlap.tensor = true;
     }
+    if row.stated_precision.to_lowercase().contains("rowwise") {
+        let share = stack.format_of(ProductFormat::Fp8) * stack.scaled_by_row;
+        stack.format.insert(ProductFormat::Fp8, share);
+    }
 }
 
 /// A release as numbers: the first two of `26.02.01` in `Megatron-Bridge 26.02.01`.

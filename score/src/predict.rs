@@ -7,7 +7,7 @@
 use crate::run::{Refusal, Run};
 use foretell_models::Kernel;
 use foretell_program::{Buffer, BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
-use foretell_simulator::gpu::{AttentionKind, Trained};
+use foretell_simulator::gpu::{AttentionKind, ProductFormat, Trained};
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
 use foretell_units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +45,8 @@ struct StageMemory {
     activations: f64,
     /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
     scores: f64,
+    /// Logits of a micro-batch.
+    logits: f64,
 }
 
 /// Compiles what a prediction needs.
@@ -97,6 +99,12 @@ fn memory_of(stage: &StageProgram, plan: &Plan) -> StageMemory {
     }
     let persistent = stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
     memory.scores = kept_scores(stage);
+    let logits = |instruction: &Instruction| match instruction.operation {
+        Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
+        | Operation::Compute { kernel: Kernel::LogitStatistics { rows, classes, .. }, .. } => rows as f64 * classes as f64,
+        _ => 0.0,
+    };
+    memory.logits = stage.instructions.iter().map(logits).fold(0.0, f64::max);
     memory.activations = stage.arena.value() - persistent.map(|buffer| buffer.bytes.value()).sum::<f64>();
     if plan.layout.zero < 3 {
         // Gathered once and kept for the step: whole parameters, which take the place of their shards.
@@ -181,9 +189,14 @@ impl Prepared {
         let of_stage = |stage: &StageMemory| {
             let optimizer = if single { 8.0 } else { rules.optimizer };
             let parameter = if single { 4.0 } else { rules.parameter };
-            let gradient = if single { 4.0 } else { rules.gradient };
+            let gradient = match run.format {
+                _ if single => 4.0,
+                ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
+                _ => rules.gradient,
+            };
             let scores = if matches!(run.stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
-            stage.scores * scores * run.plan.precision.size().value() / 2.0
+            stage.logits * rules.logit
+                + stage.scores * scores * run.plan.precision.size().value() / 2.0
                 + stage.parameter * parameter
                 + stage.gradient * gradient * trains
                 + stage.optimizer * optimizer * trains

@@ -135,6 +135,7 @@ impl Run {
             copies: if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 },
             trained: self.trained,
             whole_experts_over: if is_whole { layout.tensor } else { 1 },
+            tensor: layout.tensor,
         }
     }
 

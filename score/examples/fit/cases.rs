@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// Rows of a group that are fitted on at most.
 const MOST_OF_GROUP: usize = 5;
 
+/// Sources of no more rows are fitted on whole.
+const SMALL_SOURCE: usize = 30;
+
 /// A declared row.
 pub struct Case {
     pub row: Row,
@@ -59,10 +62,12 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
     // Of a group that tells the same the first few are enough.
     let group = |row: &Row, run: &Run| format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format);
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut of_source: BTreeMap<String, usize> = BTreeMap::new();
+    runs.iter().for_each(|(row, _)| *of_source.entry(row.table.clone()).or_default() += 1);
     let mut is_wanted = |row: &Row, run: &Run| {
         let count = counts.entry(group(row, run)).or_default();
         *count += 1;
-        *count <= MOST_OF_GROUP
+        *count <= MOST_OF_GROUP || of_source[&row.table] <= SMALL_SOURCE
     };
     let runs: Vec<(Row, Run)> = runs.into_iter().filter(|(row, run)| is_wanted(row, run)).collect();
     let key = |run: &Run| format!("{:?} {:?}", run.model, run.plan);

@@ -21,6 +21,8 @@ pub struct Parameter {
     pub name: String,
     /// What the profiles assume.
     pub prior: f64,
+    /// What it may be at most.
+    pub most: f64,
     /// The standard deviation of the logarithm of what it may be over what is assumed.
     pub spread: f64,
 }
@@ -104,6 +106,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
         if quantity == Quantity::Memory {
             of_stack("memory_activations".into(), 0.15);
             of_stack("memory_gradient".into(), 0.3);
+            of_stack("memory_logit".into(), 0.4);
             if any(&|run| matches!(run.stack.attention, AttentionKind::Unfused { .. })) {
                 of_stack("memory_score".into(), 0.3);
             }
@@ -129,6 +132,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
         }
         if any(&|run| run.plan.layout.tensor * run.plan.layout.pipeline > 1) {
             of_stack("launches:exchange".into(), 0.3);
+            of_stack("partitioned_message".into(), 0.7);
         }
         of_stack("micro_batch_overhead".into(), 0.7);
         if any(&|run| run.format.is_cast()) {
@@ -164,7 +168,10 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
         add(Owner::Network, "latency_scale".into(), 0.4);
     }
     let found = |((owner, name), spread): ((Owner, String), f64)| {
-        let parameter = Parameter { owner, name, prior: 1.0, spread };
+        // Nothing exceeds a data sheet.
+        let is_share = matches!(owner, Owner::Device(_));
+        let most = if is_share { 0.95 } else { f64::INFINITY };
+        let parameter = Parameter { owner, name, prior: 1.0, most, spread };
         let prior = cases.iter().filter(|case| parameter.concerns(&case.run)).find_map(|case| parameter.value(&case.run))?;
         // What is assumed to be nothing stays so.
         (prior > 0.0).then_some(Parameter { prior, ..parameter })

@@ -100,11 +100,11 @@ pub fn fit(cases: &[Case], quantity: Quantity) -> Result<Fit, Box<dyn std::error
         let step = solve(factor, &gradient);
         let mut share = 1.0;
         let improved = loop {
-            let tried: Vec<f64> = offsets
-                .iter()
-                .zip(&step)
-                .map(|(offset, step)| (offset - share * step).clamp(offset - 0.7, offset + 0.7))
-                .collect();
+            let moved_by = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
+                let tried = (offset - share * step).clamp(offset - 0.7, offset + 0.7);
+                tried.min((parameter.most / parameter.prior).ln())
+            };
+            let tried: Vec<f64> = parameters.iter().zip(&offsets).zip(&step).map(moved_by).collect();
             let mut moved = runs.clone();
             set(&mut moved, &tried);
             let found = all(&moved);

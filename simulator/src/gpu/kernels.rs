@@ -38,11 +38,13 @@ pub struct Workload {
     /// Ranks over which experts stay whole and the sequence is shared out, so that each exchanges its part of the tokens alone; 1 where every rank of
     /// `tensor` exchanges all, as the Program has it.
     pub whole_experts_over: usize,
+    /// Ranks of `tensor`, each of which sends a part of what goes from stage to stage.
+    pub tensor: usize,
 }
 
 impl Default for Workload {
     fn default() -> Self {
-        Self { copies: 1, trained: Trained::All, whole_experts_over: 1 }
+        Self { copies: 1, trained: Trained::All, whole_experts_over: 1, tensor: 1 }
     }
 }
 

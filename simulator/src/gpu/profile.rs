@@ -314,6 +314,9 @@ pub struct MemoryRules {
     pub parameter: f64,
     /// Bytes of its gradient.
     pub gradient: f64,
+    /// The same in runs in IEEE half precision, where it is another.
+    #[serde(default)]
+    pub half_gradient: Option<f64>,
     /// Bytes of its optimizer state, master copy included.
     pub optimizer: f64,
     /// What activations take, as a share of the Program's.
@@ -321,6 +324,9 @@ pub struct MemoryRules {
     /// Bytes kept of each score of attention that is not fused: softmax, what dropout keeps and leaves.
     #[serde(default)]
     pub score: f64,
+    /// Bytes kept of each logit beside the Program's: copies and gradients in single precision.
+    #[serde(default)]
+    pub logit: f64,
     /// CUDA's context, NCCL's buffers, cuBLAS's workspaces: in what the allocator does not count.
     pub context: Bytes,
     /// Reserved and not used by the allocator, as a share of what is allocated.
@@ -416,6 +422,13 @@ pub struct StackKind {
     /// The share of BERT's longest sequences (512) that is computed: less than 1 where padding is left out, wholly or by bins of lengths.
     #[serde(default = "one")]
     pub sequence_share: f64,
+    /// What a message takes longer where ranks of `tensor` send parts of it, which the receivers put together (DeepSpeed's partitioned tensors, whose
+    /// sizes the host waits for).
+    #[serde(default)]
+    pub partitioned_message: Seconds,
+    /// The share of product efficiency in eight bits that is left where they are scaled by row.
+    #[serde(default = "one")]
+    pub scaled_by_row: f64,
     /// Bytes of a message between stages for each byte of the Program's: 2 where activations travel in single precision.
     #[serde(default = "one")]
     pub message_scale: f64,
