@@ -110,6 +110,7 @@ fn misfit(compiled: &Compiled, topology: &Topology) -> Option<Misfit> {
 pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     let breakdown = &prediction.breakdown_seconds;
     let known_peak = prediction.mfu > 0.0;
+    let fullest = prediction.memory_by_component.iter().max_by_key(|footprint| footprint.total());
     prediction_table(&PredictionSummary {
         step: prediction.step_seconds,
         interval: Some((prediction.step_seconds_p10, prediction.step_seconds_p90)),
@@ -118,6 +119,7 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         mfu: known_peak.then_some(prediction.mfu),
         hfu: known_peak.then_some(prediction.hfu),
         peak_memory: prediction.peak_memory_bytes.clone(),
+        memory_parts: fullest.map(foretell_program::Footprint::parts).unwrap_or_default(),
         device_memory: topology.device_kinds().iter().map(|kind| kind.memory).min(),
         breakdown: Breakdown {
             compute: breakdown.compute,

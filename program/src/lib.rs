@@ -20,6 +20,7 @@
 //! ```
 
 mod compile;
+mod footprint;
 mod fusion;
 mod memory;
 mod mesh;
@@ -34,6 +35,7 @@ mod strategy;
 mod timeline;
 
 pub use compile::{Compiled, compile, compile_training};
+pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Conversion, Placement, Placements, conversion};

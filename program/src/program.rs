@@ -4,6 +4,7 @@
 //! sends and receives alike. The simulator gives an instruction a duration, the executor a thread and a kernel; neither needs to know why it
 //! is there.
 
+use crate::footprint::Footprint;
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};
 use foretell_models::{InputKind, Kernel};
@@ -72,6 +73,12 @@ impl Program {
     /// Each rank's list, where a stage has one: what [`Program::list_of_rank`] is then.
     pub fn one_list_a_stage(mesh: &Mesh) -> Vec<u32> {
         (0..mesh.world_size()).map(|rank| mesh.stage_of(Rank(rank)) as u32).collect()
+    }
+
+    /// What each stage's largest arena holds when it holds the most.
+    pub fn footprints(&self) -> Vec<Footprint> {
+        let largest = |stage| self.lists.iter().filter(|list| list.stage == stage).max_by_key(|list| list.arena);
+        (0..self.mesh.stage_count()).map(|stage| largest(stage).map_or_else(Footprint::default, Footprint::of)).collect()
     }
 
     /// The bytes of each stage's largest arena.

@@ -3,7 +3,9 @@
 mod soundness;
 
 use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
-use foretell_program::{ContextMethod, Layout, Overlap, Plan, Recompute, Schedule, StageLayout, StageProgram, compile};
+use foretell_program::{
+    ContextMethod, Footprint, Layout, Overlap, Plan, Recompute, Schedule, StageLayout, StageProgram, compile,
+};
 use proptest::prelude::*;
 use soundness::assert_sound;
 
@@ -145,6 +147,9 @@ proptest! {
         };
         assert_sound(&compiled.training);
         assert_sound(&compiled.evaluation);
+        for list in &compiled.training.lists {
+            prop_assert_eq!(Footprint::of(list).total(), list.arena, "the parts are the arena");
+        }
         // What is kept lies in the same place in both, so that they can share an arena.
         for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
             let kept = |stage: &StageProgram| -> Vec<_> {

@@ -96,6 +96,8 @@ pub struct PredictionSummary {
     pub hfu: Option<f64>,
     /// The arena of each stage.
     pub peak_memory: Vec<Bytes>,
+    /// What the fullest of them is for.
+    pub memory_parts: Vec<(&'static str, Bytes)>,
     /// What a device has.
     pub device_memory: Option<Bytes>,
     /// Where the step's time goes.
@@ -132,6 +134,10 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
     if summary.peak_memory.len() > 1 {
         let stages: Vec<String> = summary.peak_memory.iter().map(Bytes::to_string).collect();
         row("  by stage", stages.join(", "));
+    }
+    if !summary.memory_parts.is_empty() {
+        let parts: Vec<String> = summary.memory_parts.iter().map(|(what, bytes)| format!("{what} {bytes}")).collect();
+        row("  of the fullest", parts.join(", "));
     }
     let Breakdown { compute, exposed_communication, bubble, data, optimizer } = summary.breakdown;
     let parts = [

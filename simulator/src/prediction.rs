@@ -5,7 +5,7 @@ use crate::error::SimulationError;
 use crate::si;
 use crate::simulation::{Breakdown, Folding, Oversubscription, Quantile, Scenario, Simulation, lower, run};
 use crate::uncertainty::Interval;
-use foretell_program::Program;
+use foretell_program::{Footprint, Program};
 use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,9 @@ pub struct Prediction {
     /// The arena of each stage.
     #[serde(with = "si::sizes")]
     pub peak_memory_bytes: Vec<Bytes>,
+    /// What the largest arena of each stage holds when it holds the most.
+    #[serde(with = "si::footprints", default)]
+    pub memory_by_component: Vec<Footprint>,
     /// Whether each stage's arena fits the devices that run it.
     pub fits: bool,
     /// What the last rank spends the step on.
@@ -122,6 +125,7 @@ pub fn predict(
         mfu: utilisation(program.model_flops.value()),
         hfu: utilisation(program.hardware_flops.value()),
         peak_memory_bytes: program.arenas(),
+        memory_by_component: program.footprints(),
         fits,
         breakdown_seconds: median.breakdown,
         calibrated: median.calibrated,

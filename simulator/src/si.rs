@@ -1,8 +1,9 @@
 //! Quantities as bare numbers in SI base units, which is what the contract's JSON documents hold; in files that people write
 //! they carry their unit as text.
 
+use foretell_program::Footprint;
 use foretell_units::{Bytes, FlopsPerSecond, Seconds};
-use serde::{Deserialize, Deserializer, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A quantity that is one number.
 pub(crate) trait Number: Sized {
@@ -46,5 +47,43 @@ pub(crate) mod sizes {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Bytes>, D::Error> {
         Ok(Vec::<u64>::deserialize(deserializer)?.into_iter().map(Bytes::new).collect())
+    }
+}
+
+/// What memory is for, by stage: whole numbers of bytes.
+pub(crate) mod footprints {
+    use super::{Bytes, Deserialize, Deserializer, Footprint, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Parts {
+        parameters: u64,
+        gradients: u64,
+        optimizer_state: u64,
+        activations: u64,
+        workspace: u64,
+        unused: u64,
+    }
+
+    pub(crate) fn serialize<S: Serializer>(footprints: &[Footprint], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(footprints.iter().map(|one| Parts {
+            parameters: one.parameters.count(),
+            gradients: one.gradients.count(),
+            optimizer_state: one.optimizer_state.count(),
+            activations: one.activations.count(),
+            workspace: one.workspace.count(),
+            unused: one.unused.count(),
+        }))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Footprint>, D::Error> {
+        let footprint = |parts: Parts| Footprint {
+            parameters: Bytes::new(parts.parameters),
+            gradients: Bytes::new(parts.gradients),
+            optimizer_state: Bytes::new(parts.optimizer_state),
+            activations: Bytes::new(parts.activations),
+            workspace: Bytes::new(parts.workspace),
+            unused: Bytes::new(parts.unused),
+        };
+        Ok(Vec::<Parts>::deserialize(deserializer)?.into_iter().map(footprint).collect())
     }
 }

@@ -41,6 +41,7 @@ fn a_prediction_fits_the_terminal() {
         mfu: Some(0.38),
         hfu: None,
         peak_memory: vec![Bytes::new(70 << 30), Bytes::new(90 << 30)],
+        memory_parts: vec![("parameters", Bytes::new(20 << 30)), ("activations", Bytes::new(70 << 30))],
         device_memory: Some(Bytes::new(80 << 30)),
         breakdown: Breakdown { compute: Seconds::new(0.2), bubble: Seconds::new(0.05), ..Breakdown::default() },
         calibrated: false,
