@@ -40,6 +40,8 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     let expert = experts(row, stack, data, tensor, stand_ins)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
     let zero = match row.zero.chars().next() {
+        // FSDP2 keeps what it has gathered from micro-batch to micro-batch of a pipeline.
+        Some('3') if pipeline > 1 => 2,
         Some(digit @ '0'..='3') if data > 1 || digit == '3' => digit as usize - '0' as usize,
         _ => 0,
     };
@@ -73,10 +75,27 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     })
 }
 
+/// Whether a row says what is computed again.
+pub(crate) fn states_recompute(row: &Row) -> bool {
+    ["full", "selective", "none"].iter().any(|word| row.recompute.to_lowercase().starts_with(word))
+}
+
 /// The ranks that share out experts as the compiler counts them. Megatron's expert-parallel ranks are of `dp`, or where one expert is not cut
 /// of `dp` and `tp` together.
 fn experts(row: &Row, stack: &StackKind, data: usize, tensor: usize, stand_ins: &mut Vec<String>) -> Result<usize, Refusal> {
-    let experts = if row.count("experts").is_some() { row.count("ep").unwrap_or(1) } else { 1 };
+    let per_node = row.count("gpus_per_node").unwrap_or(8);
+    let experts = match (row.count("experts"), row.count("ep")) {
+        (None, _) => 1,
+        (_, Some(ranks)) => ranks,
+        // DeepEP is for experts that are shared out.
+        (Some(experts), None)
+            if row.notes.contains("DeepEP") && data.is_multiple_of(per_node) && experts.is_multiple_of(per_node) =>
+        {
+            stand_ins.push("experts are taken to be shared out over a node".into());
+            per_node
+        }
+        _ => 1,
+    };
     let spreads = experts.is_multiple_of(tensor) && data.is_multiple_of(experts / tensor);
     if tensor > 1 && experts > 1 && spreads && (stack.whole_experts || !data.is_multiple_of(experts)) {
         // The compiler cuts experts as it cuts all else.

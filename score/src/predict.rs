@@ -6,7 +6,9 @@
 
 use crate::run::{Refusal, Run};
 use foretell_models::Kernel;
-use foretell_program::{Buffer, BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
+use foretell_program::{
+    Buffer, BufferRole, Instruction, Layout, Operation, Plan, Program, Recompute, Schedule, StageProgram, compile_training,
+};
 use foretell_simulator::gpu::{AttentionKind, ProductFormat, Trained};
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
 use foretell_units::Seconds;
@@ -49,13 +51,38 @@ struct StageMemory {
     logits: f64,
 }
 
-/// Compiles what a prediction needs.
+/// How far beyond a device's memory what is foretold has to be so that it counts as more than there is: memory itself is foretold so well.
+const BEYOND: f64 = 1.15;
+
+/// Compiles what a prediction needs. A run that does not state what is computed again computes as little as fits into the device's memory.
 ///
 /// # Errors
 /// [`Refusal`] where the compiler cannot lay the run out.
 pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
+    let first = run.plan.layout.recompute;
+    let prepared = compile(run, first)?;
+    let capacity = run.cluster.gpu.memory.value() * BEYOND;
+    if run.recompute_is_stated || prepared.memory(run) <= capacity {
+        return Ok(prepared);
+    }
+    let more: &[Recompute] = match first {
+        Recompute::None => &[Recompute::Selective, Recompute::Full],
+        Recompute::Selective => &[Recompute::Full],
+        _ => &[],
+    };
+    let mut prepared = prepared;
+    for &recompute in more {
+        prepared = compile(run, recompute)?;
+        if prepared.memory(run) <= capacity {
+            break;
+        }
+    }
+    Ok(prepared)
+}
+
+fn compile(run: &Run, recompute: Recompute) -> Result<Prepared, Refusal> {
     let micro_batches = run.plan.micro_batches().map_err(|error| Refusal(error.to_string()))?;
-    let layout = &run.plan.layout;
+    let layout = &Layout { recompute, ..run.plan.layout.clone() };
     let period = if layout.schedule == Schedule::Interleaved { layout.pipeline } else { 1 };
     if layout.schedule == Schedule::Interleaved && !micro_batches.is_multiple_of(layout.pipeline) {
         return Err(Refusal(format!(
@@ -68,7 +95,7 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     let mut programs = Vec::with_capacity(counts.len());
     let mut memory = Vec::new();
     for count in counts {
-        let plan = Plan { global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
+        let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
         let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
         memory = program.lists.iter().map(|stage| memory_of(stage, &plan)).collect();
         for stage in &mut program.lists {
@@ -243,6 +270,18 @@ mod tests {
             let all = all.predict(&run).expect("runs").step;
             assert!((few / all - 1.0).abs() < 2e-3, "{layout}: {few} beside {all}");
         }
+    }
+
+    #[test]
+    fn who_does_not_say_what_is_computed_again_computes_what_does_not_fit() {
+        let mut run = run("8,8,1,1,1,1", 16);
+        assert!(!run.recompute_is_stated);
+        let roomy = predict(&run).expect("runs");
+        run.cluster.gpu.memory = foretell_units::Bytes::new((roomy.memory * 0.7) as u64);
+        let narrow = predict(&run).expect("runs");
+        assert!(narrow.memory < roomy.memory && narrow.step > roomy.step, "{narrow:?} beside {roomy:?}");
+        run.recompute_is_stated = true;
+        assert_eq!(predict(&run).expect("runs").step, roomy.step);
     }
 
     #[test]

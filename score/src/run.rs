@@ -1,6 +1,6 @@
 //! What a row says in our terms: a model, a plan, a cluster and a software stack; or why it says too little.
 
-use crate::layout::{cuts, layout, stated_cuts};
+use crate::layout::{cuts, layout, stated_cuts, states_recompute};
 use crate::model::model;
 use crate::names;
 use crate::row::Row;
@@ -35,6 +35,8 @@ pub struct Run {
     pub stack: StackKind,
     /// Its name.
     pub stack_name: String,
+    /// Whether what is computed again is stated, or nothing that frameworks have for such a model.
+    pub recompute_is_stated: bool,
     /// Whether that stack stands in for one without a profile.
     pub stands_in: bool,
     /// The format of matrix products.
@@ -98,6 +100,8 @@ impl Run {
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
+        let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
+        let recompute_is_stated = states_recompute(row) || !is_language_model;
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));
@@ -106,7 +110,19 @@ impl Run {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
         let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
-        Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), stands_in, format, trained, stand_ins })
+        Ok(Self {
+            model,
+            plan,
+            cluster,
+            others,
+            stack,
+            stack_name: stack_name.into(),
+            stands_in,
+            recompute_is_stated,
+            format,
+            trained,
+            stand_ins,
+        })
     }
 }
 

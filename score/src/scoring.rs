@@ -77,7 +77,9 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
     let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (place, run) in runs.iter().enumerate() {
         if let Ok(run) = run {
-            alike.entry(format!("{:?} {:?}", run.model, run.plan)).or_default().push(place);
+            // What is computed again may follow from a device's memory.
+            let memory = (!run.recompute_is_stated).then_some((run.cluster.gpu.memory, run.format));
+            alike.entry(format!("{:?} {:?} {memory:?}", run.model, run.plan)).or_default().push(place);
         }
     }
     let of_alike = |places: Vec<usize>| -> Vec<(usize, Result<Predicted, Refusal>)> {

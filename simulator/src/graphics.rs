@@ -128,7 +128,8 @@ impl Graphics {
     /// What a message between stages takes alone.
     pub(crate) fn message(&self, reach: &Reachable, bytes: f64) -> Cost {
         let size = bytes * self.stack.message_scale;
-        let partitioned = if self.workload.tensor > 1 { self.stack.partitioned_message } else { Seconds::ZERO };
+        let partitioned =
+            if self.workload.tensor > 1 && reach.nodes > 1 { self.stack.partitioned_message } else { Seconds::ZERO };
         self.cost(reach.message(size, &self.cluster) * self.stack.communication + partitioned, size)
     }
 

@@ -70,7 +70,8 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
         *count <= MOST_OF_GROUP || of_source[&row.table] <= SMALL_SOURCE
     };
     let runs: Vec<(Row, Run)> = runs.into_iter().filter(|(row, run)| is_wanted(row, run)).collect();
-    let key = |run: &Run| format!("{:?} {:?}", run.model, run.plan);
+    let memory = |run: &Run| (!run.recompute_is_stated).then_some((run.cluster.gpu.memory, run.format));
+    let key = |run: &Run| format!("{:?} {:?} {:?}", run.model, run.plan, memory(run));
     let mut distinct: BTreeMap<String, &Run> = BTreeMap::new();
     for (_, run) in &runs {
         distinct.entry(key(run)).or_insert(run);
