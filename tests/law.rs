@@ -50,6 +50,8 @@ struct Case {
     clip: bool,
     /// Whether kernels wait for communication.
     blocking: bool,
+    /// Whether `tensor` takes whole experts.
+    whole_experts: bool,
     precision: &'static str,
     seed: u64,
     /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages' own.
@@ -111,6 +113,7 @@ impl Case {
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
         let batch = self.global_batch();
         let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
+        let experts = if self.whole_experts { ", expert_tensor: 1" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
         let overlap = match self.blocking {
             true => "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false}\n",
@@ -126,7 +129,7 @@ impl Case {
              training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
              layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
-             sequence_parallel: {sequence_parallel}{cuts}}}\n{overlap}"
+             sequence_parallel: {sequence_parallel}{experts}{cuts}}}\n{overlap}"
         )
     }
 
@@ -231,7 +234,7 @@ prop_compose! {
         optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
         (zero, hybrid) in (0usize..4, any::<bool>()),
-        (sequence_parallel, clip, blocking) in (any::<bool>(), any::<bool>(), any::<bool>()),
+        (sequence_parallel, clip, blocking, whole_experts) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
         precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
         expert in 1usize..3,
         seed in 0u64..100,
@@ -255,10 +258,12 @@ prop_compose! {
         // Nor can every sequence be cut into three or four: BERT's and the first GPT's are of twelve, T5's of ten and six.
         let divides = context < 3 || model.contains("sequence: 12") || (context == 4 && model.contains("sequence: 8"));
         let context = if divides { context } else { 2 };
-        let expert = if model.contains("moe") && data * tensor * pipeline * context < 4 { expert } else { 1 };
+        let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };
+        let experts = if model.contains("experts: 4") { 4 } else { 6 };
+        let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, optimizer, bucket,
-            zero, hybrid, sequence_parallel, clip, blocking, precision, seed, uneven,
+            zero, hybrid, sequence_parallel, clip, blocking, whole_experts, precision, seed, uneven,
         }
     }
 }
@@ -330,6 +335,7 @@ fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
             sequence_parallel: index % 2 == 1,
             clip: index % 2 == 0,
             blocking: index % 2 == 0,
+            whole_experts: false,
             seed: 5,
             uneven: Some(uneven),
         });
@@ -359,6 +365,7 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
             sequence_parallel: false,
             clip: false,
             blocking: false,
+            whole_experts: false,
             precision,
             seed: 1,
             uneven: None,
@@ -367,6 +374,47 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
         let near = scratch.train(&case.plan(), 4, 1, &[]);
         let far = scratch.train(&case.plan(), 4, 1, &["--tcp"]);
         assert_eq!(near.losses, far.losses, "{precision}");
+    }
+}
+
+#[test]
+fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {
+    let mixtures = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("moe"));
+    for model in mixtures {
+        for (tensor, context, expert, sequence_parallel, whole_experts) in [
+            (2, 1, 1, false, true),
+            (2, 1, 1, true, true),
+            (2, 1, 1, true, false),
+            (1, 2, 1, false, false),
+            (1, 2, 2, false, false),
+            (2, 2, 1, true, true),
+        ] {
+            check(&Case {
+                model,
+                data: 1,
+                tensor,
+                pipeline: 1,
+                context,
+                context_method: "gather",
+                expert,
+                precision: "fp32",
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: "none",
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: 1,
+                hybrid: false,
+                sequence_parallel,
+                clip: true,
+                blocking: false,
+                whole_experts,
+                seed: 7,
+                uneven: None,
+            });
+        }
     }
 }
 
@@ -399,6 +447,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
                 sequence_parallel: false,
                 clip: false,
                 blocking: false,
+                whole_experts: false,
                 seed: 5,
                 uneven: None,
             });
@@ -441,6 +490,7 @@ fn ring_attention_obeys_the_law() {
             sequence_parallel: false,
             clip: false,
             blocking: false,
+            whole_experts: false,
             seed: 5,
             uneven: None,
         });
@@ -483,6 +533,7 @@ fn dropout_drops_the_same_in_every_dimension() {
                 sequence_parallel: tensor > 1,
                 clip: false,
                 blocking: false,
+                whole_experts: false,
                 seed: 5,
                 uneven: None,
             });

@@ -189,7 +189,7 @@ impl Lowering {
         // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
         let normalizer = plan.global_batch * forward.predictions_per_sample;
         let graph = if inference { forward } else { differentiate(&forward, normalizer) };
-        let sharding = Sharding::choose(&graph, &mesh, plan.layout.sequence_parallel, plan.layout.context_method)?;
+        let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
         let (graph, sharding) = fuse(&graph, sharding);
         Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding, mesh })
     }

@@ -229,11 +229,11 @@ impl Plan {
         let Layout { tensor, expert_tensor, zero, shard_group, .. } = self.layout;
         let refuse =
             |field, reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
-        if expert_tensor.is_some_and(|split| split != tensor) {
+        if expert_tensor.is_some_and(|split| split != tensor && split != 1) {
             return refuse(
                 "expert_tensor",
-                "experts are split by `tensor` as the other operators are",
-                "leave it out, or give it the value of `tensor`",
+                "an expert is split by all of `tensor`, or by nothing",
+                "leave it out, or give it 1 or the value of `tensor`",
             );
         }
         self.layout.validate_stages()?;

@@ -8,7 +8,7 @@
 
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::{Placement, Placements};
-use crate::plan::{ContextMethod, PlanError};
+use crate::plan::{ContextMethod, Layout, PlanError};
 use foretell_models::{
     BATCH, EXPERTS, Extent, Graph, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, SEQUENCE, TensorId,
 };
@@ -69,17 +69,13 @@ pub(crate) struct Sharding {
 
 impl Sharding {
     /// Chooses strategies for a graph with or without gradients.
-    pub(crate) fn choose(
-        graph: &Graph,
-        mesh: &StageMesh,
-        sequence_parallel: bool,
-        context_method: ContextMethod,
-    ) -> Result<Self, PlanError> {
+    pub(crate) fn choose(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Result<Self, PlanError> {
         let mut chooser = Chooser {
             graph,
             mesh,
-            sequence_parallel,
-            context_method,
+            sequence_parallel: layout.sequence_parallel,
+            context_method: layout.context_method,
+            spreads_experts: layout.expert_tensor == Some(1) && mesh.size(Axis::Tensor) > 1,
             consumers: consumers(graph),
             makers: makers(graph),
             sharding: Sharding {
@@ -186,6 +182,8 @@ struct Chooser<'a> {
     mesh: &'a StageMesh,
     sequence_parallel: bool,
     context_method: ContextMethod,
+    /// Whether `tensor` takes whole experts instead of parts of each.
+    spreads_experts: bool,
     consumers: Vec<Vec<OperatorId>>,
     makers: Vec<Option<OperatorId>>,
     sharding: Sharding,
@@ -354,7 +352,10 @@ impl Chooser<'_> {
             strategy.set(Axis::Context, self.sequence_loop(operator, self.mesh.size(Axis::Context)));
         }
         if self.mesh.size(Axis::Tensor) > 1 {
-            let mut chosen = self.tensor_loop(operator);
+            let mut chosen = self.tensor_loop(operator)?;
+            if chosen.is_some_and(|one| !self.divides(operator, one, &strategy)) {
+                chosen = None;
+            }
             // Most kernels that must know which part of a sequence a rank has are told of one axis only.
             let one_axis = operator.kind.positional().is_some() && !operator.kind.is_positional_along_several_axes();
             if chosen.is_some() && chosen == strategy.get(Axis::Context) && one_axis {
@@ -413,8 +414,25 @@ impl Chooser<'_> {
     /// The loop over positions, where it may be shared out among so many.
     fn sequence_loop(&self, operator: &Operator, parts: usize) -> Option<LoopId> {
         let found = operator.find_loop(SEQUENCE)?;
-        let one = &operator.loops[found.0];
-        (one.shardable && one.extent.is_multiple_of(parts)).then_some(found)
+        (operator.loops[found.0].shardable && self.is_cut_evenly(operator, found, parts)).then_some(found)
+    }
+
+    /// Whether a loop, and what of tensors it walks, can be cut into so many equal parts: it may walk slots of which there are fewer than positions.
+    fn is_cut_evenly(&self, operator: &Operator, chosen: LoopId, parts: usize) -> bool {
+        let extents = |operand: &Operand| -> Vec<usize> {
+            let dimensions = &self.graph.tensor(operand.tensor).dimensions;
+            let walked = operand.axes.iter().zip(dimensions).filter(|(axis, _)| **axis == Some(chosen));
+            walked.map(|(_, dimension)| dimension.extent).collect()
+        };
+        let mut walked = operator.inputs.iter().chain(&operator.outputs).flat_map(extents);
+        operator.loops[chosen.0].extent.is_multiple_of(parts) && walked.all(|extent| extent.is_multiple_of(parts))
+    }
+
+    /// Whether `tensor` can take a loop beside the axes that have it already.
+    fn divides(&self, operator: &Operator, chosen: LoopId, strategy: &Strategy) -> bool {
+        let others = Axis::WITHIN_STAGE.iter().filter(|&&axis| axis != Axis::Tensor && strategy.get(axis) == Some(chosen));
+        let parts: usize = others.map(|&axis| self.mesh.size(axis)).product();
+        self.is_cut_evenly(operator, chosen, parts * self.mesh.size(Axis::Tensor))
     }
 
     /// Refuses ranks along an axis that would all do the same, since the model has no loop for it.
@@ -462,7 +480,34 @@ impl Chooser<'_> {
     }
 
     /// The loop along `tensor`: that of a sharded input, or for a product of whole inputs its columns if that pays.
-    fn tensor_loop(&self, operator: &Operator) -> Option<LoopId> {
+    fn tensor_loop(&self, operator: &Operator) -> Result<Option<LoopId>, PlanError> {
+        if self.spreads_experts
+            && let Some(experts) = operator.find_loop(EXPERTS).filter(|one| operator.loops[one.0].shardable)
+        {
+            let (extent, divisor) =
+                (operator.loops[experts.0].extent, self.mesh.size(Axis::Expert) * self.mesh.size(Axis::Tensor));
+            if !extent.is_multiple_of(divisor) {
+                return Err(PlanError::Indivisible {
+                    what: format!("the experts of `{}`", operator.name),
+                    value: extent,
+                    by: "expert x tensor".into(),
+                    divisor,
+                    hint: "choose sizes of `expert` and `tensor` whose product divides the number of experts, or leave out `expert_tensor`"
+                        .into(),
+                });
+            }
+            return Ok(Some(experts));
+        }
+        Ok(self.followed_or_columns(operator))
+    }
+
+    fn followed_or_columns(&self, operator: &Operator) -> Option<LoopId> {
+        // A product gathers the sequence that is shared out, and shares out its columns; one whose columns cannot be keeps its part.
+        let has_columns = operator
+            .loops
+            .iter()
+            .enumerate()
+            .any(|(index, one)| one.role == Extent::Columns && self.can_share(operator, LoopId(index)));
         for input in &operator.inputs {
             let tensor = self.graph.tensor(input.tensor);
             if tensor.role != Role::Activation {
@@ -471,8 +516,8 @@ impl Chooser<'_> {
             if let Placement::Shard(dimension) = self.sharding.placements[input.tensor.0].get(Axis::Tensor)
                 && let Some(walked) = input.axes[dimension]
                 && self.can_share(operator, walked)
-                // With sequence parallelism a product gathers the sequence, and shares out its columns.
-                && !(operator.loops[walked.0].name == SEQUENCE && (is_product(operator) || operator.kind.is_attention()))
+                && !(operator.loops[walked.0].name == SEQUENCE
+                    && (is_product(operator) && has_columns || operator.kind.is_attention()))
             {
                 return Some(walked);
             }

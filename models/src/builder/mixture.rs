@@ -1,11 +1,12 @@
 //! Mixtures of experts: the router, the way of tokens to the slots of their experts and back, and the experts' products.
 //!
-//! A sample brings the same number of slots to every expert. So a rank that has a part of the batch fills that part of every expert's slots,
-//! and what brings them to the ranks that have the experts is a change of placement: from shards of slots to shards of experts.
+//! A sample brings the same number of slots to every expert, and a part of its positions that part of them. So a rank that has a part of the
+//! batch or of the sequence fills that part of every expert's slots, and what brings them to the ranks that have the experts is a change of
+//! placement: from shards of slots to shards of experts.
 
 use super::{GraphBuilder, dimension, operand, shared, walk};
 use crate::graph::{
-    BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, Slots, Storage, TensorId,
+    BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, SEQUENCE, Slots, Storage, TensorId,
 };
 use crate::kernel::WeightLayout;
 
@@ -27,23 +28,25 @@ pub(crate) struct Routing {
 }
 
 impl GraphBuilder {
-    /// A product for each expert of `x` `[experts, slots, contracted]` with `weight` `[experts, columns, contracted]`.
+    /// A product for each expert of `x` `[experts, batch, slots, contracted]` with `weight` `[experts, columns, contracted]`.
     pub(crate) fn expert_matmul(&mut self, name: &str, x: TensorId, weight: TensorId) -> TensorId {
         let [x_dimensions, weight_dimensions] = [self.dimensions(x), self.dimensions(weight)];
         let loops = vec![
             shared(&x_dimensions[0], Extent::Experts),
             shared(&x_dimensions[1], Extent::Rows),
+            shared(&x_dimensions[2], Extent::Rows),
             shared(&weight_dimensions[1], Extent::Columns),
-            shared(&x_dimensions[2], Extent::Contracted),
+            shared(&x_dimensions[3], Extent::Contracted),
         ];
-        let [experts, rows, columns, contracted] = [0, 1, 2, 3].map(|index| Some(LoopId(index)));
-        let y = self.activation(name, vec![x_dimensions[0], x_dimensions[1], weight_dimensions[1]], Storage::Precision);
+        let [experts, batch, slots, columns, contracted] = [0, 1, 2, 3, 4].map(|index| Some(LoopId(index)));
+        let dimensions = vec![x_dimensions[0], x_dimensions[1], x_dimensions[2], weight_dimensions[1]];
+        let y = self.activation(name, dimensions, Storage::Precision);
         self.operator(
             name,
             OperatorKind::ExpertMatmul,
             loops,
-            vec![operand(x, vec![experts, rows, contracted]), operand(weight, vec![experts, columns, contracted])],
-            vec![operand(y, vec![experts, rows, columns])],
+            vec![operand(x, vec![experts, batch, slots, contracted]), operand(weight, vec![experts, columns, contracted])],
+            vec![operand(y, vec![experts, batch, slots, columns])],
         );
         y
     }
@@ -67,7 +70,7 @@ impl GraphBuilder {
     }
 
     /// Chooses experts for x `[batch, sequence, hidden]` by the router's `weight` `[experts, hidden]`, and brings the tokens to the experts'
-    /// slots: `[experts, slots, hidden]`.
+    /// slots: `[experts, batch, slots, hidden]`.
     pub(crate) fn dispatch(&mut self, module: &str, x: TensorId, weight: TensorId, shape: &MixtureShape) -> (TensorId, Routing) {
         let MixtureShape { experts, top, slots_per_sample } = *shape;
         let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
@@ -99,9 +102,10 @@ impl GraphBuilder {
             vec![operand(gates, choice_axes.clone()), operand(choices, choice_axes.clone())],
         );
 
-        let slots = dimension(BATCH, batch.extent * slots_per_sample);
-        let dispatched =
-            self.activation(&format!("{module}.dispatch"), vec![expert_dimension, slots, hidden], Storage::Precision);
+        // They are cut where the sequence is.
+        let slots = dimension(SEQUENCE, slots_per_sample);
+        let slots = vec![expert_dimension, batch, slots, hidden];
+        let dispatched = self.activation(&format!("{module}.dispatch"), slots, Storage::Precision);
         let places = self.activation(&format!("{module}.places"), choice_dimensions, Storage::Integer);
         let dropped = self.dropped();
         let kind = OperatorKind::Dispatch(Slots { top, per_sample: slots_per_sample });
@@ -115,7 +119,7 @@ impl GraphBuilder {
         (dispatched, Routing { gates, choices, places })
     }
 
-    /// The experts' `rows` `[experts, slots, hidden]` back at the tokens that they are for, weighted by their gates.
+    /// The experts' `rows` `[experts, batch, slots, hidden]` back at the tokens that they are for, weighted by their gates.
     pub(crate) fn combine(
         &mut self,
         module: &str,
@@ -127,13 +131,13 @@ impl GraphBuilder {
         let dimensions = self.dimensions(rows);
         let [batch, sequence] = [dimension(BATCH, self.graph.batch), dimension("sequence", sequence)];
         let name = format!("{module}.combine");
-        let y = self.activation(&name, vec![batch, sequence, dimensions[2]], Storage::Precision);
+        let y = self.activation(&name, vec![batch, sequence, dimensions[3]], Storage::Precision);
         let choice_axes = vec![Some(LoopId(0)), Some(LoopId(1)), None];
         let by_choice = |tensor| operand(tensor, choice_axes.clone());
         self.operator(
             &name,
             OperatorKind::Combine(Slots { top: shape.top, per_sample: shape.slots_per_sample }),
-            exchange_loops(batch, sequence, dimensions[0], dimensions[2]),
+            exchange_loops(batch, sequence, dimensions[0], dimensions[3]),
             vec![
                 operand(rows, SLOT_AXES.to_vec()),
                 by_choice(routing.gates),
@@ -155,16 +159,15 @@ impl GraphBuilder {
 /// Which loop of a dispatch or its return walks the tokens' dimensions.
 const TOKEN_AXES: [Option<LoopId>; 3] = [Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(3))];
 
-/// The same for the slots: they are shared out as the batch is.
-const SLOT_AXES: [Option<LoopId>; 3] = [Some(LoopId(2)), Some(LoopId(0)), Some(LoopId(3))];
+/// The same for the slots: they are shared out as the batch and the sequence are.
+const SLOT_AXES: [Option<LoopId>; 4] = [Some(LoopId(2)), Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(3))];
 
-/// The loops of a dispatch and of its return. Only the batch may be shared out: slots are filled in the order of a rank's tokens, for all
-/// experts.
+/// The loops of a dispatch and of its return. Tokens may be shared out: slots are filled in the order of a rank's tokens, for all experts.
 fn exchange_loops(batch: Dimension, sequence: Dimension, experts: Dimension, hidden: Dimension) -> Vec<Loop> {
     let whole = |one: &Dimension, role| Loop { shardable: false, ..shared(one, role) };
     vec![
         shared(&batch, Extent::Rows),
-        whole(&sequence, Extent::Positions),
+        shared(&sequence, Extent::Positions),
         whole(&experts, Extent::Experts),
         whole(&hidden, Extent::Features),
     ]

@@ -17,18 +17,18 @@ impl Operator {
         let features = size(Extent::Features);
         let positions = size(Extent::Positions);
         let experts = size(Extent::Experts);
-        let mixture = |Slots { top, per_sample }: Slots| Mixture {
-            tokens: rows * positions,
-            experts,
-            capacity: rows * per_sample,
-            top,
-            hidden: features,
-        };
         let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
         // Into how many parts ranks have cut the loops of a role.
         let parts = |role: Extent| -> usize {
             let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
             self.loops.iter().zip(extents).map(cut).product()
+        };
+        let mixture = |Slots { top, per_sample }: Slots| Mixture {
+            tokens: rows * positions,
+            experts,
+            capacity: rows * (per_sample / parts(Extent::Positions)),
+            top,
+            hidden: features,
         };
         // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
         let elements = || extents.iter().product();

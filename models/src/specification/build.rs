@@ -93,7 +93,10 @@ impl Model {
             } => {
                 let balanced = sequence as f64 * top_k as f64 / experts as f64;
                 // No expert gets a token twice.
-                let slots_per_sample = ((f64::from(capacity_factor) * balanced).ceil() as usize).clamp(1, sequence);
+                let slots = (f64::from(capacity_factor) * balanced).ceil() as usize;
+                // Many are made a few more, so that they can be cut where the sequence is.
+                let slots = if slots >= 256 { slots.next_multiple_of(16) } else { slots };
+                let slots_per_sample = slots.clamp(1, sequence);
                 let shape = zoo::LlamaShape {
                     layers,
                     hidden,

@@ -5,13 +5,15 @@ use super::emit::StageEmitter;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Conversion, Placement, Placements, conversion};
 use crate::program::{BufferId, BufferRole, Collective, CollectiveRole, GroupId, Operation, Phase, Stream};
-use foretell_models::{Kernel, TensorId};
+use foretell_models::{EXPERTS, Kernel, TensorId};
 
 /// Where an instruction belongs: what all of a conversion's instructions share.
 pub(super) struct Place<'a> {
     pub(super) name: &'a str,
     pub(super) micro_batch: usize,
     pub(super) phase: Phase,
+    /// Whether it is of tokens at experts.
+    pub(super) is_of_experts: bool,
 }
 
 /// Whether a conversion worked in the place of the variant that it began with, which then is no more.
@@ -36,8 +38,9 @@ impl StageEmitter<'_> {
         };
         let first = buffer;
         let mut consumed = Consumed::No;
-        let name = self.lowering.graph.tensor(tensor).name.clone();
-        let place = Place { name: &name, micro_batch, phase };
+        let description = self.lowering.graph.tensor(tensor);
+        let is_of_experts = description.dimensions.iter().any(|one| one.name == EXPERTS);
+        let place = Place { name: &description.name, micro_batch, phase, is_of_experts };
         while let Some(step) = next_step(placements, wanted) {
             match step {
                 Step::Sum(axes) => {
@@ -165,9 +168,9 @@ impl StageEmitter<'_> {
     }
 
     pub(super) fn collective(&mut self, place: &Place<'_>, kind: Collective, group: Group, from: BufferId, to: BufferId) {
-        let role = match (group.axes.as_slice(), kind) {
-            ([Axis::Context], _) => CollectiveRole::Context,
-            (_, Collective::AllToAll) => CollectiveRole::Expert,
+        let role = match group.axes.as_slice() {
+            _ if place.is_of_experts => CollectiveRole::Expert,
+            [Axis::Context] => CollectiveRole::Context,
             _ => CollectiveRole::Tensor,
         };
         let operation = self.collective_operation(kind, role, group, from, to);

@@ -208,7 +208,7 @@ impl<'a> StageEmitter<'a> {
         let axes = self.positional_axes(id);
         let group = (!axes.is_empty()).then(|| self.group(Group::over(axes)));
         if lowering.sharding.is_ring(id) {
-            self.ring(&Place { name: &operator.name, micro_batch, phase }, kernel, group, &reads, &writes);
+            self.ring(&Place { name: &operator.name, micro_batch, phase, is_of_experts: false }, kernel, group, &reads, &writes);
         } else {
             self.push(
                 &operator.name,
