@@ -24,7 +24,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         context = devices / batch;
     }
     let replica = tensor * pipeline * context;
-    let mut data = match row.count("dp") {
+    let data = match row.count("dp") {
         Some(data) => data,
         None if devices.is_multiple_of(replica) => devices / replica,
         None => return Err(Refusal(format!("{devices} devices are no multiple of tp x pp x cp = {replica}"))),
@@ -32,12 +32,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     if data * replica != devices {
         return Err(Refusal(format!("dp {data} x tp {tensor} x pp {pipeline} x cp {context} are not the {devices} devices")));
     }
-    if row.count("experts").is_some() && context > 1 {
-        // The compiler has every rank of `context` route all tokens.
-        stand_ins.push("parts of sequences are taken for shorter sequences, as experts see them".into());
-        (data, context) = (data * context, 1);
-    }
-    let expert = experts(row, stack, data, tensor, stand_ins)?;
+    let (expert, expert_tensor) = experts(row, stack, data, tensor, stand_ins)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
     let zero = match row.zero.chars().next() {
         // FSDP2 keeps what it has gathered from micro-batch to micro-batch of a pipeline.
@@ -64,6 +59,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         pipeline,
         context,
         expert,
+        expert_tensor,
         sequence_parallel,
         virtual_stages,
         schedule: if virtual_stages > 1 { Schedule::Interleaved } else { Schedule::OneForwardOneBackward },
@@ -80,9 +76,15 @@ pub(crate) fn states_recompute(row: &Row) -> bool {
     ["full", "selective", "none"].iter().any(|word| row.recompute.to_lowercase().starts_with(word))
 }
 
-/// The ranks that share out experts as the compiler counts them. Megatron's expert-parallel ranks are of `dp`, or where one expert is not cut
+/// The ranks that share out experts as the compiler counts them, and how far `tensor` cuts one. Megatron's expert-parallel ranks are of `dp`, or where one expert is not cut
 /// of `dp` and `tp` together.
-fn experts(row: &Row, stack: &StackKind, data: usize, tensor: usize, stand_ins: &mut Vec<String>) -> Result<usize, Refusal> {
+fn experts(
+    row: &Row,
+    stack: &StackKind,
+    data: usize,
+    tensor: usize,
+    stand_ins: &mut Vec<String>,
+) -> Result<(usize, Option<usize>), Refusal> {
     let per_node = row.count("gpus_per_node").unwrap_or(8);
     let experts = match (row.count("experts"), row.count("ep")) {
         (None, _) => 1,
@@ -98,9 +100,7 @@ fn experts(row: &Row, stack: &StackKind, data: usize, tensor: usize, stand_ins: 
     };
     let spreads = experts.is_multiple_of(tensor) && data.is_multiple_of(experts / tensor);
     if tensor > 1 && experts > 1 && spreads && (stack.whole_experts || !data.is_multiple_of(experts)) {
-        // The compiler cuts experts as it cuts all else.
-        stand_ins.push("experts that spread over `tp` are simulated as cut by it".into());
-        return Ok(experts / tensor);
+        return Ok((experts / tensor, Some(1)));
     }
     if !data.is_multiple_of(experts) {
         return Err(Refusal(format!("ep {experts} divides neither dp {data} nor dp x tp {}", data * tensor)));
@@ -108,7 +108,7 @@ fn experts(row: &Row, stack: &StackKind, data: usize, tensor: usize, stand_ins: 
     if tensor > 1 && experts > 1 {
         stand_ins.push("whether `tp` cuts experts is not stated".into());
     }
-    Ok(experts)
+    Ok((experts, None))
 }
 
 /// Layers of each chunk as Megatron cuts: as many in each, the embedding with the first and the head with the last; where that does not

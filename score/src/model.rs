@@ -115,12 +115,6 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
         if found.key_value_rank.is_some() {
             stand_ins.push("latent attention is simulated with heads of equal widths".into());
         }
-        // Where the layout shares sequences out over experts' ranks each has a part of them.
-        let parts = row.count("cp").unwrap_or(1);
-        if !sequence.is_multiple_of(parts) {
-            return Err(Refusal(format!("{parts} ranks do not share {sequence} positions evenly")));
-        }
-        sequence /= parts;
         let every = if name.contains("maverick") { 2 } else { 1 };
         return Ok(Model::Moe {
             layers,

@@ -146,11 +146,9 @@ impl Run {
     /// What of it decides on costs beside kernels' sizes.
     pub fn workload(&self) -> Workload {
         let layout = &self.plan.layout;
-        let is_whole = self.stack.whole_experts && layout.sequence_parallel;
         Workload {
             copies: if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 },
             trained: self.trained,
-            whole_experts_over: if is_whole { layout.tensor } else { 1 },
             tensor: layout.tensor,
         }
     }

@@ -122,7 +122,7 @@ impl Graphics {
     ) -> Cost {
         let costs = self.costs();
         let time = costs.collective_time(kind, role, reach, bytes);
-        self.cost(time, bytes * costs.travelling(kind, role) * flow_share)
+        self.cost(time, bytes * costs.travelling(role) * flow_share)
     }
 
     /// What a message between stages takes alone.

@@ -35,16 +35,13 @@ pub struct Workload {
     pub copies: usize,
     /// What is trained.
     pub trained: Trained,
-    /// Ranks over which experts stay whole and the sequence is shared out, so that each exchanges its part of the tokens alone; 1 where every rank of
-    /// `tensor` exchanges all, as the Program has it.
-    pub whole_experts_over: usize,
     /// Ranks of `tensor`, each of which sends a part of what goes from stage to stage.
     pub tensor: usize,
 }
 
 impl Default for Workload {
     fn default() -> Self {
-        Self { copies: 1, trained: Trained::All, whole_experts_over: 1, tensor: 1 }
+        Self { copies: 1, trained: Trained::All, tensor: 1 }
     }
 }
 
@@ -81,20 +78,19 @@ impl GpuCosts<'_> {
 
     /// What travels of a collective's bytes in the Program, whose gradients are in single precision and whose parameters are in that of
     /// activations.
-    pub fn travelling(&self, kind: Collective, role: CollectiveRole) -> f64 {
+    pub fn travelling(&self, role: CollectiveRole) -> f64 {
         let of_parameters = matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters);
         match role {
             _ if of_parameters && self.workload.trained == Trained::Adapters => 0.0,
             CollectiveRole::Gradients => self.stack.gradient_bytes / 4.0,
             CollectiveRole::Parameters if self.stack.narrow_gather && self.format.is_cast() => 0.5,
-            _ if kind == Collective::AllToAll => 1.0 / self.workload.whole_experts_over.max(1) as f64,
             _ => 1.0,
         }
     }
 
     /// What a collective of so many bytes in the Program takes under this stack.
     pub fn collective_time(&self, kind: Collective, role: CollectiveRole, group: &Reachable, bytes: f64) -> Seconds {
-        let travelling = self.travelling(kind, role);
+        let travelling = self.travelling(role);
         if travelling == 0.0 {
             return Seconds::ZERO;
         }
