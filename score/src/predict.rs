@@ -54,7 +54,8 @@ struct StageMemory {
 /// How far beyond a device's memory what is foretold has to be so that it counts as more than there is: memory itself is foretold so well.
 const BEYOND: f64 = 1.15;
 
-/// Compiles what a prediction needs. A run that does not state what is computed again computes as little as fits into the device's memory.
+/// Compiles what a prediction needs. A run that does not state what is computed again computes as little as fits into the device's memory, where
+/// its stack does so.
 ///
 /// # Errors
 /// [`Refusal`] where the compiler cannot lay the run out.
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn who_does_not_say_what_is_computed_again_computes_what_does_not_fit() {
         let mut run = run("8,8,1,1,1,1", 16);
-        assert!(!run.recompute_is_stated);
+        run.recompute_is_stated = false;
         let roomy = predict(&run).expect("runs");
         run.cluster.gpu.memory = foretell_units::Bytes::new((roomy.memory * 0.7) as u64);
         let narrow = predict(&run).expect("runs");

@@ -101,7 +101,7 @@ impl Run {
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
         let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
-        let recompute_is_stated = states_recompute(row) || !is_language_model;
+        let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.recompute_to_fit;
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));

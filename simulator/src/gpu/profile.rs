@@ -413,6 +413,9 @@ pub struct StackKind {
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
+    /// Whether, where the run does not say, more is computed again than that if it would not fit into the device's memory.
+    #[serde(default)]
+    pub recompute_to_fit: bool,
     /// Whether Megatron's sequence parallelism is on where tensor parallelism is, unless the run says.
     #[serde(default)]
     pub sequence_parallel: bool,
