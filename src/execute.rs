@@ -66,6 +66,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
     executable_here(&loaded.topology)?;
     arguments.training.possible(&loaded.model.model, &loaded.plan)?;
+    if loaded.file.input.is_some() {
+        output::note(
+            "the plan's `input` is simulated only: here each rank reads or generates its samples on a thread of its own",
+        );
+    }
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     let ranks = foretold.compiled.training.mesh.world_size();

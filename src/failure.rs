@@ -65,7 +65,7 @@ macro_rules! undone {
         })*
     };
 }
-undone!(SimulationError, foretell_reports::ReportError);
+undone!(SimulationError, foretell_reports::ReportError, foretell_export::ExportError);
 
 impl From<PlannerError> for Failure {
     fn from(error: PlannerError) -> Self {

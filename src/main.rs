@@ -1,11 +1,14 @@
 //! The command line of Foretell: thin, one file a subcommand. What it prints goes to standard output (with `--json` one document and
 //! nothing else), progress and warnings to standard error; it ends with 0 done, 1 could not be done, 2 the input is wrong.
 
+mod beside;
 mod calibrate;
 mod check;
 mod doctor;
 mod execute;
+mod export;
 mod failure;
+mod input;
 mod inputs;
 mod lab;
 mod library;
@@ -15,8 +18,10 @@ mod plan_file;
 mod predict;
 mod run;
 mod run_folder;
+mod running_cost;
 mod score;
 mod simulate;
+mod what_if;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -41,6 +46,7 @@ enum Command {
     Execute(execute::Arguments),
     Check(check::Arguments),
     Score(score::Arguments),
+    Export(export::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -75,6 +81,7 @@ fn main() -> ExitCode {
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
+        Command::Export(arguments) => export::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),

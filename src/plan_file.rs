@@ -2,6 +2,7 @@
 //! topology stand beside it, by name, by path, or in place.
 
 use crate::failure::Failure;
+use crate::input::Input;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
@@ -40,6 +41,9 @@ pub struct PlanFile {
     overlap: Option<Overlap>,
     #[serde(default)]
     mode: Mode,
+    /// How ranks get their samples: simulated only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Input>,
 }
 
 fn default_precision() -> DataType {
@@ -127,6 +131,7 @@ impl PlanFile {
             overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
             stack: plan.stack,
             mode: plan.mode,
+            input: None,
         }
     }
 

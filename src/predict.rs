@@ -50,13 +50,18 @@ pub fn foretell_folding(
         )));
     }
     let costs = costs(profile, &loaded.topology, &loaded.plan)?;
-    let (mut prediction, simulation) =
+    let (prediction, simulation) =
         foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe), folding)?;
-    // The arena is also evaluation's, of which the simulator knows nothing.
-    prediction.peak_memory_bytes = compiled.arenas();
-    prediction.fits = misfit(&compiled, &loaded.topology).is_none();
+    let mut prediction = with_memory(prediction, &compiled, &loaded.topology);
     prediction.wall_seconds = foretell_units::Seconds::new(started.elapsed().as_secs_f64());
     Ok(Foretold { compiled, prediction, simulation })
+}
+
+/// With the whole arena: it is also evaluation's, of which the simulator knows nothing.
+pub fn with_memory(mut prediction: Prediction, compiled: &Compiled, topology: &Topology) -> Prediction {
+    prediction.peak_memory_bytes = compiled.arenas();
+    prediction.fits = misfit(compiled, topology).is_none();
+    prediction
 }
 
 /// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data

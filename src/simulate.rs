@@ -1,21 +1,24 @@
 //! `foretell simulate`: what a plan's step will be.
 
+use crate::beside;
 use crate::failure::Failure;
-use crate::inputs;
 use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict::{self, Foretold};
+use crate::running_cost;
+use crate::what_if;
+use crate::{input, inputs};
 use clap::Args;
-use foretell_program::Program;
-use foretell_reports::{Column, Plot, Section, page, table, write_trace};
-use foretell_simulator::{CriticalPath, Folding, critical_path};
-use foretell_units::Seconds;
-use serde_json::{Value, json};
+use foretell_reports::{Plot, Section, page, write_trace};
+use foretell_simulator::{Folding, critical_path};
 use std::path::PathBuf;
 
 /// Foretell a plan's step: its time with an interval, its memory, and where the time goes
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json --plots plots")]
+#[command(
+    after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json --plots plots",
+    after_long_help = what_if::help()
+)]
 pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
@@ -35,6 +38,14 @@ pub struct Arguments {
     /// Say what the step time is made of: the chain of instructions, across ranks, that each waited for the one before
     #[arg(long)]
     critical_path: bool,
+    /// Another job on the same topology, which runs a step beside this one: on the nodes after those of the job before it, or from a node on
+    #[arg(long, value_name = "PLAN[@NODE]")]
+    beside: Vec<String>,
+    /// Answer again for other devices or links, beside the step as it is: `inter_node.bandwidth*2`; each use is a question of its own
+    #[arg(long, value_name = "CHANGE")]
+    what_if: Vec<String>,
+    #[command(flatten)]
+    running: running_cost::Questions,
     /// Whether ranks that must behave alike are simulated once: the same answer, sooner
     #[arg(long, value_enum, default_value_t = Fold::On)]
     fold: Fold,
@@ -64,9 +75,15 @@ impl From<Fold> for Folding {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let questions = what_if::read(&arguments.what_if)?;
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
+    let mut foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
+    let waiting = input::waiting(&loaded, &foretold.compiled.training, &foretold.prediction);
+    if let Some(waiting) = &waiting {
+        foretold.prediction = waiting.applied(foretold.prediction);
+    }
+    let foretold = foretold;
     let program = &foretold.compiled.training;
     predict::remarks(&loaded.topology, &foretold.prediction, program.mesh.world_size());
     if let Some(path) = &arguments.trace {
@@ -92,10 +109,31 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::write(path, page(&format!("{}: foretold", loaded.model.name), &sections)?.as_bytes())?;
     }
     let path = arguments.critical_path.then(|| critical_path(&foretold.simulation.timeline, program)).transpose()?;
+    let jobs = match arguments.beside.as_slice() {
+        [] => Vec::new(),
+        others => beside::foretell(&loaded, others, profile.as_ref(), arguments.fold.into())?,
+    };
+    let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
+    let answers = what_if::answer(questions, &foretold, &loaded, profile.as_ref(), oversubscription, folding)?;
+    let running = running_cost::answer(&arguments.running, &foretold, &foretold.prediction, &loaded)?;
     if json {
         let mut document = serde_json::to_value(&foretold.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
         if let Some(path) = &path {
-            document["critical_path"] = path_document(path, program);
+            document["critical_path"] = what_if::path_document(path, program);
+        }
+        let (cost, goodput) = running.documents();
+        document["cost"] = cost;
+        if let Some(goodput) = goodput {
+            document["goodput"] = goodput;
+        }
+        if let Some(waiting) = &waiting {
+            document["input"] = waiting.document();
+        }
+        if !answers.is_empty() {
+            document["what_if"] = what_if::answers_document(&foretold.prediction, &answers)?;
+        }
+        if !jobs.is_empty() {
+            document["jobs"] = beside::document(&jobs);
         }
         output::json(&document)?;
     } else if arguments.dump_program {
@@ -103,44 +141,21 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     } else {
         output::line(&predict::table(&foretold.prediction, &loaded.topology))?;
         if let Some(path) = &path {
-            output::line(&format!("\n{}", path_table(path)))?;
+            output::line(&format!("\n{}", what_if::path_table(path)))?;
+        }
+        let parts = [waiting.map(|waiting| waiting.table(&loaded)), running.table()];
+        for part in parts.into_iter().flatten() {
+            output::line(&format!("\n{part}"))?;
+        }
+        if !answers.is_empty() {
+            output::line(&format!("\n{}", what_if::answers_table(&foretold.prediction, &answers)))?;
+        }
+        if !jobs.is_empty() {
+            output::line(&format!("\n{}", beside::listing(&jobs, &loaded.topology)))?;
         }
     }
     // The answer is there, and says so too; but such a plan cannot be run.
     predict::fitting(&foretold, &loaded)
-}
-
-/// The kinds on the critical path, longest first, and what lies between instructions.
-fn path_kinds(path: &CriticalPath) -> Vec<(&str, Seconds)> {
-    let kinds = path.by_kind.iter().map(|(kind, time)| (kind.as_str(), *time));
-    kinds.chain([("between instructions", path.between)]).collect()
-}
-
-fn path_table(path: &CriticalPath) -> String {
-    let kinds = path_kinds(path);
-    let step: f64 = kinds.iter().map(|(_, time)| time.value()).sum();
-    let share = |time: Seconds| if step > 0.0 { time.value() / step * 100.0 } else { 0.0 };
-    let rows: Vec<Vec<String>> =
-        kinds.iter().map(|(kind, time)| vec![(*kind).into(), time.to_string(), format!("{:.1} %", share(*time))]).collect();
-    let columns = [Column::words("on the critical path"), Column::numbers("time"), Column::numbers("of the step")];
-    table(&columns, &rows)
-}
-
-fn path_document(path: &CriticalPath, program: &Program) -> Value {
-    let segments = path.segments.iter().map(|segment| {
-        let stage = program.list_of(segment.rank);
-        let instruction = stage.instruction(segment.instruction);
-        let (start, end) = (Seconds::from(segment.start), Seconds::from(segment.end));
-        json!({
-            "rank": segment.rank.0, "instruction": segment.instruction.0, "name": stage.names.get(instruction.name as usize),
-            "kind": instruction.operation.kind(), "start_seconds": start.value(), "end_seconds": end.value(),
-        })
-    });
-    json!({
-        "by_kind": path.by_kind.iter().map(|(kind, time)| json!({"kind": kind, "seconds": time.value()})).collect::<Vec<_>>(),
-        "between_seconds": path.between.value(),
-        "segments": segments.collect::<Vec<_>>(),
-    })
 }
 
 fn plots(foretold: &Foretold) -> Vec<(&'static str, Plot)> {

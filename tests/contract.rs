@@ -51,6 +51,11 @@ fn has(document: &Value, fields: &[&str]) {
 }
 
 #[track_caller]
+fn number(document: &Value, field: &str) -> f64 {
+    document[field].as_f64().expect("a number")
+}
+
+#[track_caller]
 fn is_prediction(document: &Value) {
     has(document, &PREDICTED);
     has(&document["breakdown_seconds"], &BREAKDOWN);
@@ -130,11 +135,45 @@ fn folding_leaves_the_answer_as_it_is() {
         &format!("model: gpt2\ntopology: dgx-a100-80g\nnodes: 2\nglobal_batch: 16\nprecision: bf16\n{layout}\n"),
     );
     let [folded, unfolded] = ["on", "off"].map(|fold| scratch.json(&["simulate", "--plan", text(&plan), "--fold", fold]));
-    let number = |document: &Value, key: &str| document[key].as_f64().expect("a number");
     assert_eq!(number(&unfolded, "simulated_ranks"), 16.0);
     assert_eq!(number(&folded, "simulated_ranks"), 4.0, "of each stage a leaf of the trees that sum gradients, and another");
     let steps = [&folded, &unfolded].map(|document| number(document, "step_seconds"));
     assert!((steps[0] / steps[1] - 1.0).abs() < 1e-9, "{steps:?}");
+}
+
+#[test]
+fn jobs_beside_each_other_are_foretold_alone_and_together() {
+    let scratch = Scratch::new();
+    let plan = |network: &str| {
+        format!(
+            "model: {{family: mlp, widths: [64, 512, 512, 10]}}\nlayout: {{data: 3}}\nglobal_batch: 12\ntopology:\n  nodes:\n    \
+             - {{name: host, count: 6, devices: {{kind: cpu-core}}, nics: {{bandwidth: 100Mbit/s}}}}\n  network: {network}\n"
+        )
+    };
+    // The second leaf has the last host of the first job and the first one of the second.
+    let narrow = scratch.file("narrow.yaml", &plan("{kind: fat-tree, nodes_per_leaf: 2, oversubscription: 2}"));
+    let wide = scratch.file("wide.yaml", &plan("{kind: fat-tree, nodes_per_leaf: 2}"));
+    let jobs = |plan: &std::path::Path| {
+        let document = scratch.json(&["simulate", "--plan", text(plan), "--beside", text(&narrow)]);
+        is_prediction(&document);
+        document["jobs"].as_array().expect("a list").clone()
+    };
+    let slowed = jobs(&narrow);
+    assert_eq!((slowed[0]["first_node"].as_str(), slowed[1]["first_node"].as_str()), (Some("host-0"), Some("host-3")));
+    assert_eq!(slowed.iter().map(|job| number(job, "ranks")).collect::<Vec<_>>(), [3.0, 3.0]);
+    for job in &slowed {
+        has(job, &["plan", "nodes", "step_seconds_alone", "step_seconds"]);
+        assert!(number(job, "ratio") > 1.5, "{job}");
+    }
+    assert!(jobs(&wide).iter().all(|job| (number(job, "ratio") - 1.0).abs() < 1e-6));
+    let refused = |beside: &str| {
+        let output = scratch.run(&["simulate", "--plan", text(&narrow), "--beside", &format!("{}@{beside}", text(&narrow))]);
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert!(refused("host-2").contains("jobs 0 and 1 both run on node `host-2`"), "{}", refused("host-2"));
+    assert!(refused("host-9").contains("has no node `host-9`; hint: they are numbered from 0 to 5, the last is called `host-5`"));
+    assert!(refused("4").contains("the layout has 3 ranks, but from node 4 on"), "{}", refused("4"));
 }
 
 #[test]

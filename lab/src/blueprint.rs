@@ -1,7 +1,7 @@
 //! What is to be made of a topology: its hosts, and the commands that make them. Touches nothing.
 
 use crate::error::LabError;
-use foretell_topologies::{Architecture, NodeId, NodeLinkKind, Topology};
+use foretell_topologies::{Architecture, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Routing, Topology};
 use foretell_units::BytesPerSecond;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -171,6 +171,18 @@ fn check(topology: &Topology) -> Result<(), LabError> {
             return refused(format!("the devices of node `{name}` are joined otherwise than by memory"), hint);
         }
     }
+    let network = topology.network();
+    let is_made = match &network.fabric {
+        Fabric::None | Fabric::Switch => true,
+        Fabric::FatTree(FatTree { leaf_switches, pods, .. }) => {
+            *leaf_switches == LeafSwitches::OfNodes && pods.is_none() && network.routing == Routing::Spread
+        }
+        Fabric::Torus(_) | Fabric::Dragonfly(_) => false,
+    };
+    if !is_made {
+        let hint = "describe a `switch`, or a `fat-tree` of two levels with `routing: spread`";
+        return refused(format!("a `{}` like this cannot be made of bridges", network.fabric.name()), hint);
+    }
     topology.validate()?;
     Ok(())
 }
@@ -326,5 +338,7 @@ mod tests {
         assert!(refused(&lab("cpu-core", "2")).contains("several network interfaces"));
         assert!(refused(&lab("a100-sxm-40g", "1")).contains("no cores"));
         assert!(refused(&lab("cpu-core", "1").replace("lab: true\n", "")).contains("`lab: true`"));
+        let tree = lab("cpu-core", "1") + "network: {kind: fat-tree, nodes_per_leaf: 1, uplinks: 2}\n";
+        assert!(refused(&tree).contains("a `fat-tree` like this"), "a bridge has one uplink");
     }
 }

@@ -7,6 +7,7 @@ use crate::lowering::{Lowered, Step};
 use crate::simulation::Breakdown;
 use foretell_program::{Operation, Phase};
 use foretell_units::Picoseconds;
+use std::ops::Range;
 
 /// What an instant counts as; of several things at once the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,14 +18,14 @@ enum Use {
     Data,
 }
 
-/// The breakdown of the rank that finishes last; of several the first.
-pub(crate) fn of_last_rank(lowered: &Lowered<'_>, run: &Run) -> Breakdown {
-    let ranks = &run.timeline.ranks;
-    let last = ranks.iter().enumerate().max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
+/// The breakdown of that rank of some that finishes last; of several the first.
+pub(crate) fn of_last_rank(lowered: &Lowered<'_>, run: &Run, ranks: Range<usize>) -> Breakdown {
+    let timelines = run.timeline.ranks.iter().enumerate().take(ranks.end).skip(ranks.start);
+    let last = timelines.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
     let Some((index, timeline)) = last else { return Breakdown::default() };
     let rank = &lowered.ranks[lowered.of_rank[index] as usize];
     let stage = &lowered.lists[rank.list];
-    let instructions = &lowered.program.lists[rank.list].instructions;
+    let instructions = &lowered.sources[rank.list].instructions;
     // The beginnings (+1) and ends (-1) of everything.
     let mut changes: Vec<(Picoseconds, Use, i32)> = Vec::with_capacity(2 * timeline.spans.len());
     for ((span, step), instruction) in timeline.spans.iter().zip(&stage.steps).zip(instructions) {

@@ -4,13 +4,14 @@
 //!
 //! It must not know Programs: it is asked about a kernel or a message, never about a layout or a schedule.
 
-use crate::exchange::ExchangeTable;
+use crate::exchange::{Cost, ExchangeTable};
 use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind, Workload};
 use crate::graphics::Graphics;
 use crate::kernels::KernelTable;
 use crate::roofline;
 use crate::simulation::Quantile;
 use crate::uncertainty::Uncertainty;
+use crate::what_if::CostScale;
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Phase, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
@@ -66,6 +67,11 @@ impl Estimate {
         Self { median, p10: median / roofline::SPREAD, p90: median * roofline::SPREAD, source: Source::Roofline }
     }
 
+    /// So many times as long.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self { median: self.median * factor, p10: self.p10 * factor, p90: self.p90 * factor, ..self }
+    }
+
     /// One without a spread of its own.
     pub(crate) fn steady(median: Seconds, source: Source) -> Self {
         Self { median, p10: median, p90: median, source }
@@ -74,6 +80,16 @@ impl Estimate {
     /// The same on a device of so many times the speed.
     fn over(self, speed: f64) -> Self {
         Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
+    }
+
+    /// Each quantile changed; the second argument is what a data sheet's spread makes of a duration at it.
+    fn changed(self, change: impl Fn(Seconds, f64) -> Seconds) -> Self {
+        Self {
+            median: change(self.median, 1.0),
+            p10: change(self.p10, 1.0 / roofline::SPREAD),
+            p90: change(self.p90, roofline::SPREAD),
+            ..self
+        }
     }
 
     pub(crate) fn measured(sample: &Sample) -> Self {
@@ -187,6 +203,8 @@ pub struct CostModel {
     pub cores: Option<usize>,
     /// How far off step times that are made of these costs may be for what no cost says.
     pub uncertainty: Uncertainty,
+    /// What a what-if question makes of all that.
+    scale: CostScale,
     /// The 10th and 90th percentile of a step over its prediction, where that is known of such runs as a whole.
     pub step_spread: Option<[f64; 2]>,
 }
@@ -199,6 +217,8 @@ struct KindCosts {
     parameters: Parameters,
     kernels: Option<KernelTable>,
     exchanges: Option<ExchangeTable>,
+    /// The device that a what-if question is about.
+    scaled_kind: Option<DeviceKind>,
     graphics: Option<Graphics>,
 }
 
@@ -232,6 +252,7 @@ impl CostModel {
             paces: paces.unwrap_or_default(),
             cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
             uncertainty: Uncertainty::MEASURED,
+            scale: CostScale::NONE,
             step_spread: None,
         }
     }
@@ -262,6 +283,7 @@ impl CostModel {
             parameters: roofline::parameters(Architecture::Gpu),
             kernels: None,
             exchanges: None,
+            scaled_kind: None,
             graphics: Some(Graphics::new(cluster.clone(), stack.clone(), format, workload)),
         });
         let mut costs = Self {
@@ -271,6 +293,7 @@ impl CostModel {
             paces: Vec::new(),
             cores: None,
             uncertainty: Uncertainty::NONE,
+            scale: CostScale::NONE,
             step_spread: None,
         };
         costs.take_from_graphics();
@@ -301,14 +324,48 @@ impl CostModel {
     pub fn kernel_cost(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> KernelCost {
         let costs = &self.kinds[kind];
         if let Some(graphics) = &costs.graphics {
-            return graphics.kernel_cost(kernel, accumulate, precision);
+            let KernelCost { time, launch } = graphics.kernel_cost(kernel, accumulate, precision);
+            return KernelCost { time: time.over(self.scale.speed), launch };
         }
         let whole = costs
             .kernels
             .as_ref()
             .and_then(|table| table.estimate(kernel, accumulate, precision, &costs.kind))
             .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)));
-        KernelCost { time: whole.over(costs.speed), launch: Seconds::ZERO }
+        let scaled = match &costs.scaled_kind {
+            None => whole,
+            Some(scaled) => {
+                let launch = roofline::launch(costs.kind.architecture);
+                let alone = |kind| roofline::kernel_time(kernel, accumulate, precision, kind) - launch;
+                let before = alone(&costs.kind);
+                let ratio = if before > Seconds::ZERO { alone(scaled) / before } else { 1.0 } / self.scale.speed;
+                // What was measured has no launch that could be told apart; its overhead is among the parameters.
+                let launch = if whole.source == Source::Roofline { launch } else { Seconds::ZERO };
+                whole.changed(|time, spread| (time - launch * spread) * ratio + launch * (spread * self.scale.launch))
+            }
+        };
+        KernelCost { time: scaled.over(costs.speed), launch: Seconds::ZERO }
+    }
+
+    /// Answers for other devices and links from here on.
+    pub(crate) fn rescale(&mut self, scale: CostScale) {
+        self.scale = scale;
+        for costs in &mut self.kinds {
+            costs.scaled_kind = Some(costs.kind.scaled(scale.peak, scale.memory_bandwidth));
+            if let Some(graphics) = &mut costs.graphics {
+                graphics.rescale(&scale);
+            }
+        }
+    }
+
+    /// What an exchange takes over the links that are asked about, from what was measured over those that there are.
+    pub(crate) fn rescaled(&self, cost: Cost, reach: Reach) -> Cost {
+        let links = &self.scale.links;
+        let (bandwidth, latency) = match reach {
+            Reach::Node => (links.intra_node_bandwidth, links.intra_node_latency),
+            _ => (links.inter_node_bandwidth, links.inter_node_latency),
+        };
+        Cost { latency: cost.latency * latency, flow: cost.flow / bandwidth, ..cost }
     }
 
     /// What a launch in a phase takes of the host over what it takes in the forward pass.
@@ -339,6 +396,20 @@ impl CostModel {
     /// The same, to change: for what-if questions, and for what a calibration found out otherwise.
     pub fn parameters_mut(&mut self, kind: usize) -> &mut Parameters {
         &mut self.kinds[kind].parameters
+    }
+
+    /// Its kinds of device and after them those of another: of a job beside, which may have another stack. What is the same for all kinds is
+    /// this one's, but that links give what they give the more efficient of the two.
+    pub(crate) fn and(mut self, other: &CostModel) -> Self {
+        self.kinds.extend(other.kinds.iter().cloned());
+        let (own, theirs) = (self.links, other.links);
+        self.links = LinkEfficiency {
+            device: own.device.max(theirs.device),
+            host_memory: own.host_memory.max(theirs.host_memory),
+            nic: own.nic.max(theirs.nic),
+            switch: own.switch.max(theirs.switch),
+        };
+        self
     }
 
     /// How many kinds of device it knows.
@@ -379,6 +450,7 @@ impl KindCosts {
                 parameters: assumed.over(speed),
                 kernels: None,
                 exchanges: None,
+                scaled_kind: None,
                 graphics: None,
             };
         };
@@ -395,7 +467,15 @@ impl KindCosts {
         };
         let kernels = KernelTable::new(&profile.kernels, kind);
         let exchanges = ExchangeTable::new(&profile.exchanges);
-        Self { kind: kind.clone(), speed, parameters: parameters.over(speed), kernels: Some(kernels), exchanges, graphics: None }
+        Self {
+            kind: kind.clone(),
+            speed,
+            parameters: parameters.over(speed),
+            kernels: Some(kernels),
+            exchanges,
+            scaled_kind: None,
+            graphics: None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::error::SimulationError;
 use crate::lowering::{LoweredList, Messages, Step};
-use foretell_program::{InstructionId, PeerId, Program, Rank, Timeline};
+use foretell_program::{InstructionId, Operation, PeerId, Phase, Program, Rank, Timeline};
 use foretell_units::{Picoseconds, Seconds};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -30,9 +30,28 @@ pub struct CriticalPath {
     pub segments: Vec<PathSegment>,
     /// The time on the path by what is done (a kernel's name, `all_reduce`, `send`), longest first.
     pub by_kind: Vec<(String, Seconds)>,
+    /// The same by the kinds of time of a step's breakdown, all of them: with `between` these sum to the step too.
+    pub by_time: PathTime,
     /// The step less all segments: handoffs and overheads.
     #[serde(with = "crate::si")]
     pub between: Seconds,
+}
+
+/// The time on the path by what it is spent on, whatever else goes on beside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PathTime {
+    /// Kernels of the forward and backward pass.
+    #[serde(with = "crate::si")]
+    pub compute: Seconds,
+    /// Kernels that update the parameters.
+    #[serde(with = "crate::si")]
+    pub optimizer: Seconds,
+    /// Collectives and messages, from when the last member has reached them.
+    #[serde(with = "crate::si")]
+    pub communication: Seconds,
+    /// Samples being read.
+    #[serde(with = "crate::si")]
+    pub data: Seconds,
 }
 
 /// Follows a step back from its end.
@@ -153,16 +172,25 @@ impl Path<'_> {
 
     fn summary(&self, segments: Vec<PathSegment>) -> CriticalPath {
         let mut by_kind: BTreeMap<&str, Picoseconds> = BTreeMap::new();
+        let mut by_time = PathTime::default();
         let mut total = Picoseconds::ZERO;
         for segment in &segments {
             let stage = &self.program.lists[self.list(segment.rank)];
             let duration = segment.end.saturating_sub(segment.start);
-            *by_kind.entry(stage.instruction(segment.instruction).operation.kind()).or_default() += duration;
+            let instruction = stage.instruction(segment.instruction);
+            *by_kind.entry(instruction.operation.kind()).or_default() += duration;
+            let spent_on = match instruction.operation {
+                Operation::Compute { .. } if instruction.phase == Phase::Update => &mut by_time.optimizer,
+                Operation::Compute { .. } => &mut by_time.compute,
+                Operation::Load { .. } => &mut by_time.data,
+                _ => &mut by_time.communication,
+            };
+            *spent_on += Seconds::from(duration);
             total += duration;
         }
         let mut by_kind: Vec<(String, Seconds)> =
             by_kind.into_iter().map(|(kind, time)| (kind.to_string(), time.into())).collect();
         by_kind.sort_by(|one, two| two.1.value().total_cmp(&one.1.value()));
-        CriticalPath { segments, by_kind, between: self.timeline.step().saturating_sub(total).into() }
+        CriticalPath { segments, by_kind, by_time, between: self.timeline.step().saturating_sub(total).into() }
     }
 }

@@ -16,6 +16,14 @@ pub enum SimulationError {
         /// Its name.
         topology: String,
     },
+    /// Two jobs are placed on one node.
+    #[error("jobs {} and {} both run on node `{node}`; hint: begin one of them on another node", jobs[0], jobs[1])]
+    SharedNode {
+        /// Which jobs, counted from 0.
+        jobs: [usize; 2],
+        /// The first such node.
+        node: String,
+    },
     /// Two ranks that talk to each other are not joined.
     #[error(transparent)]
     Topology(#[from] TopologyError),

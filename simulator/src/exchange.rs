@@ -26,6 +26,14 @@ pub(crate) struct Cost {
     pub(crate) source: Source,
 }
 
+impl Cost {
+    /// At least what the fabric between the nodes takes: for a rule that knows of nodes and what joins them only that they are many.
+    pub(crate) fn through_fabric(self, shape: Option<&Shape>) -> Self {
+        let fabric = shape.map_or(0.0, |shape| shape.fabric_seconds_per_byte);
+        Self { flow: self.flow.max(Seconds::new(self.bytes * fabric)), ..self }
+    }
+}
+
 /// The share of the bytes that each flow of an algorithm carries, and its steps one after the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Algorithm {

@@ -1,10 +1,17 @@
-//! Weighted max-min fair sharing of resources by activities, solved by progressive filling (Bertsekas and Gallager, "Data
-//! Networks", 1992, section 6.5; for activities that use several resources at once as SimGrid's linear max-min solver has them).
+//! Weighted max-min fair sharing of resources by activities (Bertsekas and Gallager, "Data Networks", 1992, section 6.5; for activities
+//! that use several resources at once as SimGrid's linear max-min solver has them).
 //!
-//! An activity has a rate, and uses of each of its resources `weight x rate`. All rates grow together, each in proportion to its
-//! activity's `growth`, until an activity reaches its bound or a resource is used up; those are fixed, the rest grow on. So no
-//! activity can be faster without making one slower that is, relative to its growth, no better off.
-//! This file has no notion of processors, links or bytes.
+//! An activity has a rate, and uses of each of its resources `weight x rate`. Its level is its rate relative to its `growth`. All levels rise
+//! together until an activity reaches its bound or a resource is used up; those are fixed, the rest rise on. So no activity can be faster
+//! without making one slower that is, relative to its growth, no better off.
+//!
+//! A change costs what it affects. Every resource remembers the level at which it holds those who are held nowhere lower: the level `x` at
+//! which `sum of weight x growth x min(x, level elsewhere)` is its capacity, or none where even their levels elsewhere do not use it up. An
+//! activity's level is the lowest of its resources' levels and its bound. Where all of these equations hold, the rates are max-min fair: every
+//! activity is at its bound, or has a resource that is used up and on which nobody is better off; and such rates are unique. So only resources
+//! whose users' levels elsewhere changed are looked at again, until none changes (for one class of traffic: Charny, Clark and Jain 1995, who
+//! prove that round by round one level more is settled for good; the graph of who holds whom is the bottleneck structure of Ros-Giralt et
+//! al. 2021). This file has no notion of processors, links or bytes.
 
 /// A resource's number.
 pub(crate) type ResourceId = u32;
@@ -17,27 +24,31 @@ pub(crate) type ActivityId = u32;
 pub(crate) struct FairShare {
     resources: Vec<Resource>,
     activities: Vec<Activity>,
+    /// What each activity's resources see of it; apart, since most of the work is to read it.
+    limits: Vec<Limit>,
     free: Vec<ActivityId>,
-    /// Resources whose activities changed since the last solution.
+    /// Resources that must be looked at again.
     changed: Vec<ResourceId>,
+    /// Activities whose rate may be another than was reported.
+    touched: Vec<ActivityId>,
     // Scratch, kept so that a solution allocates nothing once warm.
-    component: Vec<ResourceId>,
-    members: Vec<ActivityId>,
-    round: u64,
+    round: Vec<ResourceId>,
+    moved: Vec<(ResourceId, f64)>,
+    affected: Vec<ActivityId>,
+    growing: Vec<(f64, f64)>,
 }
 
 #[derive(Debug, Default)]
 struct Resource {
     capacity: f64,
-    users: Vec<ActivityId>,
+    /// The level at which it holds activities; infinite where it is not used up.
+    level: f64,
+    /// Who uses it, and how fast each eats it up as the level rises.
+    users: Vec<(ActivityId, f64)>,
+    /// Where it is not used up, how much is, and how often that was added to since it was last summed up.
+    used: f64,
+    additions: u32,
     is_changed: bool,
-    /// The round in which it was last part of a component.
-    seen: u64,
-    /// While solving: what those already fixed leave, and how fast the others eat it up.
-    left: f64,
-    slope: f64,
-    growing: u32,
-    is_saturated: bool,
 }
 
 #[derive(Debug, Default)]
@@ -46,58 +57,159 @@ struct Activity {
     bound: f64,
     growth: f64,
     rate: f64,
-    seen: u64,
-    is_fixed: bool,
+    is_touched: bool,
+    is_affected: bool,
 }
 
-/// Two limits that differ by less than this share are reached together; far above rounding, far below what matters.
+/// The levels at which an activity is held.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    /// The lowest, and the resource that has it; none where it is the bound.
+    lowest: f64,
+    at: ResourceId,
+    /// The lowest without that one resource.
+    elsewhere: f64,
+}
+
+impl Limit {
+    /// As a resource sees it.
+    fn without(&self, resource: ResourceId) -> f64 {
+        if self.at == resource { self.elsewhere } else { self.lowest }
+    }
+}
+
+/// No resource: an activity is held by its bound.
+const BOUND: ResourceId = ResourceId::MAX;
+
+/// Two levels that differ by less than this share are one; far above rounding, far below what matters.
 const SAME: f64 = 1e-12;
+
+/// A resource of which less than this share is left is looked at whenever its use changes; of one with more it is enough to know that. Far
+/// above what rounding makes of as many additions as are made before it is summed up again.
+const NEARLY_USED_UP: f64 = 1e-9;
+const MOST_ADDITIONS: u32 = 1 << 20;
+
+impl Resource {
+    /// Notes that the level at which a user is held elsewhere is another; returns whether the resource must be looked at again.
+    fn note(&mut self, slope: f64, before: f64, now: f64, same: f64) -> bool {
+        if self.level.is_finite() {
+            // One whom the resource itself holds, before and now, makes no difference to it wherever else it would be held.
+            return differs_by(now, before, same) && before.min(now) < self.level * (1.0 - SAME);
+        }
+        self.used += slope * (now - before);
+        self.additions += 1;
+        // Who was not held at all yet makes it infinite or no number.
+        let has_room = self.used <= self.capacity * (1.0 - NEARLY_USED_UP) && self.additions < MOST_ADDITIONS;
+        !has_room
+    }
+}
+
+/// Whether two levels or rates differ by more than this share.
+fn differs_by(one: f64, other: f64, same: f64) -> bool {
+    // Two infinite ones do not: their difference is no number.
+    (one - other).abs() > same * other.abs() || one.is_finite() != other.is_finite()
+}
+
+/// The level at which users eat up a capacity, given the level at which each is held elsewhere, and its slope; infinite where the capacity
+/// suffices for them so. And how much those use who are held elsewhere. Who is held lower elsewhere is taken out with what it uses, and the
+/// rest share what is left, until nobody is. Leaves those who share.
+fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
+    let (mut left, mut level) = (capacity, 0.0f64);
+    loop {
+        if users.is_empty() {
+            return (f64::INFINITY, capacity - left);
+        }
+        let slope: f64 = users.iter().map(|&(_, slope)| slope).sum();
+        // It only rises: who is taken out uses less than the same for all. So rounding cannot leave anyone with nothing.
+        level = level.max(left / slope);
+        let before = users.len();
+        // Who is held at the same level by both is held by both: were it taken out at each, nobody would hold it.
+        let held_here = level * (1.0 - SAME);
+        users.retain(|&(elsewhere, slope)| {
+            let stays = elsewhere >= held_here;
+            if !stays {
+                left -= slope * elsewhere;
+            }
+            stays
+        });
+        if users.len() == before {
+            return (level, capacity - left);
+        }
+    }
+}
+
+/// Notes that a resource must be looked at again.
+fn mark(state: &mut Resource, resource: ResourceId, changed: &mut Vec<ResourceId>) {
+    if !std::mem::replace(&mut state.is_changed, true) {
+        changed.push(resource);
+    }
+}
+
+/// Adds up the demands for one resource.
+fn add_up(demands: &mut Vec<(ResourceId, f64)>) {
+    // Mostly they come sorted, which this finds out at once.
+    demands.sort_by_key(|&(resource, _)| resource);
+    demands.dedup_by(|later, first| {
+        let is_same = later.0 == first.0;
+        if is_same {
+            first.1 += later.1;
+        }
+        is_same
+    });
+}
 
 impl FairShare {
     /// Nobody yet on resources of these capacities.
     pub(crate) fn new(capacities: impl IntoIterator<Item = f64>) -> Self {
-        let resources = capacities.into_iter().map(|capacity| Resource { capacity, ..Resource::default() }).collect();
-        Self { resources, ..Self::default() }
+        let resource = |capacity| Resource { capacity, level: f64::INFINITY, ..Resource::default() };
+        Self { resources: capacities.into_iter().map(resource).collect(), ..Self::default() }
     }
 
     /// Adds an activity of rate 0; [`FairShare::solve`] gives it its rate. Demands that name a resource twice add up.
     pub(crate) fn add(&mut self, demands: impl IntoIterator<Item = (ResourceId, f64)>, bound: f64, growth: f64) -> ActivityId {
         let id = self.free.pop().unwrap_or_else(|| {
             self.activities.push(Activity::default());
+            self.limits.push(Limit { lowest: 0.0, at: BOUND, elsewhere: 0.0 });
             (self.activities.len() - 1) as ActivityId
         });
         let mut list = std::mem::take(&mut self.activities[id as usize].demands);
         list.clear();
-        for (resource, weight) in demands {
-            if weight <= 0.0 {
-                continue;
-            }
-            match list.iter_mut().find(|(known, _)| *known == resource) {
-                Some((_, sum)) => *sum += weight,
-                None => {
-                    list.push((resource, weight));
-                    self.resources[resource as usize].users.push(id);
-                    self.mark(resource);
-                }
+        list.extend(demands.into_iter().filter(|&(_, weight)| weight > 0.0));
+        add_up(&mut list);
+        let is_touched = self.activities[id as usize].is_touched;
+        // One that uses nothing has nobody to share with.
+        let rate = if list.is_empty() { bound } else { 0.0 };
+        self.activities[id as usize] = Activity { demands: list, bound, growth, rate, is_touched, is_affected: false };
+        let limit = self.limit(id);
+        self.limits[id as usize] = limit;
+        for &(resource, weight) in &self.activities[id as usize].demands {
+            let state = &mut self.resources[resource as usize];
+            state.users.push((id, weight * growth));
+            // It was held at nothing before.
+            if state.level.is_finite() || state.note(weight * growth, 0.0, limit.without(resource), SAME) {
+                mark(state, resource, &mut self.changed);
             }
         }
-        // One that uses nothing has nobody to share with, and no component will ever contain it.
-        let rate = if list.is_empty() { bound } else { 0.0 };
-        self.activities[id as usize] = Activity { demands: list, bound, growth, rate, seen: 0, is_fixed: false };
+        if rate == 0.0 {
+            self.touch(id);
+        }
         id
     }
 
     /// Removes an activity.
     pub(crate) fn remove(&mut self, id: ActivityId) {
-        let demands = std::mem::take(&mut self.activities[id as usize].demands);
-        for &(resource, _) in &demands {
-            let users = &mut self.resources[resource as usize].users;
-            if let Some(position) = users.iter().position(|&user| user == id) {
-                users.remove(position);
+        let limit = self.limits[id as usize];
+        let activity = &mut self.activities[id as usize];
+        for &(resource, weight) in &activity.demands {
+            let state = &mut self.resources[resource as usize];
+            if let Some(position) = state.users.iter().position(|&(user, _)| user == id) {
+                state.users.remove(position);
             }
-            self.mark(resource);
+            if state.level.is_finite() || state.note(weight * activity.growth, limit.without(resource), 0.0, SAME) {
+                mark(state, resource, &mut self.changed);
+            }
         }
-        self.activities[id as usize].demands = demands;
+        activity.demands.clear();
         self.free.push(id);
     }
 
@@ -113,133 +225,111 @@ impl FairShare {
 
     /// Whether something was added or removed since the last solution.
     pub(crate) fn is_stale(&self) -> bool {
-        !self.changed.is_empty()
+        !self.changed.is_empty() || !self.touched.is_empty()
     }
 
-    /// Finds the rates anew, of those activities only that are connected with a change, and reports each whose rate is another
-    /// with its old and its new one.
+    /// Finds the rates anew, of those activities only that a change affects, and reports each whose rate is another with its old and its
+    /// new one, in the order of their numbers.
     pub(crate) fn solve(&mut self, mut report: impl FnMut(ActivityId, f64, f64)) {
-        while let Some(start) = self.changed.pop() {
-            if !std::mem::take(&mut self.resources[start as usize].is_changed) {
+        let mut rounds = 0;
+        while !self.changed.is_empty() {
+            rounds += 1;
+            // In exact arithmetic a round settles one level at least, so that there are no more rounds than resources. Should rounding keep
+            // some from settling, what counts as the same is widened until they do.
+            let same = SAME * f64::powi(2.0, (rounds / (self.resources.len() + 8)) as i32);
+            self.find_levels(same);
+            self.tell_users(same);
+        }
+        self.touched.sort_unstable();
+        for index in 0..self.touched.len() {
+            let id = self.touched[index];
+            let activity = &mut self.activities[id as usize];
+            activity.is_touched = false;
+            if activity.demands.is_empty() {
                 continue;
             }
-            self.collect_component(start);
-            self.fill(&mut report);
+            let level = self.limits[id as usize].lowest;
+            let is_bound = activity.bound <= level * activity.growth * (1.0 + SAME);
+            let rate = if is_bound { activity.bound } else { level * activity.growth };
+            if differs_by(rate, activity.rate, SAME) {
+                let before = std::mem::replace(&mut activity.rate, rate);
+                report(id, before, rate);
+            }
+        }
+        self.touched.clear();
+    }
+
+    /// The levels of the resources that must be looked at again, all from what was known before this round.
+    fn find_levels(&mut self, same: f64) {
+        let Self { resources, limits, changed, round, moved, growing, .. } = self;
+        std::mem::swap(changed, round);
+        moved.clear();
+        for &id in round.iter() {
+            let resource = &mut resources[id as usize];
+            resource.is_changed = false;
+            growing.clear();
+            growing.extend(resource.users.iter().map(|&(user, slope)| (limits[user as usize].without(id), slope)));
+            let (level, used) = level(resource.capacity, growing);
+            (resource.used, resource.additions) = (used, 0);
+            if differs_by(level, resource.level, same) {
+                moved.push((id, level));
+            }
+        }
+        round.clear();
+        // The order in which changes came to notice is not to matter.
+        for &(id, level) in moved.iter() {
+            resources[id as usize].level = level;
         }
     }
 
-    fn mark(&mut self, resource: ResourceId) {
-        let state = &mut self.resources[resource as usize];
-        if !state.is_changed {
-            state.is_changed = true;
-            self.changed.push(resource);
-        }
-    }
-
-    /// Everything that shares a resource with `start`, directly or through others.
-    fn collect_component(&mut self, start: ResourceId) {
-        let Self { resources, activities, component, members, round, .. } = self;
-        *round += 1;
-        component.clear();
-        members.clear();
-        component.push(start);
-        resources[start as usize].seen = *round;
-        let mut next = 0;
-        while let Some(&resource) = component.get(next) {
-            next += 1;
-            resources[resource as usize].is_changed = false;
-            for position in 0..resources[resource as usize].users.len() {
-                let user = resources[resource as usize].users[position];
-                let activity = &mut activities[user as usize];
-                if activity.seen == *round {
-                    continue;
-                }
-                activity.seen = *round;
-                members.push(user);
-                for &(other, _) in &activity.demands {
-                    let other_state = &mut resources[other as usize];
-                    if other_state.seen != *round {
-                        other_state.seen = *round;
-                        component.push(other);
-                    }
+    /// Finds where the users of the resources whose level is new are held now, and marks the other resources that this makes a difference to.
+    fn tell_users(&mut self, same: f64) {
+        let Self { resources, activities, moved, affected, .. } = self;
+        affected.clear();
+        for &(id, _) in moved.iter() {
+            for &(user, _) in &resources[id as usize].users {
+                if !std::mem::replace(&mut activities[user as usize].is_affected, true) {
+                    affected.push(user);
                 }
             }
         }
-        // The order of discovery depends on what changed; that of numbers does not.
-        members.sort_unstable();
-        component.sort_unstable();
-    }
-
-    /// Progressive filling of one component.
-    fn fill(&mut self, report: &mut impl FnMut(ActivityId, f64, f64)) {
-        let Self { resources, activities, component, members, .. } = self;
-        for &resource in component.iter() {
-            let state = &mut resources[resource as usize];
-            (state.left, state.slope, state.growing) = (state.capacity, 0.0, 0);
-        }
-        for &member in members.iter() {
-            let activity = &mut activities[member as usize];
-            activity.is_fixed = false;
+        for index in 0..self.affected.len() {
+            let id = self.affected[index];
+            self.activities[id as usize].is_affected = false;
+            let new = self.limit(id);
+            let old = std::mem::replace(&mut self.limits[id as usize], new);
+            self.touch(id);
+            let Self { resources, activities, changed, .. } = self;
+            let activity = &activities[id as usize];
             for &(resource, weight) in &activity.demands {
                 let state = &mut resources[resource as usize];
-                state.slope += weight * activity.growth;
-                state.growing += 1;
-            }
-        }
-        let mut unfixed = members.len();
-        while unfixed > 0 {
-            // The level at which the next limit is reached.
-            let mut level = f64::INFINITY;
-            for &resource in component.iter() {
-                let state = &resources[resource as usize];
-                if state.growing > 0 {
-                    level = level.min(state.level());
-                }
-            }
-            for &member in members.iter() {
-                let activity = &activities[member as usize];
-                if !activity.is_fixed {
-                    level = level.min(activity.bound / activity.growth);
-                }
-            }
-            let reached = level * (1.0 + SAME);
-            // Saturation is decided before anything is fixed, so that the order of members does not matter.
-            for &resource in component.iter() {
-                let state = &mut resources[resource as usize];
-                state.is_saturated = state.growing > 0 && state.level() <= reached;
-            }
-            for &member in members.iter() {
-                let activity = &mut activities[member as usize];
-                if activity.is_fixed {
-                    continue;
-                }
-                let is_bound = activity.bound <= reached * activity.growth;
-                let is_held = activity.demands.iter().any(|&(resource, _)| resources[resource as usize].is_saturated);
-                if !is_bound && !is_held {
-                    continue;
-                }
-                let rate = if is_bound { activity.bound } else { level * activity.growth };
-                activity.is_fixed = true;
-                unfixed -= 1;
-                for &(resource, weight) in &activity.demands {
-                    let state = &mut resources[resource as usize];
-                    state.left = (state.left - weight * rate).max(0.0);
-                    state.slope -= weight * activity.growth;
-                    state.growing -= 1;
-                }
-                if rate != activity.rate {
-                    let before = std::mem::replace(&mut activity.rate, rate);
-                    report(member, before, rate);
+                let (before, now) = (old.without(resource), new.without(resource));
+                if before != now && state.note(weight * activity.growth, before, now, same) {
+                    mark(state, resource, changed);
                 }
             }
         }
     }
-}
 
-impl Resource {
-    /// The level at which those that still grow would use it up.
-    fn level(&self) -> f64 {
-        self.left / self.slope.max(f64::MIN_POSITIVE)
+    /// Where an activity is held.
+    fn limit(&self, id: ActivityId) -> Limit {
+        let activity = &self.activities[id as usize];
+        let mut limit = Limit { lowest: activity.bound / activity.growth, at: BOUND, elsewhere: f64::INFINITY };
+        for &(resource, _) in &activity.demands {
+            let level = self.resources[resource as usize].level;
+            if level < limit.lowest {
+                limit = Limit { lowest: level, at: resource, elsewhere: limit.lowest };
+            } else {
+                limit.elsewhere = limit.elsewhere.min(level);
+            }
+        }
+        limit
+    }
+
+    fn touch(&mut self, id: ActivityId) {
+        if !std::mem::replace(&mut self.activities[id as usize].is_touched, true) {
+            self.touched.push(id);
+        }
     }
 }
 
@@ -345,6 +435,43 @@ mod tests {
             }
         }
 
+        /// Larger networks, in which many levels follow from each other; changed one by one, and several at once.
+        #[test]
+        fn after_every_change_it_agrees_with_the_oracle(
+            capacities in proptest::collection::vec(0.5f64..8.0, 20),
+            activities in proptest::collection::vec(
+                (proptest::collection::vec((0u32..20, prop_oneof![Just(1.0), 0.1f64..4.0]), 1..6), 0.1f64..30.0, 0.2f64..5.0), 60),
+            turns in proptest::collection::vec((any::<bool>(), 0usize..60, any::<bool>()), 1..80),
+        ) {
+            let wanted = |(demands, bound, growth): (Vec<(ResourceId, f64)>, f64, f64)| Wanted { demands, bound, growth };
+            let activities: Vec<Wanted> = activities.into_iter().map(wanted).collect();
+            let mut share = FairShare::new(capacities.iter().copied());
+            let mut live: Vec<(ActivityId, Wanted)> = Vec::new();
+            let mut known: Vec<f64> = Vec::new();
+            for (is_gone, which, is_solved) in turns {
+                if is_gone && !live.is_empty() {
+                    share.remove(live.swap_remove(which % live.len()).0);
+                } else {
+                    let one = activities[which].clone();
+                    live.push((share.add(one.demands.iter().copied(), one.bound, one.growth), one));
+                }
+                if !is_solved {
+                    continue;
+                }
+                share.solve(|id, before, rate| {
+                    known.resize(known.len().max(id as usize + 1), 0.0);
+                    assert!(before != rate);
+                    known[id as usize] = rate;
+                });
+                let case = Case { capacities: capacities.clone(), activities: live.iter().map(|(_, one)| one.clone()).collect() };
+                for ((id, _), rate) in live.iter().zip(oracle(&case)) {
+                    let found = share.rate(*id);
+                    prop_assert!((found - rate).abs() <= 1e-6 * rate.max(1e-3), "{found} {rate}");
+                    prop_assert!(known[*id as usize] == found, "what was reported is what is so");
+                }
+            }
+        }
+
         #[test]
         fn changes_lead_where_a_fresh_start_leads(case in cases(), gone in proptest::collection::vec(any::<bool>(), 9)) {
             let mut share = FairShare::new(case.capacities.iter().copied());
@@ -367,6 +494,49 @@ mod tests {
             }
             for (id, rate) in left_ids.iter().zip(solved(&left)) {
                 prop_assert!((share.rate(*id) - rate).abs() <= 1e-9 * rate, "{} {rate}", share.rate(*id));
+            }
+        }
+    }
+
+    /// Too large for the oracle, so what makes rates fair is checked itself: nobody can have more.
+    #[test]
+    fn a_large_network_is_fair_after_each_of_many_changes() {
+        let mut state = 7u64;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % limit
+        };
+        let capacities: Vec<f64> = (0..300).map(|_| 1.0 + below(8) as f64 / 2.0).collect();
+        let mut share = FairShare::new(capacities.iter().copied());
+        let mut live: Vec<(ActivityId, Vec<ResourceId>)> = Vec::new();
+        for turn in 0..3000 {
+            if live.len() > 400 {
+                let (id, _) = live.swap_remove(below(live.len() as u64) as usize);
+                share.remove(id);
+            }
+            let mut resources: Vec<ResourceId> = (0..2 + below(4)).map(|_| below(300) as ResourceId).collect();
+            resources.sort_unstable();
+            resources.dedup();
+            let id = share.add(resources.iter().map(|&resource| (resource, 1.0)), f64::INFINITY, 1.0);
+            live.push((id, resources));
+            share.solve(|_, _, _| {});
+            if turn % 100 != 0 {
+                continue;
+            }
+            let (mut used, mut highest) = (vec![0.0; 300], vec![0.0f64; 300]);
+            for (id, resources) in &live {
+                for &resource in resources {
+                    used[resource as usize] += share.rate(*id);
+                    highest[resource as usize] = highest[resource as usize].max(share.rate(*id));
+                }
+            }
+            assert!(used.iter().zip(&capacities).all(|(used, capacity)| *used <= capacity * (1.0 + 1e-9)));
+            for (id, resources) in &live {
+                let is_held = |&resource: &ResourceId| {
+                    let resource = resource as usize;
+                    used[resource] >= capacities[resource] * (1.0 - 1e-9) && highest[resource] <= share.rate(*id) * (1.0 + 1e-9)
+                };
+                assert!(resources.iter().any(is_held), "turn {turn}: {resources:?} could have more than {}", share.rate(*id));
             }
         }
     }

@@ -42,8 +42,8 @@ enum Kind {
     Processor,
 }
 
-/// What a shape takes where nothing else is on the links: latency and seconds a byte, bit by bit.
-type Alone = (u64, u64);
+/// What a shape takes where nothing else is on the links: latency, and seconds a byte on all links and on the fabric's, bit by bit.
+type Alone = [u64; 3];
 
 /// What ties two things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,7 +97,7 @@ impl Kept {
 }
 
 fn alone(shape: &Shape) -> Alone {
-    (shape.hop_latency.value().to_bits(), shape.seconds_per_byte.to_bits())
+    [shape.hop_latency.value(), shape.seconds_per_byte, shape.fabric_seconds_per_byte].map(f64::to_bits)
 }
 
 impl Lowered<'_> {
@@ -133,16 +133,7 @@ impl Lowered<'_> {
         self.processors = shared.first.iter().filter(|&&first| first >= first_processor).count();
         self.has_queue = shared.first.iter().filter_map(|&first| self.has_queue.get(first).copied()).collect();
         self.capacities = shared.first.iter().map(|&first| self.capacities[first]).collect();
-        let mut next = 0;
-        for group in &mut self.groups {
-            group.first_exchange = next;
-            next += group.collectives.len() as u32;
-        }
-        for channel in &mut self.channels {
-            channel.first_exchange = next;
-            next += channel.bytes.len() as u32;
-        }
-        self.exchanges = next;
+        self.number_exchanges();
         self
     }
 

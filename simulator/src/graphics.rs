@@ -4,6 +4,7 @@
 use crate::cost::{Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 use crate::exchange::Cost;
 use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, Workload};
+use crate::what_if::CostScale;
 use foretell_models::Kernel;
 use foretell_program::{Collective, CollectiveRole, Phase};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
@@ -39,6 +40,19 @@ impl Graphics {
         Some(cluster)
     }
 
+    /// The same with other figures, for what-if questions.
+    pub(crate) fn rescale(&mut self, scale: &CostScale) {
+        let Cluster { gpu, link, network, node_rate, .. } = &mut self.cluster;
+        gpu.scale(scale.peak, scale.memory_bandwidth);
+        gpu.launch = gpu.launch * scale.launch;
+        self.stack.host_launch = self.stack.host_launch * scale.launch;
+        link.scale(scale.links.intra_node_bandwidth);
+        link.latency_scale *= scale.links.intra_node_latency;
+        link.launch = link.launch * scale.exchange_overhead;
+        network.latency_scale *= scale.links.inter_node_latency;
+        *node_rate = *node_rate * scale.links.inter_node_bandwidth;
+    }
+
     /// The device of a cluster, for who asks what is simulated.
     pub(crate) fn device_kind(cluster: &Cluster) -> DeviceKind {
         DeviceKind {
@@ -49,6 +63,7 @@ impl Graphics {
             memory_bandwidth: cluster.gpu.memory_bandwidth,
             peak: BTreeMap::new(),
             power: None,
+            idle_power: None,
             link: None,
             cores: None,
             cpu_quota: None,

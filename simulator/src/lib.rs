@@ -4,7 +4,7 @@
 //! which of the two; a [`Simulation`] is the foretold [`Timeline`](foretell_program::Timeline) of one step with what it was spent
 //! on; a [`Prediction`] sums up some of them in the contract's form, with the interval that their spread and the model's own
 //! [`Uncertainty`] leave; a [`CriticalPath`] says
-//! what the step time is made of.
+//! what the step time is made of; a [`WhatIf`] asks again for other devices and links.
 //!
 //! The flow: a Program is *lowered* on a topology (dependencies turned around, groups and messages paired, routes taken) and then
 //! *interpreted*: an event queue, per rank its streams, and max-min fair sharing of links and processors wherever two things want
@@ -65,16 +65,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod beside;
 mod breakdown;
 mod cost;
 mod critical_path;
+mod deadlines;
 mod engine;
 mod error;
 mod exchange;
+mod failures;
 mod fairness;
+mod flows;
 mod folding;
 pub mod gpu;
 mod graphics;
+mod input;
 mod interpreter;
 mod kernels;
 mod lowering;
@@ -83,15 +88,23 @@ mod pairing;
 mod prediction;
 mod representatives;
 mod roofline;
+mod running_cost;
 mod si;
 mod simulation;
 mod symmetry;
 mod uncertainty;
+mod what_if;
 
+pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
-pub use critical_path::{CriticalPath, PathSegment, critical_path};
+pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
 pub use error::SimulationError;
+pub use failures::{FailingRun, Reliability};
+pub use flows::{Flow, FlowId, FlowNetwork};
+pub use input::{InputBound, InputPipeline, InputRun};
 pub use prediction::{Prediction, predict};
 pub use representatives::simulate_representatives;
+pub use running_cost::{PowerModel, RunningCost, running_cost};
 pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Simulation, simulate};
 pub use uncertainty::{Residual, Uncertainty};
+pub use what_if::{WhatIf, WhatIfError};

@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// A Program on a topology.
 #[derive(Debug)]
 pub(crate) struct Lowered<'a> {
-    pub(crate) program: &'a Program,
+    /// The lists of instructions that ranks run.
+    pub(crate) sources: Vec<&'a StageProgram>,
     pub(crate) costs: &'a CostModel,
     /// Who is simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
@@ -122,6 +123,15 @@ pub(crate) struct Messages {
     pub(crate) instructions: Vec<u32>,
 }
 
+/// Where on a topology a Program runs, and which of the costs are its own: several run on one beside each other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Placement {
+    /// The device of its first rank.
+    pub(crate) first_device: usize,
+    /// The kind of costs that is the topology's first kind of device.
+    pub(crate) first_kind: usize,
+}
+
 const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90];
 
 impl<'a> Lowered<'a> {
@@ -131,7 +141,21 @@ impl<'a> Lowered<'a> {
         costs: &'a CostModel,
         oversubscription: Oversubscription,
     ) -> Result<Self, SimulationError> {
-        let (world, devices) = (program.mesh.world_size(), topology.device_count());
+        let placed = Self::placed(program, topology, costs, oversubscription, Placement::default())?;
+        Ok(placed.with_resources_numbered(topology))
+    }
+
+    /// The same on the devices from a certain one on, with links numbered as the topology has them, and processors from 0: what is shared is
+    /// numbered when it is known who else is there.
+    pub(crate) fn placed(
+        program: &'a Program,
+        topology: &'a Topology,
+        costs: &'a CostModel,
+        oversubscription: Oversubscription,
+        placement: Placement,
+    ) -> Result<Self, SimulationError> {
+        let world = program.mesh.world_size();
+        let devices = topology.device_count().saturating_sub(placement.first_device);
         let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
         let known = program.list_of_rank.iter().all(|&list| (list as usize) < program.lists.len());
         if !in_order || !known || program.list_of_rank.len() != world {
@@ -147,11 +171,11 @@ impl<'a> Lowered<'a> {
         let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
         let mut ranks: Vec<SimulatedRank> = (0..world)
             .map(|rank| {
-                let device = DeviceId(rank % devices);
+                let device = DeviceId(placement.first_device + rank % devices);
                 SimulatedRank {
                     rank: Rank(rank),
                     device,
-                    kind: topology.kind_index(device),
+                    kind: placement.first_kind + topology.kind_index(device),
                     list: program.list_index(Rank(rank)),
                     work: 0,
                     processor: 0,
@@ -181,13 +205,14 @@ impl<'a> Lowered<'a> {
                 work.len() - 1
             });
         }
-        let Pairing { mut groups, mut channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
+        let Pairing { groups, channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        let Shared { capacities, has_queue } =
-            number_resources(topology, costs, processors, &mut ranks, &mut groups, &mut channels);
+        for rank in &mut ranks {
+            rank.processor = ((rank.device.0 - placement.first_device) % processors) as u32;
+        }
         Ok(Self {
-            program,
+            sources: program.lists.iter().collect(),
             costs,
             of_rank: (0..ranks.len() as u32).collect(),
             ranks,
@@ -195,11 +220,80 @@ impl<'a> Lowered<'a> {
             groups,
             channels,
             exchanges,
-            capacities,
-            has_queue,
+            capacities: Vec::new(),
+            has_queue: Vec::new(),
             processors,
             uncalibrated_kernels,
         })
+    }
+
+    /// This and another, whose costs are the same and whose devices are others, before the links of either are numbered. The ranks of the other
+    /// come after its own.
+    pub(crate) fn beside(mut self, mut other: Self) -> Self {
+        let (lists, ranks, processors) = (self.lists.len(), self.ranks.len() as u32, self.processors as u32);
+        let (groups, channels) = (self.groups.len() as u32, self.channels.len() as u32);
+        for rank in &mut other.ranks {
+            rank.list += lists;
+            rank.processor += processors;
+            rank.groups.iter_mut().for_each(|group| *group += groups);
+            rank.sends.iter_mut().chain(&mut rank.receives).for_each(|channel| *channel += channels);
+        }
+        other.of_rank.iter_mut().for_each(|place| *place += ranks);
+        other.groups.iter_mut().flat_map(|group| &mut group.members).for_each(|(member, _)| *member += ranks);
+        for channel in &mut other.channels {
+            channel.sender += ranks;
+            channel.receiver += ranks;
+        }
+        self.sources.append(&mut other.sources);
+        self.lists.append(&mut other.lists);
+        self.ranks.append(&mut other.ranks);
+        self.of_rank.append(&mut other.of_rank);
+        self.groups.append(&mut other.groups);
+        self.channels.append(&mut other.channels);
+        self.uncalibrated_kernels.append(&mut other.uncalibrated_kernels);
+        self.processors += other.processors;
+        self.number_exchanges();
+        self
+    }
+
+    /// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
+    pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
+        let mut used = BTreeSet::new();
+        self.for_each_load(|link| {
+            used.insert(*link);
+        });
+        let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
+        self.for_each_load(|link| *link = number.get(link).copied().unwrap_or_default());
+        self.capacities = used.iter().map(|&link| network::capacity(topology, &self.costs.links, link)).collect();
+        let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
+        self.has_queue = used.iter().map(is_network).collect();
+        let links = self.capacities.len();
+        self.capacities.resize(links + self.processors, 1.0);
+        for rank in &mut self.ranks {
+            rank.processor += links as u32;
+        }
+        self
+    }
+
+    fn for_each_load(&mut self, mut change: impl FnMut(&mut usize)) {
+        let of_groups = self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten();
+        for shape in of_groups.chain(self.channels.iter_mut().map(|channel| &mut channel.shape)) {
+            shape.loads.iter_mut().for_each(|(link, _)| change(link));
+        }
+    }
+
+    /// Numbers the exchanges anew: those of the groups first, then those of the channels.
+    pub(crate) fn number_exchanges(&mut self) {
+        let mut next = 0;
+        for group in &mut self.groups {
+            group.first_exchange = next;
+            next += group.collectives.len() as u32;
+        }
+        for channel in &mut self.channels {
+            channel.first_exchange = next;
+            next += channel.bytes.len() as u32;
+        }
+        self.exchanges = next;
     }
 
     /// What the instructions of a rank take, quantiles in the order of [`Quantile`].
@@ -216,7 +310,7 @@ impl<'a> Lowered<'a> {
     /// An instruction in words.
     pub(crate) fn describe(&self, rank: usize, instruction: u32) -> String {
         let rank = &self.ranks[rank];
-        let stage = &self.program.lists[rank.list];
+        let stage = self.sources[rank.list];
         match stage.instructions.get(instruction as usize) {
             Some(one) => {
                 let name = stage.names.get(one.name as usize).map_or("", String::as_str);
@@ -414,50 +508,4 @@ fn host_waits(stage: &StageProgram, waits: HostWaits) -> Vec<bool> {
         }
     }
     found
-}
-
-/// What is shared.
-struct Shared {
-    /// Of links, then of processors.
-    capacities: Vec<f64>,
-    has_queue: Vec<bool>,
-}
-
-/// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
-fn number_resources(
-    topology: &Topology,
-    costs: &CostModel,
-    processors: usize,
-    ranks: &mut [SimulatedRank],
-    groups: &mut [GroupSet],
-    channels: &mut [Channel],
-) -> Shared {
-    let shapes = || {
-        let of_groups = groups.iter().flat_map(GroupSet::shapes).flatten();
-        of_groups.chain(channels.iter().map(|channel| &channel.shape))
-    };
-    let used: BTreeSet<usize> = shapes().flat_map(|shape| shape.loads.iter().map(|&(link, _)| link)).collect();
-    let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
-    let renumber = |loads: &mut Vec<(usize, f64)>| {
-        for (link, _) in loads {
-            *link = number.get(link).copied().unwrap_or_default();
-        }
-    };
-    for group in groups {
-        for shape in group.shapes_mut().into_iter().flatten() {
-            renumber(&mut shape.loads);
-        }
-    }
-    for channel in channels {
-        renumber(&mut channel.shape.loads);
-    }
-    let mut capacities: Vec<f64> = used.iter().map(|&link| network::capacity(topology, &costs.links, link)).collect();
-    let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
-    let has_queue = used.iter().map(is_network).collect();
-    let links = capacities.len();
-    capacities.resize(links + processors, 1.0);
-    for rank in ranks {
-        rank.processor = (links + rank.device.0 % processors) as u32;
-    }
-    Shared { capacities, has_queue }
 }

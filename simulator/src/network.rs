@@ -5,7 +5,7 @@
 //! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
 
 use crate::cost::LinkEfficiency;
-use foretell_topologies::{DeviceId, Topology, TopologyError};
+use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
@@ -18,6 +18,8 @@ pub(crate) struct Shape {
     pub(crate) loads: Vec<(usize, f64)>,
     /// How long a byte takes where nothing else is on the links.
     pub(crate) seconds_per_byte: f64,
+    /// The same of the links between switches alone: a fabric may be narrower than the nodes that it joins, or its routes may collide.
+    pub(crate) fabric_seconds_per_byte: f64,
 }
 
 /// One flow of an exchange: from, to, and its share of the exchange's bytes.
@@ -57,8 +59,7 @@ impl Shape {
         let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
         let mut flows: Vec<Flow> = Vec::with_capacity(rings * members.len());
         for rotation in 0..rings {
-            let order: Vec<DeviceId> =
-                nodes.iter().flat_map(|list| list.iter().cycle().skip(rotation).take(list.len()).copied()).collect();
+            let order: Vec<DeviceId> = if rings > 1 { along_rails(&nodes, rotation) } else { nodes.concat() };
             for (position, &from) in order.iter().enumerate() {
                 flows.push((from, order[(position + 1) % order.len()], 1.0 / rings as f64));
             }
@@ -118,9 +119,38 @@ impl Shape {
                 *loads.entry(link.0).or_default() += part;
             }
         }
-        let seconds_per_byte = loads.iter().map(|(&link, load)| load / capacity(topology, links, link)).fold(0.0, f64::max);
-        Ok(Self { hop_latency: latency / flows.len().max(1) as f64, loads: loads.into_iter().collect(), seconds_per_byte })
+        let is_fabric = |link: usize| topology.links()[link].class == LinkClass::Switch;
+        let (mut seconds_per_byte, mut fabric_seconds_per_byte) = (0.0f64, 0.0f64);
+        for (&link, load) in &loads {
+            let seconds = load / capacity(topology, links, link);
+            seconds_per_byte = seconds_per_byte.max(seconds);
+            if is_fabric(link) {
+                fabric_seconds_per_byte = fabric_seconds_per_byte.max(seconds);
+            }
+        }
+        let hop_latency = latency / flows.len().max(1) as f64;
+        Ok(Self { hop_latency, loads: loads.into_iter().collect(), seconds_per_byte, fabric_seconds_per_byte })
     }
+}
+
+/// A ring through nodes of as many members each, which begins at this member of the first. It leaves a node from the member that has the same
+/// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Whatever the fabric, all rotations
+/// together load every member's links alike.
+fn along_rails(nodes: &[Vec<DeviceId>], rotation: usize) -> Vec<DeviceId> {
+    let size = nodes.first().map_or(0, Vec::len);
+    let mut order = Vec::with_capacity(nodes.len() * size);
+    for (node, members) in nodes.iter().enumerate() {
+        // One that is entered at a member is left from the one before it.
+        let entry = (rotation + size - node % size) % size;
+        let mut places: Vec<usize> = (0..size).map(|step| (entry + step) % size).collect();
+        // The last leads back to where the ring began, if it does not begin there itself.
+        if node + 1 == nodes.len() && entry != rotation {
+            places.retain(|&place| place != rotation);
+            places.push(rotation);
+        }
+        order.extend(places.into_iter().filter_map(|place| members.get(place)));
+    }
+    order
 }
 
 /// What exchanges get of a link, in bytes a second.
@@ -160,6 +190,27 @@ mod tests {
                 let children = (0..count).filter(|&node| tree_parent(node, count) == Some(parent)).count();
                 assert!(children <= 2, "node {parent} of {count} has {children} children");
             }
+        }
+    }
+
+    #[test]
+    fn rings_keep_to_their_rails() {
+        let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(6).expect("six nodes");
+        let members: Vec<DeviceId> = cluster.devices().collect();
+        let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
+        let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
+        assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails");
+        let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
+        for count in 2..=6 {
+            let mut exits = vec![0; 8];
+            for rotation in 0..8 {
+                let order = along_rails(&nodes[..count], rotation);
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, members[..8 * count], "a ring passes everyone once");
+                exits[order[8 * count - 1].0 % 8] += 1;
+            }
+            assert_eq!(exits, [1; 8], "each of the last node's members leads back once");
         }
     }
 

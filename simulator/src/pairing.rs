@@ -186,6 +186,7 @@ impl Pairing {
                     return Err(unmatched("they differ in number or in bytes".into()));
                 }
                 let devices = [ranks[sender].device, ranks[receiver.0].device];
+                let are_measured = [sender, receiver.0].iter().all(|&rank| costs.exchanges(ranks[rank].kind).is_some());
                 let channel = Channel {
                     sender: sender as u32,
                     receiver: receiver.0 as u32,
@@ -193,7 +194,7 @@ impl Pairing {
                     receive_peer: receive_peer as u32,
                     first_exchange: self.exchanges,
                     shape: Shape::point_to_point(topology, &costs.links, devices[0], devices[1])?,
-                    measured: measured(topology, costs, &devices)?,
+                    measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
                     spread: costs.graphics(ranks[sender].kind).map(|graphics| graphics.reach(&devices)),
                     kind: ranks[sender].kind,
                     bytes,
@@ -236,7 +237,8 @@ impl GroupSet {
             .then(|| Shape::double_tree(topology, &costs.links, &devices));
         let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
         let shift = uses(|kind| kind == Collective::Shift).then(|| Shape::shift(topology, &costs.links, &devices));
-        let kind = devices.first().map_or(0, |&device| topology.kind_index(device));
+        let kind = members.first().map_or(0, |member| ranks[member.0].kind);
+        let are_measured = members.iter().all(|member| costs.exchanges(ranks[member.0].kind).is_some());
         Ok(Self {
             members: Vec::with_capacity(members.len()),
             size: members.len(),
@@ -245,7 +247,7 @@ impl GroupSet {
             tree: tree.transpose()?,
             pairs: pairs.transpose()?,
             shift: shift.transpose()?,
-            measured: measured(topology, costs, &devices)?,
+            measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
             spread: costs.graphics(kind).map(|graphics| graphics.reach(&devices)),
             kind,
             collectives,
@@ -278,14 +280,14 @@ impl GroupSet {
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), Algorithm::MESSAGE),
         };
         if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
-            return (graphics.collective(spread, collective, role, bytes, algorithm.share), shape);
+            return (graphics.collective(spread, collective, role, bytes, algorithm.share).through_fabric(shape), shape);
         }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
         if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
             && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile)
         {
-            return (cost, shape);
+            return (costs.rescaled(cost, reach), shape);
         }
         let overhead = parameters.exchange_overhead;
         let alone =
@@ -305,12 +307,15 @@ impl Channel {
     pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
         let bytes = self.bytes[nth as usize] as f64;
         if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
-            return graphics.message(spread, bytes);
+            return graphics.message(spread, bytes).through_fabric(Some(&self.shape));
         }
         let parameters = costs.parameters(self.kind);
         self.measured
             .zip(costs.exchanges(self.kind))
-            .and_then(|(reach, table)| table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, quantile))
+            .and_then(|(reach, table)| {
+                let cost = table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, quantile)?;
+                Some(costs.rescaled(cost, reach))
+            })
             .unwrap_or_else(|| Algorithm::MESSAGE.cost(&self.shape, parameters.exchange_overhead, bytes, quantile))
     }
 }
@@ -362,11 +367,8 @@ pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]
         .collect()
 }
 
-/// How far apart devices are that exchange around a ring, if samples hold for all of them.
-fn measured(topology: &Topology, costs: &CostModel, devices: &[DeviceId]) -> Result<Option<Reach>, TopologyError> {
-    if devices.iter().any(|&device| costs.exchanges(topology.kind_index(device)).is_none()) {
-        return Ok(None);
-    }
+/// How far apart devices are that exchange around a ring.
+fn reach(topology: &Topology, devices: &[DeviceId]) -> Result<Reach, TopologyError> {
     let next = devices.iter().cycle().skip(1);
     let mut reach = Reach::Node;
     for (&from, &to) in devices.iter().zip(next) {
@@ -376,5 +378,5 @@ fn measured(topology: &Topology, costs: &CostModel, devices: &[DeviceId]) -> Res
             Some(LinkClass::Device | LinkClass::HostMemory) | None => Reach::Node,
         });
     }
-    Ok(Some(reach))
+    Ok(reach)
 }

@@ -62,6 +62,31 @@ pub struct Prediction {
     pub wall_seconds: Seconds,
 }
 
+impl Prediction {
+    /// The same where each step waits so much longer for its samples than it takes by itself.
+    #[must_use]
+    pub fn waiting_for_input(mut self, wait: Seconds) -> Self {
+        let before = self.step_seconds;
+        for step in [
+            &mut self.step_seconds,
+            &mut self.step_seconds_p05,
+            &mut self.step_seconds_p10,
+            &mut self.step_seconds_p90,
+            &mut self.step_seconds_p95,
+        ] {
+            *step += wait;
+        }
+        self.breakdown_seconds.data += wait;
+        let pace = if self.step_seconds > Seconds::ZERO { before / self.step_seconds } else { 1.0 };
+        self.samples_per_second *= pace;
+        self.tokens_per_second = self.tokens_per_second.map(|tokens| tokens * pace);
+        self.model_flops_per_device_per_second = self.model_flops_per_device_per_second * pace;
+        self.mfu *= pace;
+        self.hfu *= pace;
+        self
+    }
+}
+
 /// Steps that are simulated where devices change their pace: enough for quartiles to be steady.
 const DRAWS: usize = 16;
 

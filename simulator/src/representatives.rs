@@ -72,7 +72,7 @@ fn lower<'a>(
     let groups = find_groups(program, costs, &lists, &mut ranks, &mut exchanges);
     let channels = find_channels(program, costs, &lists, &mut ranks, &mut exchanges)?;
     Ok(Lowered {
-        program,
+        sources: program.lists.iter().collect(),
         costs,
         of_rank: program.list_of_rank.clone(),
         ranks,

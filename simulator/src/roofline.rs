@@ -62,6 +62,11 @@ fn efficiency(architecture: Architecture) -> &'static Efficiency {
 /// How far off a data sheet may be, as a factor: a measured kernel lies in eight cases of ten within it.
 pub(crate) const SPREAD: f64 = 1.25;
 
+/// What of a kernel's duration is its launch.
+pub(crate) fn launch(architecture: Architecture) -> Seconds {
+    efficiency(architecture).launch
+}
+
 /// A kernel's duration by the data sheet of the device.
 pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
     let efficiency = efficiency(kind.architecture);

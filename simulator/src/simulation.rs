@@ -142,11 +142,34 @@ pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulati
     let uncalibrated = lowered.uncalibrated(&run);
     Ok(Simulation {
         step: run.timeline.step(),
-        breakdown: breakdown::of_last_rank(lowered, &run),
+        breakdown: breakdown::of_last_rank(lowered, &run, 0..run.timeline.ranks.len()),
         events: run.events,
         simulated_ranks: lowered.ranks.len(),
         calibrated: uncalibrated.is_empty(),
         uncalibrated,
         timeline: run.timeline,
     })
+}
+
+/// One run of several Programs beside each other, which have so many ranks each: a simulation of each of them. The events, the ranks simulated
+/// and what is not calibrated are those of all.
+pub(crate) fn run_each(lowered: &Lowered<'_>, scenario: &Scenario, worlds: &[usize]) -> Result<Vec<Simulation>, SimulationError> {
+    let run = interpreter::interpret(lowered, scenario)?;
+    let uncalibrated = lowered.uncalibrated(&run);
+    let mut first = 0;
+    let simulations = worlds.iter().map(|world| {
+        let ranks = first..first + world;
+        first = ranks.end;
+        let timeline = Timeline { origin: run.timeline.origin, ranks: run.timeline.ranks[ranks.clone()].to_vec() };
+        Simulation {
+            step: timeline.step(),
+            breakdown: breakdown::of_last_rank(lowered, &run, ranks),
+            events: run.events,
+            simulated_ranks: lowered.ranks.len(),
+            calibrated: uncalibrated.is_empty(),
+            uncalibrated: uncalibrated.clone(),
+            timeline,
+        }
+    });
+    Ok(simulations.collect())
 }

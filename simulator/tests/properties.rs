@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Program, Rank};
 use foretell_simulator::{CostModel, Folding, Options, Simulation, critical_path, simulate};
-use foretell_units::{Bytes, Picoseconds};
+use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 
 /// A thing that the next micro-batch does, in both stages.
@@ -113,13 +113,20 @@ proptest! {
         let simulation = run(&program, &topology, &costs);
         check(&program, &costs, &simulation, share)?;
         prop_assert_eq!(&simulation, &run(&program, &topology, &costs), "the same input gives the same output");
+        let path = critical_path(&simulation.timeline, &program).unwrap();
+        prop_assert!(path.segments.windows(2).all(|pair| pair[0].end <= pair[1].start), "{:?}", path.segments);
+        let kinds: Seconds = path.by_kind.iter().map(|(_, time)| *time).sum();
+        let times = path.by_time.compute + path.by_time.optimizer + path.by_time.communication + path.by_time.data;
+        for parts in [kinds, times] {
+            prop_assert!(about(simulation.step, parts + path.between), "{parts} and {} of {}", path.between, simulation.step);
+        }
         if buffered == 0 {
-            let path = critical_path(&simulation.timeline, &program).unwrap();
             prop_assert!(path.segments.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", path.segments);
         }
     }
 
-    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared.
+    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared, and on fabrics
+    /// on which flows of one exchange collide and others do not.
     #[test]
     fn folded_is_unfolded(
         draws in draws(),
@@ -127,8 +134,14 @@ proptest! {
         (nodes, devices) in prop_oneof![Just((1usize, 36usize)), Just((9, 4)), Just((5, 8)), Just((13, 3))],
         share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
         buffered in prop_oneof![Just(0u64), Just(500_000u64)],
+        network in prop_oneof![
+            Just("{kind: switch, latency: 10us}"),
+            Just("{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}"),
+            Just("{kind: fat-tree, nodes_per_leaf: 1, oversubscription: 3, latency: 10us}"),
+            Just("{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 4, routing: valiant, latency: 10us}"),
+        ],
     ) {
-        let topology = cluster(nodes, devices, "nvswitch-1GB/s");
+        let topology = cluster_on(network, nodes, devices, "nvswitch-1GB/s");
         let mut costs = ideal(&topology);
         costs.parameters_mut(0).communication_share = share;
         costs.buffered = Bytes::new(buffered);

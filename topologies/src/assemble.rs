@@ -2,14 +2,15 @@
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::{Place, TopologyError, TopologyProblem};
-use crate::fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
 use crate::library;
-use crate::node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
-use crate::spec::{DeviceSpec, LinkSpec, NetworkSpec, NicsSpec, NodeSpec, NodesSpec, ShortOrFull, TopologySpec};
+use crate::node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
+use crate::spec::{DeviceSpec, LinkSpec, NicsSpec, NodeSpec, NodesSpec, ShortOrFull, StorageSpec, TopologySpec};
 use crate::text::{At, Scalar, suggest};
 use crate::topology::{Description, Topology};
 use foretell_units::{BytesPerSecond, Seconds};
 use std::collections::BTreeMap;
+
+mod network;
 
 /// PCIe 4 x16 one way, the usual slot of today's servers (`link_specs.csv`: 31 GB/s).
 const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
@@ -38,9 +39,10 @@ impl TopologySpec {
                 return Err(TopologyError::invalid(nodes.place, "`nodes` is a number, but there is no `base`", hint));
             }
         };
+        let usual_link = if network::joins_devices(spec.network.as_ref()) { |_: &DeviceKind| None } else { default_link };
         let mut groups: Vec<NodeGroup> = Vec::with_capacity(group_specs.len());
         for group_spec in group_specs {
-            let group = node_group(group_spec, groups.len(), group_specs.len(), &mut kinds, &mut notes)?;
+            let group = node_group(group_spec, (groups.len(), group_specs.len()), &mut kinds, usual_link, &mut notes)?;
             if groups.iter().any(|other| other.name == group.name) {
                 let place = group_spec.value.name.as_ref().map_or(group_spec.place, |name| name.place);
                 let what = format!("two kinds of node are called `{}`", group.name);
@@ -49,21 +51,18 @@ impl TopologySpec {
             groups.push(group);
         }
 
-        let (network, bandwidth) = network(spec.network.as_ref(), &groups, &mut notes)?;
-        if let Some(bandwidth) = bandwidth {
-            for group in groups.iter_mut().filter(|group| group.nics.is_none()) {
-                group.nics = Some(Nics { count: 1, bandwidth });
-            }
-        }
+        let (network, places) = network::network(spec.network.as_ref(), &mut groups, &kinds.found, &mut notes)?;
         let description = Description {
             name: spec.name.unwrap_or_else(|| "topology".into()),
             kinds: kinds.in_order_of_names(&mut groups),
             groups,
             network,
+            storage_bandwidth: spec.storage.as_ref().map(storage_bandwidth).transpose()?,
+            restart_time: spec.restart_time.as_ref().map(|time| time.quantity("restart_time")).transpose()?,
             is_lab: spec.lab.unwrap_or(false),
             notes,
         };
-        let topology = description.build()?;
+        let topology = description.build_from(&places)?;
         match spec.inter_node_bandwidth {
             Some(total) => topology.with_inter_node_bandwidth(total.positive("inter_node_bandwidth")?),
             None => Ok(topology),
@@ -77,10 +76,12 @@ impl TopologySpec {
         base.name = self.name.or(base.name);
         base.devices.extend(self.devices);
         base.inter_node_bandwidth = self.inter_node_bandwidth.or(base.inter_node_bandwidth);
+        base.storage = self.storage.or(base.storage);
+        base.restart_time = self.restart_time.or(base.restart_time);
         base.lab = self.lab.or(base.lab);
         base.notes.extend(self.notes);
         if let Some(network) = self.network {
-            base.network = Some(network_over(network, base.network));
+            base.network = Some(network::over(network, base.network));
         }
         match self.nodes {
             None => {}
@@ -98,29 +99,6 @@ impl TopologySpec {
             Some(list) => base.nodes = Some(list),
         }
         Ok(base)
-    }
-}
-
-/// Field by field, so that `network: {latency: 2us}` keeps the base's kind. Another kind starts afresh.
-fn network_over(
-    network: At<ShortOrFull<NetworkSpec>>,
-    base: Option<At<ShortOrFull<NetworkSpec>>>,
-) -> At<ShortOrFull<NetworkSpec>> {
-    match (network, base) {
-        (
-            At { value: ShortOrFull::Full(own @ NetworkSpec { kind: None, .. }), place },
-            Some(At { value: ShortOrFull::Full(base), .. }),
-        ) => {
-            let merged = NetworkSpec {
-                kind: base.kind,
-                bandwidth: own.bandwidth.or(base.bandwidth),
-                oversubscription: own.oversubscription.or(base.oversubscription),
-                nodes_per_leaf: own.nodes_per_leaf.or(base.nodes_per_leaf),
-                latency: own.latency.or(base.latency),
-            };
-            At { value: ShortOrFull::Full(merged), place }
-        }
-        (network, _) => network,
     }
 }
 
@@ -215,6 +193,12 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
             .map(|power| power.positive("power"))
             .transpose()?
             .or(base.as_ref().and_then(|base| base.power)),
+        idle_power: spec
+            .idle_power
+            .as_ref()
+            .map(|power| power.quantity("idle_power"))
+            .transpose()?
+            .or(base.as_ref().and_then(|base| base.idle_power)),
         link: spec.link.as_ref().map(|link| link.positive("link")).transpose()?.or(base.as_ref().and_then(|base| base.link)),
         cores: spec.cores.as_ref().map(|cores| cores.count("cores")).transpose()?.or(base.as_ref().and_then(|base| base.cores)),
         cpu_quota: spec.cpu_quota.as_ref().map(cpu_quota).transpose()?.or(base.as_ref().and_then(|base| base.cpu_quota)),
@@ -232,11 +216,12 @@ fn cpu_quota(quota: &At<Scalar>) -> Result<f64, TopologyError> {
     Err(TopologyError::invalid(quota.place, what, "write a number above 0 and up to 1, such as `cpu_quota: 0.5`"))
 }
 
+/// A kind of node. `usual_link` is what joins several devices where the file does not say.
 fn node_group(
     spec: &At<NodeSpec>,
-    index: usize,
-    groups: usize,
+    (index, groups): (usize, usize),
     kinds: &mut Kinds,
+    usual_link: fn(&DeviceKind) -> Option<NodeLink>,
     notes: &mut Vec<String>,
 ) -> Result<NodeGroup, TopologyError> {
     let At { value: spec, place } = spec;
@@ -264,14 +249,22 @@ fn node_group(
         Some(link) => Some(node_link(link, &name, &kinds.found[kind])?),
         None if devices == 1 => None,
         None => {
-            let link = default_link(&kinds.found[kind]);
-            notes.push(format!("node `{name}`: devices taken to be joined by {} at {}", link.kind.name(), link.bandwidth));
-            Some(link)
+            let usual = usual_link(&kinds.found[kind]);
+            let taken = |link: &NodeLink| {
+                format!("node `{name}`: devices taken to be joined by {} at {}", link.kind.name(), link.bandwidth)
+            };
+            notes.extend(usual.as_ref().map(taken));
+            usual
         }
     };
     Ok(NodeGroup {
         nics: spec.nics.as_ref().map(|nics| network_interfaces(nics, &name)).transpose()?,
         price_per_hour: spec.price_per_hour.as_ref().map(|price| price.number("price_per_hour", 0.0)).transpose()?,
+        mean_time_between_failures: spec
+            .mean_time_between_failures
+            .as_ref()
+            .map(|time| time.positive("mean_time_between_failures"))
+            .transpose()?,
         name,
         count,
         kind,
@@ -280,19 +273,30 @@ fn node_group(
     })
 }
 
+/// What storage carries.
+fn storage_bandwidth(storage: &At<StorageSpec>) -> Result<BytesPerSecond, TopologyError> {
+    let Some(bandwidth) = &storage.value.bandwidth else {
+        let hint = "write what all nodes together read or write, such as `bandwidth: 40GB/s`".into();
+        let problem = TopologyProblem::Missing { owner: "`storage`".into(), field: "bandwidth", hint };
+        return Err(TopologyError::at(storage.place, problem));
+    };
+    bandwidth.positive("storage.bandwidth")
+}
+
 /// What joins devices of a kind where the file does not say.
-fn default_link(kind: &DeviceKind) -> NodeLink {
+fn default_link(kind: &DeviceKind) -> Option<NodeLink> {
     let (link, bandwidth) = match (kind.architecture, kind.link) {
         (Architecture::Cpu, _) => (NodeLinkKind::SharedMemory, DEFAULT_SHARED_MEMORY_BANDWIDTH),
         (Architecture::Gpu | Architecture::Tpu, Some(bandwidth)) => (NodeLinkKind::NvSwitch, bandwidth),
         (Architecture::Gpu | Architecture::Tpu, None) => (NodeLinkKind::Pcie, DEFAULT_PCIE_BANDWIDTH),
     };
-    NodeLink { kind: link, bandwidth, latency: link.default_latency() }
+    Some(NodeLink { kind: link, bandwidth, latency: link.default_latency(), tree: None })
 }
 
 /// A node's link from its short form `KIND-RATE`, or from a mapping.
 fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &DeviceKind) -> Result<NodeLink, TopologyError> {
-    let (kind, bandwidth, latency) = match &link.value {
+    let none = LinkSpec::default();
+    let (kind, bandwidth, full) = match &link.value {
         ShortOrFull::Short(text) => {
             let kind = NodeLinkKind::ALL
                 .into_iter()
@@ -301,7 +305,7 @@ fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &DeviceKind) 
                 unknown_link(text.trim_end_matches(|letter| letter != '-').trim_end_matches('-'), text, link.place)
             })?;
             let rate = text[kind.name().len()..].strip_prefix('-');
-            (kind, rate.map(|rate| At { value: rate.into(), place: link.place }), None)
+            (kind, rate.map(|rate| At { value: rate.into(), place: link.place }), &none)
         }
         ShortOrFull::Full(full) => {
             let kind = full.kind.as_ref().ok_or_else(|| {
@@ -311,7 +315,7 @@ fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &DeviceKind) 
             })?;
             let found = NodeLinkKind::ALL.into_iter().find(|known| known.name() == kind.value);
             let found = found.ok_or_else(|| unknown_link(&kind.value, &kind.value, kind.place))?;
-            (found, full.bandwidth.clone(), full.latency.clone())
+            (found, full.bandwidth.clone(), full)
         }
     };
     let bandwidth = match (bandwidth, kind, device.link) {
@@ -325,8 +329,53 @@ fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &DeviceKind) 
             return Err(TopologyError::at(link.place, TopologyProblem::Missing { owner, field: "bandwidth", hint }));
         }
     };
-    let latency = latency.map_or(Ok(kind.default_latency()), |latency| latency.quantity::<Seconds>("latency"))?;
-    Ok(NodeLink { kind, bandwidth, latency })
+    let latency = full.latency.as_ref().map_or(Ok(kind.default_latency()), |latency| latency.quantity::<Seconds>("latency"))?;
+    Ok(NodeLink { kind, bandwidth, latency, tree: pcie_tree(full, kind, bandwidth)? })
+}
+
+/// The switches of a PCIe link, where it says any. An uplink is as wide as a device's lanes unless it says otherwise.
+fn pcie_tree(link: &LinkSpec, kind: NodeLinkKind, lanes: BytesPerSecond) -> Result<Option<PcieTree>, TopologyError> {
+    let LinkSpec { devices_per_switch, uplink, switches_per_socket, socket_link, .. } = link;
+    let refused = |value: &At<Scalar>, what: String, hint: &str| Err(TopologyError::invalid(value.place, what, hint));
+    let of_tree = [
+        ("devices_per_switch", devices_per_switch),
+        ("uplink", uplink),
+        ("switches_per_socket", switches_per_socket),
+        ("socket_link", socket_link),
+    ];
+    for (field, value) in of_tree {
+        if let Some(value) = value {
+            if kind != NodeLinkKind::Pcie {
+                let what = format!("a `{}` link has no `{field}`", kind.name());
+                return refused(value, what, "leave it out, or write `kind: pcie`");
+            }
+            if devices_per_switch.is_none() {
+                return refused(
+                    value,
+                    format!("`{field}` is of PCIe switches, and none are described"),
+                    "say `devices_per_switch`",
+                );
+            }
+        }
+    }
+    let Some(devices_per_switch) = devices_per_switch else { return Ok(None) };
+    let sockets = match (switches_per_socket, socket_link) {
+        (None, None) => None,
+        (Some(switches), Some(link)) => {
+            Some(Sockets { switches: switches.count("switches_per_socket")?, link: link.positive("socket_link")? })
+        }
+        (Some(switches), None) => {
+            return refused(switches, "sockets need a `socket_link`".into(), "say what one sends to the others, one way");
+        }
+        (None, Some(link)) => {
+            return refused(link, "a `socket_link` needs `switches_per_socket`".into(), "say how many switches a socket has");
+        }
+    };
+    Ok(Some(PcieTree {
+        devices_per_switch: devices_per_switch.count("devices_per_switch")?,
+        uplink: uplink.as_ref().map_or(Ok(lanes), |uplink| uplink.positive("uplink"))?,
+        sockets,
+    }))
 }
 
 fn unknown_link(kind: &str, written: &str, place: Option<Place>) -> TopologyError {
@@ -345,53 +394,4 @@ fn network_interfaces(nics: &At<NicsSpec>, node: &str) -> Result<Nics, TopologyE
         count: nics.value.count.as_ref().map_or(Ok(1), |count| count.count("nics.count"))?,
         bandwidth: bandwidth.positive("bandwidth")?,
     })
-}
-
-/// The network, and the rate into it of nodes that list no NICs, if the network states one.
-fn network(
-    spec: Option<&At<ShortOrFull<NetworkSpec>>>,
-    groups: &[NodeGroup],
-    notes: &mut Vec<String>,
-) -> Result<(Network, Option<BytesPerSecond>), TopologyError> {
-    let short;
-    let (spec, place) = match spec {
-        None => {
-            if groups.iter().any(|group| group.nics.is_some()) {
-                notes.push(format!("network: taken to be one non-blocking switch with {DEFAULT_NETWORK_LATENCY} of latency"));
-            }
-            return Ok((Network { fabric: Fabric::Switch, latency: DEFAULT_NETWORK_LATENCY }, None));
-        }
-        Some(At { value: ShortOrFull::Full(full), place }) => (full, *place),
-        Some(At { value: ShortOrFull::Short(kind), place }) => {
-            short = NetworkSpec { kind: Some(At { value: kind.clone(), place: *place }), ..NetworkSpec::default() };
-            (&short, *place)
-        }
-    };
-    let Some(kind) = &spec.kind else {
-        let hint = "write `kind: switch`, `fat-tree` or `none`".into();
-        return Err(TopologyError::at(place, TopologyProblem::Missing { owner: "`network`".into(), field: "kind", hint }));
-    };
-    let oversubscription = spec.oversubscription.as_ref().map(|factor| factor.number("oversubscription", 1.0)).transpose()?;
-    let nodes_per_leaf = spec.nodes_per_leaf.as_ref().map(|nodes| nodes.count("nodes_per_leaf")).transpose()?;
-    let fabric = match kind.value.as_str() {
-        "none" => Fabric::None,
-        "switch" => Fabric::Switch,
-        "fat-tree" => Fabric::FatTree { oversubscription: oversubscription.unwrap_or(1.0), nodes_per_leaf },
-        unknown => {
-            let hint = suggest(unknown, Fabric::NAMES);
-            let problem = TopologyProblem::UnknownName { what: "kind of network", name: unknown.into(), hint };
-            return Err(TopologyError::at(kind.place, problem));
-        }
-    };
-    // Silence would let somebody believe that an oversubscribed switch was modelled.
-    let only_trees = [("oversubscription", &spec.oversubscription), ("nodes_per_leaf", &spec.nodes_per_leaf)];
-    for (field, value) in only_trees {
-        if let (Some(value), Fabric::None | Fabric::Switch) = (value, fabric) {
-            let what = format!("a `{}` network has no `{field}`", fabric.name());
-            return Err(TopologyError::invalid(value.place, what, "leave it out, or write `kind: fat-tree`"));
-        }
-    }
-    let latency = spec.latency.as_ref().map_or(Ok(DEFAULT_NETWORK_LATENCY), |latency| latency.quantity("latency"))?;
-    let bandwidth = spec.bandwidth.as_ref().map(|bandwidth| bandwidth.positive("bandwidth")).transpose()?;
-    Ok((Network { fabric, latency }, bandwidth))
 }

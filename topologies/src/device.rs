@@ -33,6 +33,8 @@ pub struct DeviceKind {
     pub peak: BTreeMap<DataType, FlopsPerSecond>,
     /// The power it draws at most.
     pub power: Option<Watts>,
+    /// The power it draws while it does nothing, if the file says.
+    pub idle_power: Option<Watts>,
     /// What all its links to other devices can send together, one way.
     pub link: Option<BytesPerSecond>,
     /// How many processor cores make up one device, where it is a CPU. The lab gives a rank that many.
@@ -48,6 +50,15 @@ impl DeviceKind {
     /// How fast it is beside the device that its figures describe: its `cpu_quota`, or 1.
     pub fn speed(&self) -> f64 {
         self.cpu_quota.unwrap_or(1.0)
+    }
+
+    /// The same with peaks, in every format, and memory so many times as fast.
+    pub fn scaled(&self, peak: f64, memory_bandwidth: f64) -> Self {
+        Self {
+            peak: self.peak.iter().map(|(&format, &rate)| (format, rate * peak)).collect(),
+            memory_bandwidth: self.memory_bandwidth * memory_bandwidth,
+            ..self.clone()
+        }
     }
 
     /// Whether the figures of two kinds describe the same device, whatever share of it each has.

@@ -5,7 +5,7 @@
 
 use crate::assemble::DEFAULT_SHARED_MEMORY_BANDWIDTH;
 use crate::device::{Architecture, DeviceKind};
-use crate::fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Network};
+use crate::fabric::{Fabric, Network};
 use crate::node::{NodeGroup, NodeLink, NodeLinkKind};
 use crate::topology::{Description, MAXIMUM_DEVICES, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond};
@@ -49,15 +49,23 @@ pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topolog
         count: 1,
         kind: 0,
         devices: cores,
-        link: Some(NodeLink { kind: link, bandwidth: DEFAULT_SHARED_MEMORY_BANDWIDTH, latency: link.default_latency() }),
+        link: Some(NodeLink {
+            kind: link,
+            bandwidth: DEFAULT_SHARED_MEMORY_BANDWIDTH,
+            latency: link.default_latency(),
+            tree: None,
+        }),
         nics: None,
         price_per_hour: None,
+        mean_time_between_failures: None,
     };
     Description {
         name: "local".into(),
         kinds: vec![kind],
         groups: vec![group],
-        network: Network { fabric: Fabric::None, latency: DEFAULT_NETWORK_LATENCY },
+        network: Network::plain(Fabric::None),
+        storage_bandwidth: None,
+        restart_time: None,
         is_lab: false,
         notes,
     }
@@ -159,6 +167,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
         memory_bandwidth: DEFAULT_SHARED_MEMORY_BANDWIDTH,
         peak,
         power: None,
+        idle_power: None,
         link: None,
         cores: Some(1),
         cpu_quota: None,

@@ -1,112 +1,230 @@
-//! The fabric between nodes: which link resources it adds, and which of them a path from one node to another uses.
+//! The fabric between nodes: which link resources it adds, and which of them a path from one place to another uses.
 //!
-//! It knows nodes only by number, and of a node only what its network interfaces carry together. A new fabric (torus, dragonfly,
-//! rails) is a variant of [`Fabric`] with an arm in each function here; nothing else has to change.
+//! It knows of a node only which devices it has and what its network interfaces carry. Each fabric is a variant of [`Fabric`] and a file
+//! in `fabric/`, which numbers its links by arithmetic and computes paths on demand: no table of pairs, however many devices there are.
 
-use crate::layout::{Link, LinkClass, LinkId};
+mod dragonfly;
+mod routing;
+mod torus;
+mod tree;
+
+pub use dragonfly::Dragonfly;
+pub use routing::{Routing, StatedRoute};
+pub use torus::{Dimensions, Torus};
+pub use tree::{CrossRail, FatTree, LeafSwitches, Pods, Uplinks};
+
+use crate::link::{Junction, Link, LinkId, NewLinks};
+use dragonfly::DragonflyLayout;
 use foretell_units::{BytesPerSecond, Seconds};
+use routing::{Choice, choice};
 use std::ops::Range;
+use torus::TorusLayout;
+use tree::TreeLayout;
 
 /// The latency from the NIC of one node to that of another under the same switch where the file says none: an estimate for RDMA
 /// networks with what a collective library adds, the same as in the contract's example. Ethernet with TCP takes ten times it.
 pub const DEFAULT_NETWORK_LATENCY: Seconds = Seconds::new(5e-6);
 
+/// The latency of a hop in a torus where the file says none: about 1 us on a TPU ("How to Scale Your Model", Austin et al. 2025).
+pub(crate) const DEFAULT_TORUS_LATENCY: Seconds = Seconds::new(1e-6);
+
 /// What each further switch adds: an HDR InfiniBand switch hop (ml-engineering's network table, `link_specs.csv`: 0.6 us).
 const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 
-/// The most nodes that one leaf switch takes where the file says nothing: a scalable unit of NVIDIA's DGX H100 SuperPOD.
-const NODES_PER_LEAF: usize = 32;
-
 /// The network between the nodes.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Network {
     /// How the nodes are joined.
     pub fabric: Fabric,
-    /// From the NIC of one node to that of another under the same switch, one way.
+    /// From the NIC of one node to that of another under the same switch, one way; in a torus, from a device to its neighbour.
     pub latency: Seconds,
+    /// How a flow's way is chosen where the fabric has several.
+    pub routing: Routing,
+    /// What the choices by hash depend on, beside the two ends of a flow.
+    pub seed: u64,
+    /// Choices that the file states, over those of `routing`.
+    pub stated: Vec<StatedRoute>,
 }
 
 /// How nodes are joined.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Fabric {
     /// Not at all.
     None,
     /// By one non-blocking switch: only the NICs limit.
     Switch,
-    /// By leaf switches under a spine. Consecutive nodes share a leaf, and a leaf's uplinks carry, each way, what its nodes'
-    /// NICs carry together, divided by the oversubscription.
-    FatTree {
-        /// Capacity of a leaf's nodes over capacity of its uplinks; 1 is non-blocking.
-        oversubscription: f64,
-        /// Nodes under one leaf; where the file says nothing, 32, or half of the nodes of a smaller cluster, since a tree has
-        /// at least two leaves.
-        nodes_per_leaf: Option<usize>,
-    },
+    /// By leaf switches under a spine, or under pods of them under a core.
+    FatTree(FatTree),
+    /// Devices in a grid, each with links to its neighbours.
+    Torus(Torus),
+    /// Groups of routers, all joined within a group, and the groups to each other.
+    Dragonfly(Dragonfly),
+}
+
+impl Network {
+    /// A network of a fabric that leaves nothing to choose.
+    pub(crate) fn plain(fabric: Fabric) -> Self {
+        Network { fabric, latency: DEFAULT_NETWORK_LATENCY, routing: Routing::Spread, seed: 0, stated: Vec::new() }
+    }
 }
 
 impl Fabric {
     /// The names of all kinds, as topology files spell them.
-    pub const NAMES: [&'static str; 3] = ["none", "switch", "fat-tree"];
+    pub const NAMES: [&'static str; 6] = ["none", "switch", "fat-tree", "rail-optimised", "torus", "dragonfly"];
 
     /// The name used in topology files.
     pub const fn name(&self) -> &'static str {
         match self {
             Fabric::None => "none",
             Fabric::Switch => "switch",
-            Fabric::FatTree { .. } => "fat-tree",
+            Fabric::FatTree(FatTree { leaf_switches: LeafSwitches::OfNodes, .. }) => "fat-tree",
+            Fabric::FatTree(FatTree { leaf_switches: LeafSwitches::OfRails(_), .. }) => "rail-optimised",
+            Fabric::Torus(_) => "torus",
+            Fabric::Dragonfly(_) => "dragonfly",
+        }
+    }
+
+    /// Whether so many nodes and devices can be joined so; if not, what is wrong, and the mend.
+    pub(crate) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
+        match self {
+            Fabric::None | Fabric::Switch | Fabric::FatTree(_) => Ok(()),
+            Fabric::Torus(torus) => torus.fits(devices),
+            Fabric::Dragonfly(dragonfly) => dragonfly.fits(nodes),
+        }
+    }
+
+    /// A leaf or a group of so many nodes as follow from the number of them all: what is to be said of it to the reader.
+    pub(crate) fn worked_out(&self, nodes: usize, devices: usize) -> Option<String> {
+        match self {
+            Fabric::None | Fabric::Switch => None,
+            Fabric::FatTree(tree) => (tree.nodes_per_leaf.is_none() && nodes > 1).then(|| {
+                let per_leaf = tree.nodes_per_leaf(nodes);
+                format!("network: {per_leaf} nodes under each leaf switch, since the file does not say `nodes_per_leaf`")
+            }),
+            Fabric::Torus(torus) => matches!(torus.dimensions, Dimensions::Count(_)).then(|| {
+                let sizes: Vec<String> = torus.sizes(devices).iter().map(usize::to_string).collect();
+                format!("network: a torus of {}, since the file says only how many dimensions", sizes.join(" x "))
+            }),
+            Fabric::Dragonfly(_) => None,
         }
     }
 }
 
-/// The numbers a path is computed from: no table, so that 10,000 nodes cost nothing to route.
+/// What the fabric sees of a node.
+pub(crate) struct NodePorts {
+    /// Its devices.
+    pub(crate) devices: Range<usize>,
+    /// How many separate ways it has into the network.
+    pub(crate) rails: usize,
+    /// What each of them carries.
+    pub(crate) rate: BytesPerSecond,
+}
+
+impl NodePorts {
+    /// All its rails together.
+    fn bandwidth(&self) -> BytesPerSecond {
+        self.rate * self.rails as f64
+    }
+}
+
+/// Where a flow enters or leaves the fabric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) device: usize,
+    pub(crate) node: usize,
+    pub(crate) rail: usize,
+}
+
+/// The numbers that paths are computed from.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FabricLayout {
-    fabric: Fabric,
-    first_link: usize,
-    nodes_per_leaf: usize,
+    kind: FabricKind,
+    routing: Routing,
+    seed: u64,
+    /// By the nodes at the ends.
+    stated: Vec<StatedRoute>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum FabricKind {
+    None,
+    Switch,
+    Tree(TreeLayout),
+    Torus(TorusLayout),
+    Dragonfly(DragonflyLayout),
 }
 
 impl FabricLayout {
-    /// Numbers the fabric's links after those already in `links`, and adds them. `node_bandwidth` has each node's own.
-    pub(crate) fn new(fabric: Fabric, node_bandwidth: &[BytesPerSecond], links: &mut Vec<Link>) -> Self {
-        let layout =
-            FabricLayout { fabric, first_link: links.len(), nodes_per_leaf: nodes_per_leaf(fabric, node_bandwidth.len()) };
-        if let Fabric::FatTree { oversubscription, .. } = fabric {
-            for (leaf, nodes) in node_bandwidth.chunks(layout.nodes_per_leaf).enumerate() {
-                let bandwidth = nodes.iter().copied().sum::<BytesPerSecond>() / oversubscription;
-                for direction in ["up", "down"] {
-                    let name = format!("leaf-{leaf}/{direction}");
-                    links.push(Link { name, class: LinkClass::Switch, bandwidth, latency: SWITCH_HOP_LATENCY });
-                }
-            }
+    /// Numbers the fabric's links and adds them. The network must fit the nodes.
+    pub(crate) fn new(network: &Network, nodes: &[NodePorts], links: &mut NewLinks) -> Self {
+        let kind = match &network.fabric {
+            Fabric::None => FabricKind::None,
+            Fabric::Switch => FabricKind::Switch,
+            Fabric::FatTree(tree) => FabricKind::Tree(TreeLayout::new(tree, network.routing, nodes, links)),
+            Fabric::Torus(torus) => FabricKind::Torus(TorusLayout::new(torus, network.latency, nodes, links)),
+            Fabric::Dragonfly(dragonfly) => FabricKind::Dragonfly(DragonflyLayout::new(dragonfly, nodes, links)),
+        };
+        let mut stated = network.stated.clone();
+        stated.sort_by_key(|route| (route.from, route.to));
+        FabricLayout { kind, routing: network.routing, seed: network.seed, stated }
+    }
+
+    /// Whether devices of one node that nothing else joins reach each other over it.
+    pub(crate) fn joins_devices(&self) -> bool {
+        matches!(self.kind, FabricKind::Torus(_))
+    }
+
+    /// The switch that a node's rail leads to.
+    pub(crate) fn entry(&self, node: usize, rail: usize) -> Junction {
+        match &self.kind {
+            FabricKind::Tree(tree) => Junction::Switch(tree.leaf(node, rail)),
+            FabricKind::Dragonfly(dragonfly) => Junction::Switch(dragonfly.router(node)),
+            FabricKind::None | FabricKind::Switch | FabricKind::Torus(_) => Junction::Switch(0),
         }
-        layout
     }
 
-    /// The leaf switches, of so many nodes and with these links; none where the fabric is no tree.
+    /// Appends the fabric's links on the way from one place to a different one, in order; `None` where there is no way.
+    pub(crate) fn path(&self, from: End, to: End, links: &mut Vec<LinkId>) -> Option<()> {
+        let choice = || self.choice(from, to);
+        match &self.kind {
+            FabricKind::None => return None,
+            FabricKind::Switch => {}
+            FabricKind::Tree(tree) => tree.path(from, to, choice(), links),
+            FabricKind::Torus(torus) => torus.path(from, to, self.routing, choice(), links),
+            FabricKind::Dragonfly(dragonfly) => dragonfly.path(from, to, self.routing, choice(), links),
+        }
+        Some(())
+    }
+
+    /// How many different ways of the fewest hops there are among which the routing may choose for a flow; at most `u64::MAX`.
+    pub(crate) fn equal_paths(&self, from: End, to: End) -> u64 {
+        match &self.kind {
+            FabricKind::None => 0,
+            FabricKind::Switch => 1,
+            FabricKind::Tree(tree) => tree.equal_paths(from, to) as u64,
+            FabricKind::Torus(torus) => torus.equal_paths(from, to, self.routing),
+            FabricKind::Dragonfly(dragonfly) => dragonfly.equal_paths(from, to) as u64,
+        }
+    }
+
+    /// The leaf switches, of so many nodes and with these links; none where the fabric is no tree over nodes.
     pub(crate) fn leaves(&self, node_count: usize, links: &[Link]) -> Vec<Leaf> {
-        let Fabric::FatTree { .. } = self.fabric else { return Vec::new() };
-        let firsts = (0..node_count).step_by(self.nodes_per_leaf);
-        let ups = links.iter().skip(self.first_link).step_by(2);
-        firsts
-            .zip(ups)
-            .map(|(first, up)| Leaf { nodes: first..(first + self.nodes_per_leaf).min(node_count), uplink: up.bandwidth })
-            .collect()
+        match &self.kind {
+            FabricKind::Tree(tree) => tree.leaves(node_count, links),
+            _ => Vec::new(),
+        }
     }
 
-    /// The fabric's links on the way from one node to a different one, in order; `None` where there is no way.
-    pub(crate) fn path(&self, from_node: usize, to_node: usize) -> Option<FabricPath> {
-        match self.fabric {
-            Fabric::None => None,
-            Fabric::Switch => Some(FabricPath::OneSwitch),
-            Fabric::FatTree { .. } => {
-                let (from_leaf, to_leaf) = (from_node / self.nodes_per_leaf, to_node / self.nodes_per_leaf);
-                if from_leaf == to_leaf {
-                    return Some(FabricPath::OneSwitch);
-                }
-                let (up, down) = (self.first_link + 2 * from_leaf, self.first_link + 2 * to_leaf + 1);
-                Some(FabricPath::OverSpine([LinkId(up), LinkId(down)]))
-            }
+    /// The rail over which data for this rail should leave a node that can hand them over inside.
+    pub(crate) fn forwards_between_rails(&self) -> bool {
+        matches!(&self.kind, FabricKind::Tree(tree) if tree.forwards_between_rails())
+    }
+
+    fn choice(&self, from: End, to: End) -> Choice {
+        let stated = self.stated.binary_search_by_key(&(from.node, to.node), |route| (route.from, route.to));
+        match stated.ok().and_then(|position| self.stated.get(position)) {
+            Some(route) => Choice::Stated(route.path),
+            None => choice(self.seed, from.device, to.device),
         }
     }
 }
@@ -118,20 +236,4 @@ pub struct Leaf {
     pub nodes: Range<usize>,
     /// What its uplinks carry together, each way.
     pub uplink: BytesPerSecond,
-}
-
-/// A path through the fabric.
-pub(crate) enum FabricPath {
-    /// Under one non-blocking switch: no shared link beyond the NICs.
-    OneSwitch,
-    /// Up from one leaf and down to another.
-    OverSpine([LinkId; 2]),
-}
-
-/// How many nodes share a leaf, the default worked out. At least 1, so that it can be divided by.
-pub(crate) fn nodes_per_leaf(fabric: Fabric, node_count: usize) -> usize {
-    match fabric {
-        Fabric::FatTree { nodes_per_leaf: Some(nodes), .. } => nodes.max(1),
-        _ => NODES_PER_LEAF.min(node_count.div_ceil(2)).max(1),
-    }
 }

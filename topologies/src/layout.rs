@@ -1,13 +1,14 @@
 //! The numbering of devices, nodes and one-way link resources, and routes over them.
 //!
-//! Links are numbered by arithmetic: node by node, within a node first the devices' ports (egress, then ingress) or the host's
-//! memory, then the network interfaces (egress, then ingress), and after all nodes the fabric. So a route is computed from two
+//! Links are numbered by arithmetic: node by node (see `node_links.rs`), and after all nodes the fabric. So a route is computed from two
 //! device numbers on demand, without a table of pairs.
 
 use crate::device::DeviceKind;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::fabric::{FabricLayout, FabricPath, Leaf, Network};
+use crate::fabric::{End, FabricLayout, Leaf, Network, NodePorts};
+use crate::link::{Link, LinkId, NewLinks};
 use crate::node::{NodeGroup, NodeLinkKind};
+use crate::node_links::{NamedNode, NodeLinks};
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -20,38 +21,6 @@ pub struct DeviceId(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub usize);
-
-/// The number of a one-way link resource: an index into [`crate::Topology::links`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct LinkId(pub usize);
-
-/// What a link resource is part of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LinkClass {
-    /// A device's port into its node's NVSwitch, mesh or PCIe root.
-    Device,
-    /// The memory of a host, through which its devices hand data over.
-    HostMemory,
-    /// A network interface.
-    Nic,
-    /// The uplinks or downlinks of a switch.
-    Switch,
-}
-
-/// A one-way link resource, which the flows that use it share.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Link {
-    /// What it is, for people: `node-0/device-1/egress`.
-    pub name: String,
-    /// What it is part of.
-    pub class: LinkClass,
-    /// What it carries.
-    pub bandwidth: BytesPerSecond,
-    /// What passing it costs in time.
-    pub latency: Seconds,
-}
 
 /// The way from one device to another.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,11 +40,7 @@ pub(crate) struct GroupLayout {
     pub(crate) first_node: usize,
     pub(crate) first_device: usize,
     first_link: usize,
-    links_per_node: usize,
-    /// Links of the devices' ports, or of the host's memory, which come first in a node.
-    port_links: usize,
-    /// Network rails of a node: see [`rails`].
-    rails: usize,
+    links: NodeLinks,
 }
 
 /// Everything that follows from the description.
@@ -97,33 +62,37 @@ pub(crate) struct Position {
 }
 
 impl Layout {
+    /// The network must fit the nodes: [`crate::Fabric::fits`].
     pub(crate) fn new(groups: &[NodeGroup], network: &Network) -> Self {
         let mut layouts = Vec::with_capacity(groups.len());
-        let (mut links, mut node_bandwidth) = (Vec::new(), Vec::new());
-        let (mut node_count, mut device_count) = (0, 0);
+        let mut ports = Vec::new();
+        let (mut node_count, mut device_count, mut link_count) = (0, 0, 0);
         for group in groups {
-            let port_links = match group.link {
-                None => 0,
-                Some(link) if link.kind == NodeLinkKind::SharedMemory => 1,
-                Some(_) => 2 * group.devices,
-            };
-            let rails = rails(group);
-            layouts.push(GroupLayout {
-                first_node: node_count,
-                first_device: device_count,
-                first_link: links.len(),
-                links_per_node: port_links + 2 * rails,
-                port_links,
-                rails,
-            });
+            let links = NodeLinks::new(group);
+            let total = group.nics.map_or(BytesPerSecond::ZERO, |nics| nics.total_bandwidth());
             for node in 0..group.count {
-                add_links_of_node(group, node, rails, network.latency, &mut links);
-                node_bandwidth.push(group.nics.map_or(BytesPerSecond::ZERO, |nics| nics.total_bandwidth()));
+                let first = device_count + node * group.devices;
+                let rate = if links.rails > 0 { total / links.rails as f64 } else { BytesPerSecond::ZERO };
+                ports.push(NodePorts { devices: first..first + group.devices, rails: links.rails, rate });
             }
+            let of_group = group.count * links.count();
+            layouts.push(GroupLayout { first_node: node_count, first_device: device_count, first_link: link_count, links });
             node_count += group.count;
             device_count += group.count * group.devices;
+            link_count += of_group;
         }
-        let fabric = FabricLayout::new(network.fabric, &node_bandwidth, &mut links);
+        // The fabric says which switch a node leads to, and its links come after those of the nodes.
+        let mut of_fabric = NewLinks::after(link_count);
+        let fabric = FabricLayout::new(network, &ports, &mut of_fabric);
+        let mut links = Vec::with_capacity(of_fabric.next());
+        for (group, layout) in groups.iter().zip(&layouts) {
+            for node in 0..group.count {
+                let (number, first_device) = (layout.first_node + node, layout.first_device + node * group.devices);
+                let named = NamedNode { name: node_name(group, node), number, first_device };
+                layout.links.add(group, &named, network.latency, |rail| fabric.entry(number, rail), &mut links);
+            }
+        }
+        links.extend(of_fabric.links);
         Layout { groups: layouts, links, node_count, device_count, fabric }
     }
 
@@ -147,41 +116,49 @@ impl Layout {
 
     /// The route from one device to another, or what is missing between them.
     pub(crate) fn route(&self, groups: &[NodeGroup], from: Position, to: Position) -> Result<Route, &'static str> {
-        let mut links = Vec::with_capacity(6);
+        let mut links = Vec::with_capacity(8);
         let mut single_flow_limit = None;
         let (from_node, to_node) = (self.node(from), self.node(to));
-        if from_node == to_node {
+        if from_node == to_node && !self.fabric.joins_devices() {
             if from.device_in_node != to.device_in_node {
-                let link = groups[from.group].link.ok_or(NO_NODE_LINK)?;
-                if link.kind == NodeLinkKind::SharedMemory {
-                    links.push(self.first_link_of_node(from));
-                } else {
-                    links.extend([self.egress_port(from), self.ingress_port(to)]);
-                }
-                if link.kind == NodeLinkKind::NvLinkMesh && groups[from.group].devices > 2 {
-                    single_flow_limit = Some(link.bandwidth / (groups[from.group].devices - 1) as f64);
-                }
+                single_flow_limit = self.within(groups, from, to.device_in_node, &mut links).ok_or(NO_NODE_LINK)?;
             }
+        } else if self.fabric.joins_devices() {
+            let ends = [from, to].map(|position| self.end(position, 0));
+            self.fabric.path(ends[0], ends[1], &mut links).ok_or(NO_NETWORK)?;
         } else {
-            let from_rail = self.rail(groups, from).ok_or(NO_NIC)?;
-            let to_rail = self.rail(groups, to).ok_or(NO_NIC)?;
-            // Over NVLink machines the NIC reads a device's memory through PCIe lanes that NVLink traffic does not use and that
-            // are no narrower than the NIC. Where PCIe joins the devices, the lanes are the same, and so they are shared.
-            if is_pcie(&groups[from.group]) {
-                links.push(self.egress_port(from));
+            let (from_links, to_links) = (&self.groups[from.group].links, &self.groups[to.group].links);
+            let mut rail = from_links.rail(from.device_in_node).ok_or(NO_NIC)?;
+            let to_rail = to_links.rail(to.device_in_node).ok_or(NO_NIC)?;
+            let mut exit = from;
+            if self.fabric.forwards_between_rails() && rail != to_rail && to_rail < from_links.rails {
+                let device = from_links.first_of_rail(to_rail);
+                single_flow_limit = self.within(groups, from, device, &mut links).ok_or(NO_NODE_LINK)?;
+                (rail, exit.device_in_node) = (to_rail, device);
             }
-            links.push(LinkId(from_rail));
-            match self.fabric.path(from_node, to_node).ok_or(NO_NETWORK)? {
-                FabricPath::OneSwitch => {}
-                FabricPath::OverSpine(spine) => links.extend(spine),
-            }
-            links.push(LinkId(to_rail + 1));
-            if is_pcie(&groups[to.group]) {
-                links.push(self.ingress_port(to));
-            }
+            from_links.out(self.first_link_of_node(exit), exit.device_in_node, rail, &mut links);
+            self.fabric.path(self.end(from, rail), self.end(to, to_rail), &mut links).ok_or(NO_NETWORK)?;
+            to_links.into(self.first_link_of_node(to), to.device_in_node, to_rail, &mut links);
         }
         let latency = links.iter().map(|link| self.links[link.0].latency).sum();
         Ok(Route { links, latency, single_flow_limit })
+    }
+
+    /// How many ways the fabric has for a flow from one device to another; 1 within a node, and 0 where there is none.
+    pub(crate) fn equal_paths(&self, from: Position, to: Position) -> u64 {
+        let rail = |position: Position| self.groups[position.group].links.rail(position.device_in_node);
+        if self.fabric.joins_devices() {
+            return self.fabric.equal_paths(self.end(from, 0), self.end(to, 0));
+        }
+        match (rail(from), rail(to)) {
+            _ if self.node(from) == self.node(to) => 1,
+            (Some(from_rail), Some(to_rail)) => {
+                let forwards = self.fabric.forwards_between_rails() && to_rail < self.groups[from.group].links.rails;
+                let from_rail = if forwards { to_rail } else { from_rail };
+                self.fabric.equal_paths(self.end(from, from_rail), self.end(to, to_rail))
+            }
+            _ => 0,
+        }
     }
 
     /// The leaf switches of a fat tree.
@@ -189,28 +166,28 @@ impl Layout {
         self.fabric.leaves(self.node_count, &self.links)
     }
 
+    /// Appends the links from a device to another of its node, and says what limits a single flow; `None` where nothing joins them.
+    fn within(&self, groups: &[NodeGroup], from: Position, to: usize, links: &mut Vec<LinkId>) -> Option<Option<BytesPerSecond>> {
+        let group = &groups[from.group];
+        self.groups[from.group].links.between(self.first_link_of_node(from), from.device_in_node, to, links)?;
+        let mesh = group.link.filter(|link| link.kind == NodeLinkKind::NvLinkMesh && group.devices > 2);
+        Some(mesh.map(|link| link.bandwidth / (group.devices - 1) as f64))
+    }
+
+    fn end(&self, position: Position, rail: usize) -> End {
+        let node = self.node(position);
+        let group = &self.groups[position.group];
+        let first = group.first_device + position.node_in_group * group.links.devices;
+        End { device: first + position.device_in_node, node, rail }
+    }
+
     fn node(&self, position: Position) -> usize {
         self.groups[position.group].first_node + position.node_in_group
     }
 
-    fn first_link_of_node(&self, position: Position) -> LinkId {
+    fn first_link_of_node(&self, position: Position) -> usize {
         let group = &self.groups[position.group];
-        LinkId(group.first_link + position.node_in_group * group.links_per_node)
-    }
-
-    fn egress_port(&self, position: Position) -> LinkId {
-        LinkId(self.first_link_of_node(position).0 + 2 * position.device_in_node)
-    }
-
-    fn ingress_port(&self, position: Position) -> LinkId {
-        LinkId(self.egress_port(position).0 + 1)
-    }
-
-    /// The egress link of the NIC that serves a device: neighbours share one where there are fewer NICs than devices.
-    fn rail(&self, groups: &[NodeGroup], position: Position) -> Option<usize> {
-        let group = &self.groups[position.group];
-        let rail = (group.rails > 0).then(|| position.device_in_node * group.rails / groups[position.group].devices)?;
-        Some(self.first_link_of_node(position).0 + group.port_links + 2 * rail)
+        group.first_link + position.node_in_group * group.links.count()
     }
 }
 
@@ -224,16 +201,6 @@ pub(crate) fn unreachable(from: String, to: String, reason: &'static str) -> Top
     TopologyProblem::Unreachable { from, to, reason }.into()
 }
 
-/// How many separately shared NIC resources a node has. Where there are more NICs than devices, those of one device are bonded
-/// into one resource of their summed rate, as NCCL drives them together.
-fn rails(group: &NodeGroup) -> usize {
-    group.nics.map_or(0, |nics| nics.count.min(group.devices))
-}
-
-fn is_pcie(group: &NodeGroup) -> bool {
-    group.link.is_some_and(|link| link.kind == NodeLinkKind::Pcie)
-}
-
 /// A node's name: the group's, numbered where the group has several.
 pub(crate) fn node_name(group: &NodeGroup, node_in_group: usize) -> String {
     if group.count == 1 { group.name.clone() } else { format!("{}-{node_in_group}", group.name) }
@@ -243,32 +210,4 @@ pub(crate) fn node_name(group: &NodeGroup, node_in_group: usize) -> String {
 pub(crate) fn device_in_words(device: DeviceId, group: &NodeGroup, kinds: &[DeviceKind], position: Position) -> String {
     let kind = kinds.get(group.kind).map_or("", |kind| kind.name.as_str());
     format!("device {} ({kind} {} of node `{}`)", device.0, position.device_in_node, node_name(group, position.node_in_group))
-}
-
-/// Adds a node's links in their order. A latency is split between the two ends, so that a route's sum gives it back.
-fn add_links_of_node(group: &NodeGroup, node: usize, rails: usize, network_latency: Seconds, links: &mut Vec<Link>) {
-    let node = node_name(group, node);
-    if let Some(link) = group.link {
-        if link.kind == NodeLinkKind::SharedMemory {
-            let name = format!("{node}/memory");
-            links.push(Link { name, class: LinkClass::HostMemory, bandwidth: link.bandwidth, latency: link.latency });
-        } else {
-            for device in 0..group.devices {
-                for direction in ["egress", "ingress"] {
-                    let name = format!("{node}/device-{device}/{direction}");
-                    let latency = link.latency / 2.0;
-                    links.push(Link { name, class: LinkClass::Device, bandwidth: link.bandwidth, latency });
-                }
-            }
-        }
-    }
-    if let Some(nics) = group.nics {
-        for rail in 0..rails {
-            for direction in ["egress", "ingress"] {
-                let name = format!("{node}/nic-{rail}/{direction}");
-                let bandwidth = nics.total_bandwidth() / rails as f64;
-                links.push(Link { name, class: LinkClass::Nic, bandwidth, latency: network_latency / 2.0 });
-            }
-        }
-    }
 }

@@ -30,7 +30,9 @@ mod error;
 mod fabric;
 mod layout;
 mod library;
+mod link;
 mod node;
+mod node_links;
 mod spec;
 mod text;
 mod topology;
@@ -38,8 +40,12 @@ mod topology;
 pub use device::{Architecture, DeviceKind};
 pub use discovery::{LOCAL_DEVICE, discover};
 pub use error::{Place, TopologyError, TopologyProblem};
-pub use fabric::{DEFAULT_NETWORK_LATENCY, Fabric, Leaf, Network};
-pub use layout::{DeviceId, Link, LinkClass, LinkId, NodeId, Route};
-pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind};
+pub use fabric::{
+    CrossRail, DEFAULT_NETWORK_LATENCY, Dimensions, Dragonfly, Fabric, FatTree, Leaf, LeafSwitches, Network, Pods, Routing,
+    StatedRoute, Torus, Uplinks,
+};
+pub use layout::{DeviceId, NodeId, Route};
+pub use link::{Junction, Link, LinkClass, LinkId};
+pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
 pub use spec::{TopologyReference, TopologySpec};
-pub use topology::{MAXIMUM_DEVICES, Topology};
+pub use topology::{LinkScale, MAXIMUM_DEVICES, Topology};

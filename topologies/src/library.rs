@@ -10,11 +10,16 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 /// Name, file and text of each topology, in the order in which they are listed.
-const TOPOLOGIES: [(&str, &str, &str); 8] = [
+const TOPOLOGIES: [(&str, &str, &str); 13] = [
     ("dgx-v100", "library/dgx-v100.yaml", include_str!("../library/dgx-v100.yaml")),
     ("dgx-a100-80g", "library/dgx-a100-80g.yaml", include_str!("../library/dgx-a100-80g.yaml")),
     ("dgx-h100", "library/dgx-h100.yaml", include_str!("../library/dgx-h100.yaml")),
     ("hgx-h200", "library/hgx-h200.yaml", include_str!("../library/hgx-h200.yaml")),
+    ("dgx-h100-rails", "library/dgx-h100-rails.yaml", include_str!("../library/dgx-h100-rails.yaml")),
+    ("pcie-l40s", "library/pcie-l40s.yaml", include_str!("../library/pcie-l40s.yaml")),
+    ("tpu-v4", "library/tpu-v4.yaml", include_str!("../library/tpu-v4.yaml")),
+    ("dragonfly-a100", "library/dragonfly-a100.yaml", include_str!("../library/dragonfly-a100.yaml")),
+    ("fat-tree-1024", "library/fat-tree-1024.yaml", include_str!("../library/fat-tree-1024.yaml")),
     ("cpu-pair", "library/cpu-pair.yaml", include_str!("../library/cpu-pair.yaml")),
     ("lab-2x1g", "library/lab-2x1g.yaml", include_str!("../library/lab-2x1g.yaml")),
     ("lab-4x1g-200m", "library/lab-4x1g-200m.yaml", include_str!("../library/lab-4x1g-200m.yaml")),

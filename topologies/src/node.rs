@@ -14,7 +14,7 @@ pub enum NodeLinkKind {
     /// (collectives use several rings to fill them); one flow between two devices gets only the wires between those two.
     #[serde(rename = "nvlink-mesh")]
     NvLinkMesh,
-    /// PCIe lanes into a non-blocking root. The same lanes lead to the NICs.
+    /// PCIe lanes into a non-blocking root, or into a tree of switches ([`PcieTree`]). The same lanes lead to the NICs.
     Pcie,
     /// Copies through the memory of the host. The rate is what all devices of the node share.
     SharedMemory,
@@ -57,8 +57,31 @@ pub struct NodeLink {
     pub kind: NodeLinkKind,
     /// What one device can send, to all others together, one way; for [`NodeLinkKind::SharedMemory`] what the node has in all.
     pub bandwidth: BytesPerSecond,
-    /// The time from one device to another.
+    /// The time from one device to another; switches that are crossed on the way add to it.
     pub latency: Seconds,
+    /// The switches between the devices, where the link is PCIe and the file describes them.
+    pub tree: Option<PcieTree>,
+}
+
+/// PCIe switches: consecutive devices share one, and its uplink to the root is what they share to reach the others. A NIC is under the
+/// switch of the first device that it serves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PcieTree {
+    /// Devices under one switch.
+    pub devices_per_switch: usize,
+    /// What a switch's uplink carries, one way.
+    pub uplink: BytesPerSecond,
+    /// The processor sockets whose roots the uplinks lead to, where there are several.
+    pub sockets: Option<Sockets>,
+}
+
+/// Processor sockets, each with some of the PCIe switches.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sockets {
+    /// Switches of one socket.
+    pub switches: usize,
+    /// What a socket sends to the others, one way.
+    pub link: BytesPerSecond,
 }
 
 /// The network interfaces of one node.
@@ -94,4 +117,6 @@ pub struct NodeGroup {
     pub nics: Option<Nics>,
     /// What one node costs an hour, in the currency of the file.
     pub price_per_hour: Option<f64>,
+    /// From one failure of a node that ends a run to the next of the same node, on average.
+    pub mean_time_between_failures: Option<Seconds>,
 }

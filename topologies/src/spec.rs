@@ -5,8 +5,7 @@
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::{TopologyError, TopologyProblem};
-use crate::fabric::{Fabric, Network};
-use crate::node::NodeGroup;
+use crate::node::{NodeGroup, NodeLink};
 use crate::text::{At, Scalar, place, suggest, written};
 use crate::topology::Topology;
 use foretell_units::DataType;
@@ -15,6 +14,10 @@ use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+
+mod network;
+
+pub(crate) use network::{NetworkSpec, RouteSpec};
 
 /// A topology as a file writes it, or a plan file in place: `{base: dgx-a100-80g, nodes: 16}`.
 ///
@@ -35,6 +38,10 @@ pub struct TopologySpec {
     pub(crate) inter_node_bandwidth: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) network: Option<At<ShortOrFull<NetworkSpec>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) storage: Option<At<StorageSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) restart_time: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lab: Option<bool>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -65,6 +72,8 @@ pub(crate) struct DeviceSpec {
     pub(crate) peak: BTreeMap<DataType, At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) power: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_power: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,6 +106,15 @@ pub(crate) struct NodeSpec {
     pub(crate) nics: Option<At<NicsSpec>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price_per_hour: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mean_time_between_failures: Option<At<Scalar>>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StorageSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<At<Scalar>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -117,6 +135,14 @@ pub(crate) struct LinkSpec {
     pub(crate) bandwidth: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) devices_per_switch: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uplink: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) switches_per_socket: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) socket_link: Option<At<Scalar>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -126,21 +152,6 @@ pub(crate) struct NicsSpec {
     pub(crate) count: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NetworkSpec {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) kind: Option<At<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) bandwidth: Option<At<Scalar>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) oversubscription: Option<At<Scalar>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) nodes_per_leaf: Option<At<Scalar>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) latency: Option<At<Scalar>>,
 }
 
 /// Something that can be said in one word, or in full as a mapping.
@@ -298,7 +309,9 @@ impl From<Topology> for TopologySpec {
         TopologySpec {
             devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
             nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
-            network: Some(ShortOrFull::Full(network_spec(&topology.network)).into()),
+            network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),
+            storage: topology.storage_bandwidth.map(|rate| StorageSpec { bandwidth: Some(written(rate)) }.into()),
+            restart_time: topology.restart_time.map(written),
             lab: topology.is_lab.then_some(true),
             name: Some(topology.name),
             notes: topology.notes,
@@ -316,6 +329,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
         memory_bandwidth: Some(written(kind.memory_bandwidth)),
         peak: kind.peak.iter().map(|(format, rate)| (*format, written(*rate))).collect(),
         power: kind.power.map(written),
+        idle_power: kind.idle_power.map(written),
         link: kind.link.map(written),
         cores: kind.cores.map(|cores| Scalar::from(cores).into()),
         cpu_quota: kind.cpu_quota.map(|quota| Scalar::from(quota).into()),
@@ -324,11 +338,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
 }
 
 fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
-    let link = group.link.map(|link| LinkSpec {
-        kind: Some(link.kind.name().to_owned().into()),
-        bandwidth: Some(written(link.bandwidth)),
-        latency: Some(written(link.latency)),
-    });
+    let link = group.link.map(link_spec);
     let nics = group
         .nics
         .map(|nics| NicsSpec { count: Some(Scalar::from(nics.count).into()), bandwidth: Some(written(nics.bandwidth)) });
@@ -342,19 +352,19 @@ fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
         link: link.map(|link| ShortOrFull::Full(link).into()),
         nics: nics.map(At::from),
         price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
+        mean_time_between_failures: group.mean_time_between_failures.map(written),
     }
 }
 
-fn network_spec(network: &Network) -> NetworkSpec {
-    let (oversubscription, nodes_per_leaf) = match network.fabric {
-        Fabric::FatTree { oversubscription, nodes_per_leaf } => (Some(oversubscription), nodes_per_leaf),
-        Fabric::None | Fabric::Switch => (None, None),
-    };
-    NetworkSpec {
-        kind: Some(network.fabric.name().to_owned().into()),
-        bandwidth: None,
-        oversubscription: oversubscription.map(|factor| Scalar::from(factor).into()),
-        nodes_per_leaf: nodes_per_leaf.map(|nodes| Scalar::from(nodes).into()),
-        latency: Some(written(network.latency)),
+fn link_spec(link: NodeLink) -> LinkSpec {
+    let sockets = link.tree.and_then(|tree| tree.sockets);
+    LinkSpec {
+        kind: Some(link.kind.name().to_owned().into()),
+        bandwidth: Some(written(link.bandwidth)),
+        latency: Some(written(link.latency)),
+        devices_per_switch: link.tree.map(|tree| Scalar::from(tree.devices_per_switch).into()),
+        uplink: link.tree.map(|tree| written(tree.uplink)),
+        switches_per_socket: sockets.map(|sockets| Scalar::from(sockets.switches).into()),
+        socket_link: sockets.map(|sockets| written(sockets.link)),
     }
 }

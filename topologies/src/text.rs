@@ -92,6 +92,78 @@ impl Serialize for Scalar {
     }
 }
 
+/// One scalar, or a list of them.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Scalars {
+    One(Scalar),
+    List(Vec<At<Scalar>>),
+}
+
+impl Scalars {
+    pub(crate) fn one(value: impl fmt::Display) -> Self {
+        Scalars::One(value.into())
+    }
+
+    pub(crate) fn list<T: fmt::Display>(values: &[T]) -> Self {
+        Scalars::List(values.iter().map(|value| Scalar::from(value).into()).collect())
+    }
+
+    /// Short where there is one value.
+    pub(crate) fn one_or_list<T: fmt::Display>(values: &[T]) -> Self {
+        if let [one] = values { Self::one(one) } else { Self::list(values) }
+    }
+}
+
+// By hand and not `untagged`, which would lose the places of what is inside.
+impl<'de> Deserialize<'de> for Scalars {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Scalars;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a single value or a list of them")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalars, E> {
+                Ok(Scalars::one(text))
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Scalars, E> {
+                Ok(Scalars::one(number))
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Scalars, E> {
+                Ok(Scalars::one(number))
+            }
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Scalars, E> {
+                Ok(Scalars::one(number))
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, list: A) -> Result<Scalars, A::Error> {
+                Deserialize::deserialize(de::value::SeqAccessDeserializer::new(list)).map(Scalars::List)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Serialize for Scalars {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Scalars::One(one) => one.serialize(serializer),
+            Scalars::List(list) => list.serialize(serializer),
+        }
+    }
+}
+
+impl At<Scalars> {
+    /// Each of them with the place of all where it has none of its own.
+    pub(crate) fn each(&self) -> Vec<At<Scalar>> {
+        match &self.value {
+            Scalars::One(one) => vec![At { value: one.clone(), place: self.place }],
+            Scalars::List(list) => {
+                list.iter().map(|one| At { value: one.value.clone(), place: one.place.or(self.place) }).collect()
+            }
+        }
+    }
+}
+
 impl At<Scalar> {
     /// Reads it as a quantity above zero.
     pub(crate) fn positive<Q>(&self, field: &str) -> Result<Q, TopologyError>
@@ -123,6 +195,15 @@ impl At<Scalar> {
                 Err(TopologyError::invalid(self.place, what, "write how many there are, such as `8`"))
             }
         }
+    }
+
+    /// Reads it as a number that may be 0: where counting begins, or a seed.
+    pub(crate) fn whole(&self, field: &str) -> Result<u64, TopologyError> {
+        let text = self.value.0.trim();
+        text.replace('_', "").parse().map_err(|_| {
+            let what = format!("`{field}` is `{text}`, which is not a whole number");
+            TopologyError::invalid(self.place, what, "write a whole number, such as `0`")
+        })
     }
 
     /// Reads it as a plain number that is at least `least`.

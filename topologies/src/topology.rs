@@ -1,13 +1,14 @@
 //! The described cluster, and the questions that the rest of Foretell asks of it.
 
 use crate::device::DeviceKind;
-use crate::error::{TopologyError, TopologyProblem};
-use crate::fabric::{Fabric, Leaf, Network, nodes_per_leaf};
-use crate::layout::{DeviceId, Layout, Link, LinkClass, NodeId, Route, device_in_words, node_name, unreachable};
+use crate::error::{Place, TopologyError, TopologyProblem};
+use crate::fabric::{Fabric, Leaf, Network};
+use crate::layout::{DeviceId, Layout, NodeId, Route, device_in_words, node_name, unreachable};
+use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
 use crate::{library, spec};
-use foretell_units::BytesPerSecond;
+use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,10 +26,38 @@ pub struct Topology {
     pub(crate) kinds: Vec<DeviceKind>,
     pub(crate) groups: Vec<NodeGroup>,
     pub(crate) network: Network,
+    pub(crate) storage_bandwidth: Option<BytesPerSecond>,
+    pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
     /// What follows from the above; shared, because plans and simulations copy topologies freely.
     layout: Arc<Layout>,
+}
+
+/// Where the network stands in its file, and each of the routes that it states.
+#[derive(Default)]
+pub(crate) struct NetworkPlaces {
+    pub(crate) network: Option<Place>,
+    pub(crate) routes: Vec<Option<Place>>,
+}
+
+/// How links differ from those of a file, as factors: what somebody asks who thinks of buying others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkScale {
+    /// Of what links between devices of a node carry.
+    pub intra_node_bandwidth: f64,
+    /// Of what network interfaces carry; switches' uplinks follow them.
+    pub inter_node_bandwidth: f64,
+    /// Of the time from one device of a node to another.
+    pub intra_node_latency: f64,
+    /// Of the time from one node to another.
+    pub inter_node_latency: f64,
+}
+
+impl LinkScale {
+    /// Links as they are.
+    pub const NONE: Self =
+        Self { intra_node_bandwidth: 1.0, inter_node_bandwidth: 1.0, intra_node_latency: 1.0, inter_node_latency: 1.0 };
 }
 
 /// What a topology is made of: the part of it that a file describes.
@@ -37,6 +66,8 @@ pub(crate) struct Description {
     pub(crate) kinds: Vec<DeviceKind>,
     pub(crate) groups: Vec<NodeGroup>,
     pub(crate) network: Network,
+    pub(crate) storage_bandwidth: Option<BytesPerSecond>,
+    pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
 }
@@ -83,9 +114,58 @@ impl Topology {
     /// The same cluster with `total` from each node into the network: all its NICs together, one way.
     pub fn with_inter_node_bandwidth(self, total: BytesPerSecond) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
+        if let Fabric::Torus(_) = description.network.fabric {
+            let hint = "say what one link carries, as the `bandwidth` of `network`";
+            return Err(TopologyError::invalid(
+                None,
+                "`inter_node_bandwidth` says nothing of a torus, which joins devices",
+                hint,
+            ));
+        }
         for group in &mut description.groups {
             let count = group.nics.map_or(1, |nics| nics.count);
             group.nics = Some(Nics { count, bandwidth: total / count as f64 });
+        }
+        description.build()
+    }
+
+    /// The same cluster with links so many times as fast, and latencies so many times as long.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_links_scaled(self, scale: &LinkScale) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for group in &mut description.groups {
+            if let Some(link) = &mut group.link {
+                link.bandwidth = link.bandwidth * scale.intra_node_bandwidth;
+                link.latency = link.latency * scale.intra_node_latency;
+            }
+            if let Some(nics) = &mut group.nics {
+                nics.bandwidth = nics.bandwidth * scale.inter_node_bandwidth;
+            }
+        }
+        description.network.latency = description.network.latency * scale.inter_node_latency;
+        description.build()
+    }
+
+    /// The same cluster with storage so many times as fast, where it says how fast that is.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_storage_scaled(self, factor: f64) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        description.storage_bandwidth = description.storage_bandwidth.map(|rate| rate * factor);
+        description.build()
+    }
+
+    /// The same cluster with devices whose peaks, in every format, and whose memory are so many times as fast.
+    ///
+    /// # Errors
+    /// Never for a topology that could be built.
+    pub fn with_devices_scaled(self, peak: f64, memory_bandwidth: f64) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        for kind in &mut description.kinds {
+            *kind = kind.scaled(peak, memory_bandwidth);
         }
         description.build()
     }
@@ -192,6 +272,12 @@ impl Topology {
         })
     }
 
+    /// How many ways of the fewest hops the network's routing may choose among for a flow from one device to another: 1 where they are in
+    /// one node or flows are spread, 0 where nothing joins them, at most `u64::MAX`.
+    pub fn equal_paths(&self, from: DeviceId, to: DeviceId) -> u64 {
+        self.layout.equal_paths(self.layout.position(&self.groups, from), self.layout.position(&self.groups, to))
+    }
+
     /// Checks that every device can reach every other. Nodes of one group are alike, so a few pairs stand for all.
     pub fn validate(&self) -> Result<(), TopologyError> {
         let ends: Vec<DeviceId> = self
@@ -216,9 +302,43 @@ impl Topology {
         Ok(())
     }
 
+    /// Routes are stated between nodes that there are, over ways that there are.
+    fn check_stated_routes(&self, places: &[Option<Place>]) -> Result<(), TopologyError> {
+        for (number, route) in self.network.stated.iter().enumerate() {
+            let (place, nodes) = (places.get(number).copied().flatten(), self.node_count());
+            if route.from >= nodes || route.to >= nodes {
+                let what = format!("a route is stated for node {}, and there are {nodes} nodes", route.from.max(route.to));
+                return Err(TopologyError::invalid(place, what, "leave it out, or name another node"));
+            }
+            let [from, to] = [route.from, route.to].map(|node| DeviceId(self.devices_of(NodeId(node)).start));
+            let paths = self.equal_paths(from, to);
+            if route.path as u64 >= paths {
+                let names = [route.from, route.to].map(|node| self.node_name(NodeId(node)));
+                let what = format!("there is no path {} from `{}` to `{}`", route.path, names[0], names[1]);
+                let hint = match paths {
+                    0 => "nothing joins these two".into(),
+                    1 => "there is one way only: leave it out".into(),
+                    _ => format!("the paths are numbered from 0 to {}", paths - 1),
+                };
+                return Err(TopologyError::invalid(place, what, hint));
+            }
+        }
+        Ok(())
+    }
+
     /// What the whole cluster costs an hour, if every node has a price.
     pub fn price_per_hour(&self) -> Option<f64> {
         self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
+    }
+
+    /// What all nodes together read from storage, or write to it.
+    pub fn storage_bandwidth(&self) -> Option<BytesPerSecond> {
+        self.storage_bandwidth
+    }
+
+    /// From a failure until a run goes on, without reading its checkpoint.
+    pub fn restart_time(&self) -> Option<Seconds> {
+        self.restart_time
     }
 
     /// Whether the file describes hosts to be made on this machine, rather than hosts that there are.
@@ -240,24 +360,24 @@ impl Topology {
                 ));
             }
         }
-        if let Fabric::FatTree { nodes_per_leaf: None, .. } = self.network.fabric
-            && self.node_count() > 1
-        {
-            let nodes = nodes_per_leaf(self.network.fabric, self.node_count());
-            notes.push(format!("network: {nodes} nodes under each leaf switch, since the file does not say `nodes_per_leaf`"));
-        }
+        notes.extend(self.network.fabric.worked_out(self.node_count(), self.device_count()));
         notes
     }
 
     fn into_description(self) -> Description {
-        let Topology { name, kinds, groups, network, is_lab, notes, layout: _ } = self;
-        Description { name, kinds, groups, network, is_lab, notes }
+        let Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout: _ } = self;
+        Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes }
     }
 }
 
 impl Description {
-    /// Numbers everything. What the file says has been checked before; here only the size of the whole is.
+    /// Numbers everything. What the file says of each thing has been checked before; here what depends on the number of nodes is.
     pub(crate) fn build(self) -> Result<Topology, TopologyError> {
+        self.build_from(&NetworkPlaces::default())
+    }
+
+    /// The same for a description that was read from a file.
+    pub(crate) fn build_from(self, places: &NetworkPlaces) -> Result<Topology, TopologyError> {
         let devices = self.groups.iter().try_fold(0usize, |sum, group| sum.checked_add(group.count.checked_mul(group.devices)?));
         if devices.is_none_or(|devices| devices > MAXIMUM_DEVICES) {
             return Err(TopologyProblem::Invalid {
@@ -266,13 +386,18 @@ impl Description {
             }
             .into());
         }
-        Ok(self.number())
+        let nodes = self.groups.iter().map(|group| group.count).sum();
+        let fits = self.network.fabric.fits(nodes, devices.unwrap_or_default());
+        fits.map_err(|(what, hint)| TopologyError::invalid(places.network, what, hint))?;
+        let topology = self.number();
+        topology.check_stated_routes(&places.routes)?;
+        Ok(topology)
     }
 
     /// Numbers a description known to be small.
     pub(crate) fn number(self) -> Topology {
         let layout = Arc::new(Layout::new(&self.groups, &self.network));
-        let Description { name, kinds, groups, network, is_lab, notes } = self;
-        Topology { name, kinds, groups, network, is_lab, notes, layout }
+        let Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes } = self;
+        Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout }
     }
 }

@@ -1,8 +1,11 @@
 //! Topology files: what must be read, what is written back, and what people are told of their mistakes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use foretell_topologies::{Architecture, DeviceId, Fabric, NodeId, NodeLinkKind, Topology, TopologyReference, TopologySpec};
-use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
+use foretell_topologies::{
+    Architecture, DeviceId, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Topology, TopologyReference, TopologySpec,
+    Uplinks,
+};
+use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Watts};
 
 /// The user's `cluster.yaml` of the contract, to the letter.
 const CONTRACT: &str = "\
@@ -20,13 +23,21 @@ network: {kind: fat-tree, oversubscription: 2, latency: 5us}
 /// Devices of its own beside the library's, and much left out.
 const OWN: &str = "\
 devices:
-  mine: {memory: 24GiB, memory_bandwidth: 600GB/s, peak: {fp32: 31.2TFLOP/s, bf16: 125TFLOP/s}, power: 150W}
+  mine: {memory: 24GiB, memory_bandwidth: 600GB/s, peak: {fp32: 31.2TFLOP/s, bf16: 125TFLOP/s}, power: 150W, idle_power: 20W}
 nodes:
   - devices: {kind: mine, count: 2}
     link: {kind: pcie, bandwidth: 20GB/s, latency: 2us}
-  - {name: lone, devices: {kind: a100-sxm-40g}}
+  - {name: lone, devices: {kind: a100-sxm-40g}, mean_time_between_failures: 5000h}
 network: {kind: switch, bandwidth: 10Gbit/s}
+storage: {bandwidth: 40GB/s}
+restart_time: 10min
 ";
+
+/// Two levels, and only the sum of the uplinks known.
+fn tree(oversubscription: f64, nodes_per_leaf: Option<usize>) -> Fabric {
+    let uplinks = Uplinks { oversubscription, count: None };
+    Fabric::FatTree(FatTree { leaf_switches: LeafSwitches::OfNodes, nodes_per_leaf, uplinks, pods: None })
+}
 
 fn message(text: &str) -> String {
     Topology::from_yaml(text, "cluster.yaml").unwrap_err().to_string()
@@ -52,7 +63,7 @@ fn the_contracts_example_is_read() {
     let link = groups[1].link.unwrap();
     assert_eq!((link.kind, link.bandwidth), (NodeLinkKind::NvLinkMesh, BytesPerSecond::new(150e9)));
     assert_eq!(groups[0].nics.unwrap().total_bandwidth(), BytesPerSecond::new(200e9));
-    assert_eq!(cluster.network().fabric, Fabric::FatTree { oversubscription: 2.0, nodes_per_leaf: None });
+    assert_eq!(cluster.network().fabric, tree(2.0, None));
     assert!((cluster.price_per_hour().unwrap() - (2.0 * 32.77 + 4.0 * 12.24)).abs() < 1e-9);
     assert!(!cluster.is_lab());
     assert_eq!(
@@ -62,6 +73,21 @@ fn the_contracts_example_is_read() {
             "network: 3 nodes under each leaf switch, since the file does not say `nodes_per_leaf`",
         ]
     );
+}
+
+#[test]
+fn what_a_run_costs_beside_its_steps_is_read() {
+    let own = Topology::from_yaml(OWN, "own.yaml").unwrap();
+    assert_eq!(own.device_kinds().iter().find_map(|kind| kind.idle_power), Some(Watts::new(20.0)));
+    let between_failures: Vec<_> = own.node_groups().iter().map(|group| group.mean_time_between_failures).collect();
+    assert_eq!(between_failures, [None, Some(Seconds::new(5000.0 * 3600.0))]);
+    assert_eq!(own.storage_bandwidth(), Some(BytesPerSecond::new(40e9)));
+    assert_eq!(own.restart_time(), Some(Seconds::new(600.0)));
+    assert!(message("base: dgx-h100\nstorage: {}\n").contains("hint: write what all nodes together read or write"));
+    assert!(message("base: dgx-h100\nstorage: {bandwidth: 0GB/s}\n").contains("must be above zero"));
+    assert!(message("base: dgx-h100\nrestart_time: 600\n").contains("restart_time"));
+    let built = Topology::from_yaml("base: dgx-h100\nstorage: {bandwidth: 1GB/s}\nrestart_time: 1h\n", "built.yaml").unwrap();
+    assert_eq!((built.storage_bandwidth(), built.restart_time()), (Some(BytesPerSecond::new(1e9)), Some(Seconds::new(3600.0))));
 }
 
 #[test]
@@ -137,7 +163,7 @@ fn every_library_topology_is_sound() {
     assert_eq!(
         error,
         "unknown topology `dgx-a100`; hint: did you mean `dgx-a100-80g`? \
-         There are `dgx-v100`, `dgx-a100-80g`, `dgx-h100`, `hgx-h200`, `cpu-pair`, `lab-2x1g`, `lab-4x1g-200m`, \
+         There are `dgx-v100`, `dgx-a100-80g`, `dgx-h100`, `hgx-h200`, `dgx-h100-rails`, `pcie-l40s`, `tpu-v4`, `dragonfly-a100`, `fat-tree-1024`, `cpu-pair`, `lab-2x1g`, `lab-4x1g-200m`, \
              `lab-hetero`"
     );
 }
@@ -157,7 +183,7 @@ fn a_plan_may_build_on_a_library_topology_in_place() {
     let text = "{base: dgx-a100-80g, name: mine, network: {latency: 2us}}";
     let cluster = serde_saphyr::from_str::<TopologySpec>(text).unwrap().build().unwrap();
     assert_eq!(cluster.name(), "mine");
-    assert_eq!(cluster.network().fabric, Fabric::FatTree { oversubscription: 1.0, nodes_per_leaf: Some(20) });
+    assert_eq!(cluster.network().fabric, tree(1.0, Some(20)));
     assert_eq!(cluster.network().latency, "2us".parse::<Seconds>().unwrap());
 }
 
@@ -190,12 +216,12 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             node.replace("a100-sxm-80g", "a100-sxm-80"),
             "cluster.yaml:2:31: unknown device kind `a100-sxm-80`; hint: did you mean `a100-sxm-80g`? There are `a100-sxm-40g`, \
-             `a100-sxm-80g`, `cpu-core`, `h100-sxm-80g`, `h200-sxm-141g`, `v100-sxm-16g`, `v100-sxm-32g`",
+             `a100-sxm-80g`, `cpu-core`, `h100-sxm-80g`, `h200-sxm-141g`, `l40s`, `tpu-v4`, `v100-sxm-16g`, `v100-sxm-32g`",
         ),
         (
             node.replace("link:", "lnk:"),
             "cluster.yaml:2:56: unknown field `lnk`; hint: did you mean `link`? There are `name`, `count`, `devices`, `link`, `nics`, \
-             `price_per_hour`",
+             `price_per_hour`, `mean_time_between_failures`",
         ),
         (
             node.replace("count: 8", "count: 0"),
@@ -213,7 +239,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             "devices:\n  x: {base: k80}\n".to_owned() + node,
             "cluster.yaml:2:13: unknown library device `k80`; hint: there are `a100-sxm-40g`, `a100-sxm-80g`, `cpu-core`, \
-             `h100-sxm-80g`, `h200-sxm-141g`, `v100-sxm-16g`, `v100-sxm-32g`",
+             `h100-sxm-80g`, `h200-sxm-141g`, `l40s`, `tpu-v4`, `v100-sxm-16g`, `v100-sxm-32g`",
         ),
         (
             "devices:\n  x: {base: cpu-core, peak: {fp33: 1TFLOP/s}}\n".to_owned() + node,
@@ -232,7 +258,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             node.to_owned() + "network: {kind: fattree}\n",
             "cluster.yaml:3:17: unknown kind of network `fattree`; hint: did you mean `fat-tree`? There are `none`, `switch`, \
-             `fat-tree`",
+             `fat-tree`, `rail-optimised`, `torus`, `dragonfly`",
         ),
         (
             node.to_owned() + "network: {kind: fat-tree, oversubscription: 0.5}\n",
@@ -254,7 +280,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             "base: dgx-a100\nnodes: 4\n".into(),
             "cluster.yaml:1:7: unknown topology `dgx-a100`; hint: did you mean `dgx-a100-80g`? There are `dgx-v100`, `dgx-a100-80g`, \
-             `dgx-h100`, `hgx-h200`, `cpu-pair`, `lab-2x1g`, `lab-4x1g-200m`, \
+             `dgx-h100`, `hgx-h200`, `dgx-h100-rails`, `pcie-l40s`, `tpu-v4`, `dragonfly-a100`, `fat-tree-1024`, `cpu-pair`, `lab-2x1g`, `lab-4x1g-200m`, \
              `lab-hetero`",
         ),
         ("base: dgx-h100\nnodes: 0\n".into(), "cluster.yaml:2:8: `nodes` is 0; hint: write how many there are, at least 1"),

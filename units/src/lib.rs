@@ -1,6 +1,6 @@
 //! Quantities with their units.
 //!
-//! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`], [`FlopsPerSecond`], [`Watts`], and
+//! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`], [`FlopsPerSecond`], [`Watts`], [`Joules`], and
 //! [`DataType`], the format of a number.
 //! A quantity is made from a number *and* a unit, is read from text such as `80GiB`, `25Gbit/s` or `5us`, and is printed the
 //! way people say it. Only products and quotients that mean something physically are defined, so that a rate cannot be added
@@ -20,4 +20,4 @@ mod quantity;
 
 pub use data_type::DataType;
 pub use parse::UnitError;
-pub use quantity::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Picoseconds, Seconds, Watts};
+pub use quantity::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Joules, Picoseconds, Seconds, Watts};

@@ -43,6 +43,7 @@ const SPEEDS: &[Unit] = &[
     ("TFLOPS", 1e12),
     ("GFLOPS", 1e9),
 ];
+const ENERGIES: &[Unit] = &[("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9), ("Wh", 3600.0), ("kWh", 3.6e6), ("MWh", 3.6e9)];
 const POWERS: &[Unit] = &[("W", 1.0), ("kW", 1e3), ("MW", 1e6)];
 
 /// A real-valued quantity: a newtype over `f64` in the SI base unit.
@@ -183,6 +184,12 @@ quantity!(
     Watts, "a power", POWERS, &[("MW", 1e6), ("kW", 1e3), ("W", 1.0)]
 );
 
+quantity!(
+    /// Energy in joules.
+    Joules, "an energy", ENERGIES,
+    &[("TJ", 1e12), ("GJ", 1e9), ("MJ", 1e6), ("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3)]
+);
+
 macro_rules! exact {
     ($($name:ident $unit:literal),*) => {
         $(impl $name {
@@ -193,7 +200,7 @@ macro_rules! exact {
         })*
     };
 }
-exact!(Seconds "s", BytesPerSecond "B/s", Flops "FLOP", FlopsPerSecond "FLOP/s", Watts "W");
+exact!(Seconds "s", BytesPerSecond "B/s", Flops "FLOP", FlopsPerSecond "FLOP/s", Watts "W", Joules "J");
 
 /// A size in bytes: a whole number, because memory is planned to the byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -354,7 +361,14 @@ macro_rules! rates {
         )*
     };
 }
-rates!(Bytes / BytesPerSecond = Seconds, Flops / FlopsPerSecond = Seconds);
+rates!(Bytes / BytesPerSecond = Seconds, Flops / FlopsPerSecond = Seconds, Joules / Watts = Seconds);
+
+impl Mul<Seconds> for Watts {
+    type Output = Joules;
+    fn mul(self, duration: Seconds) -> Joules {
+        Joules::new(self.value() * duration.value())
+    }
+}
 
 /// `value` in the largest of `units` that leaves at least one before the point, in three figures.
 fn shown(value: f64, units: &[Unit]) -> String {

@@ -180,6 +180,12 @@ impl GpuKind {
         self.memory_bandwidth = kind.memory_bandwidth;
     }
 
+    /// Peaks, in every format, and memory so many times as fast.
+    pub(crate) fn scale(&mut self, peak: f64, memory_bandwidth: f64) {
+        self.peak.values_mut().for_each(|rate| *rate = *rate * peak);
+        self.memory_bandwidth = self.memory_bandwidth * memory_bandwidth;
+    }
+
     /// The share of [`GpuKind::peak`] that large products reach.
     pub fn product_efficiency(&self, format: ProductFormat) -> f64 {
         let mut format = Some(format);

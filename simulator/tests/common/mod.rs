@@ -149,12 +149,17 @@ pub fn node(devices: usize) -> Topology {
 }
 
 pub fn cluster(nodes: usize, devices: usize, link: &str) -> Topology {
+    cluster_on("{kind: switch, latency: 10us}", nodes, devices, link)
+}
+
+/// The same on a network of its own.
+pub fn cluster_on(network: &str, nodes: usize, devices: usize, link: &str) -> Topology {
     let text = format!(
         "name: test\n\
          devices:\n  one: {{architecture: gpu, memory: 1GiB, memory_bandwidth: 1GB/s, peak: {{fp32: 1TFLOP/s}}, link: 1GB/s}}\n\
          nodes:\n  - {{name: node, count: {nodes}, devices: {{kind: one, count: {devices}}}, link: {link}, \
          nics: {{count: 1, bandwidth: 1GB/s}}}}\n\
-         network: {{kind: switch, latency: 10us}}\n"
+         network: {network}\n"
     );
     Topology::from_yaml(&text, "test.yaml").unwrap()
 }

@@ -1,0 +1,243 @@
+//! Lays what Foretell says beside ASTRA-sim's published model, on the same all-reduces and on the same small training step; with a folder it
+//! writes the traces of both there, for ASTRA-sim itself to run. The model is what its sources say (see `docs/astra-sim.md`), not a run of it.
+//!
+//! `cargo run --release -p foretell-export --example astra_sim_model [FOLDER]`
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/schema/mod.rs"]
+mod schema;
+
+use foretell_export::{AstraSim, Chakra};
+use foretell_models::Model;
+use foretell_program::*;
+use foretell_simulator::{CostModel, Simulation, simulate};
+use foretell_topologies::{LinkClass, Topology};
+use foretell_units::{Bytes, DataType, Flops, Seconds};
+use schema::{COLLECTIVE, COMPUTE, Node, SEND, read};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::path::PathBuf;
+
+/// One dimension of ASTRA-sim's analytical network.
+struct Network {
+    /// Nanoseconds of one hop; a message through a switch takes two.
+    hop: f64,
+    /// Bytes a nanosecond.
+    rate: f64,
+    /// Nanoseconds that each message costs at its end.
+    endpoint: f64,
+    /// Bytes a nanosecond of a device's memory.
+    memory: f64,
+    /// Whether a switch takes a message in whole before it sends it on (congestion aware, one chunk) or not (unaware).
+    stores: bool,
+}
+
+impl Network {
+    fn message(&self, bytes: f64) -> f64 {
+        let serialisations = if self.stores { 2.0 } else { 1.0 };
+        self.endpoint + 2.0 * self.hop + serialisations * bytes / self.rate
+    }
+
+    /// A collective of so many members; its code, and its size as traces have it.
+    fn collective(&self, code: u64, members: usize, size: f64) -> f64 {
+        let (count, steps) = (members as f64, members as f64 - 1.0);
+        // A sum is read twice and written once (`PacketBundle.cc`), before the next message goes.
+        let reduction = steps * 3.0 * (size / count) / self.memory;
+        match code {
+            0 => 2.0 * steps * self.message(size / count) + reduction,
+            2 => steps * self.message(size),
+            7 => steps * self.message(size / count) + reduction,
+            _ => steps * self.message(size / count),
+        }
+    }
+}
+
+fn main() {
+    let folder = std::env::args().nth(1).map(PathBuf::from);
+    let topology = Topology::library("dgx-a100-80g").unwrap();
+    let costs = CostModel::new(None, &topology);
+    let device = LinkClass::Device;
+    let network = |stores| Network {
+        hop: topology.links()[0].latency.value() * 1e9,
+        rate: topology.links()[0].bandwidth.value() * costs.links.of(device) / 1e9,
+        endpoint: 10.0,
+        memory: topology.device_kinds()[0].memory_bandwidth.value() / 1e9,
+        stores,
+    };
+    println!("| all-reduce of 8 | Foretell | ASTRA-sim's model, congestion unaware | aware |\n| ---: | ---: | ---: | ---: |");
+    for bytes in [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1u64 << 30] {
+        let program = all_reduce(bytes);
+        let ours = run(&program, &topology, &costs);
+        // What a step costs beside is none of the exchange.
+        let span = &ours.timeline.ranks[0].spans[0];
+        let model = |stores| Seconds::new(network(stores).collective(0, 8, bytes as f64) / 1e9);
+        println!("| {} | {} | {} | {} |", Bytes::new(bytes), Seconds::from(span.duration()), model(false), model(true));
+        write(folder.as_ref(), &format!("all_reduce_{bytes}"), &program, &ours, &topology, &costs);
+    }
+    let model = r#"{"family": "gpt", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 8192, "sequence": 512}"#;
+    let model: Model = serde_json::from_str(model).unwrap();
+    println!(
+        "\n| step of a small GPT on 8 | Foretell | ASTRA-sim's rules, congestion unaware | aware |\n| --- | ---: | ---: | ---: |"
+    );
+    for (name, data, tensor, pipeline) in [("data 8", 8, 1, 1), ("tensor 8", 1, 8, 1), ("data 2, tensor 2, pipeline 2", 2, 2, 2)]
+    {
+        let layout = Layout { data, tensor, pipeline, micro_batch: 2, ..Layout::default() };
+        let mut plan = Plan::new(layout, 32);
+        plan.precision = DataType::Bf16;
+        let program = compile(&model, "gpt", &plan).unwrap().training;
+        let ours = run(&program, &topology, &costs);
+        let (traces, communicators) = traces(&program, &ours);
+        let overhead = costs.parameters(0).step_overhead.median;
+        let theirs = |stores| Seconds::new(feed(&traces, &communicators, &network(stores)) / 1e9);
+        println!("| {name} | {} | {} | {} |", Seconds::from(ours.step) - overhead, theirs(false), theirs(true));
+        write(folder.as_ref(), &format!("gpt_{data}_{tensor}_{pipeline}"), &program, &ours, &topology, &costs);
+    }
+}
+
+fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation {
+    simulate(program, topology, costs, &Default::default()).unwrap()
+}
+
+/// Eight ranks with one all-reduce.
+fn all_reduce(bytes: u64) -> Program {
+    let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).unwrap();
+    let group = GroupId(0);
+    let plan = Plan::new(Layout { data: 8, micro_batch: 1, ..Layout::default() }, 8);
+    // A compiled one, so that what a collective is made of is the compiler's to say.
+    let mut program = compile(&Model::named("mlp").unwrap(), "mlp", &plan).unwrap().training;
+    let list = &mut program.lists[0];
+    let is_reduction = |one: &&Instruction| matches!(one.operation, Operation::Collective { kind: Collective::AllReduce, .. });
+    let mut only = list.instructions.iter().find(is_reduction).unwrap().clone();
+    if let Operation::Collective { bytes: size, group: of, .. } = &mut only.operation {
+        (*size, *of) = (Bytes::new(bytes), group);
+    }
+    only.after.clear();
+    list.groups = vec![Group::along(Axis::Data)];
+    (list.streams, only.stream) = (vec![Stream::Group(group)], StreamId(0));
+    list.instructions = vec![only];
+    Program { mesh, model_flops: Flops::ZERO, hardware_flops: Flops::ZERO, ..program }
+}
+
+fn traces(program: &Program, simulation: &Simulation) -> (Vec<Vec<Node>>, BTreeMap<usize, usize>) {
+    let chakra = Chakra::new(program, &simulation.timeline).unwrap();
+    let traces = (0..program.mesh.world_size()).map(|rank| read(&chakra.trace(Rank(rank)).unwrap())).collect();
+    let communicators: BTreeMap<String, Vec<usize>> = serde_json::from_str(&chakra.communicators()).unwrap();
+    (traces, communicators.into_iter().map(|(name, ranks)| (name.parse().unwrap(), ranks.len())).collect())
+}
+
+fn write(
+    folder: Option<&PathBuf>,
+    name: &str,
+    program: &Program,
+    simulation: &Simulation,
+    topology: &Topology,
+    costs: &CostModel,
+) {
+    let Some(folder) = folder.map(|folder| folder.join(name)) else { return };
+    std::fs::create_dir_all(&folder).unwrap();
+    let chakra = Chakra::new(program, &simulation.timeline).unwrap();
+    for rank in 0..program.mesh.world_size() {
+        std::fs::write(folder.join(format!("step.{rank}.et")), chakra.trace(Rank(rank)).unwrap()).unwrap();
+    }
+    let files = AstraSim::new(topology, program.mesh.world_size(), &|class| costs.links.of(class)).unwrap();
+    let communicators = chakra.communicators();
+    for (file, text) in [
+        ("communicators.json", &communicators),
+        ("network.yml", &files.network),
+        ("system.json", &files.system),
+        ("remote_memory.json", &files.remote_memory),
+    ] {
+        std::fs::write(folder.join(file), text).unwrap();
+    }
+}
+
+/// What a rank does one of at a time.
+fn slot(node: &Node) -> Option<usize> {
+    match node.node_type {
+        COMPUTE => Some(node.number("is_cpu_op") as usize),
+        COLLECTIVE | SEND => Some(2),
+        _ => None,
+    }
+}
+
+/// The end of a node: when, in tenths of nanoseconds, whose, and which. That of `usize::MAX` is the arrival of the message that stands last.
+type End = (u64, usize, u64, [u64; 3]);
+
+/// Runs traces by ASTRA-sim's rules: of what is ready the lowest id first; one kernel, one host operation and one collective or send of
+/// a rank at a time. Returns nanoseconds.
+fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &Network) -> f64 {
+    let mut done: Vec<Vec<bool>> = traces.iter().map(|trace| vec![false; trace.len() + 1]).collect();
+    let mut pending: Vec<Vec<&Node>> = traces.iter().map(|trace| trace.iter().collect()).collect();
+    let mut busy = vec![[false; 3]; traces.len()];
+    let mut entered: BTreeMap<(usize, usize), Vec<(usize, u64)>> = BTreeMap::new();
+    let mut counts: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); traces.len()];
+    // Messages that have arrived, and receives that wait for theirs.
+    let mut arrived: BTreeMap<[u64; 3], bool> = BTreeMap::new();
+    let mut waiting: BTreeMap<[u64; 3], (usize, u64)> = BTreeMap::new();
+    let mut events: BinaryHeap<Reverse<End>> = BinaryHeap::new();
+    let key = |node: &Node| ["comm_src", "comm_dst", "comm_tag"].map(|name| node.number(name));
+    let after = |now: u64, nanoseconds: f64| now + (nanoseconds * 10.0) as u64;
+    let mut now = 0;
+    loop {
+        for rank in 0..traces.len() {
+            let mut left = Vec::with_capacity(pending[rank].len());
+            for node in std::mem::take(&mut pending[rank]) {
+                let is_ready = node.data_deps.iter().all(|&before| done[rank][before as usize]);
+                let slot = slot(node);
+                if !is_ready || slot.is_some_and(|slot| busy[rank][slot]) {
+                    left.push(node);
+                    continue;
+                }
+                if let Some(slot) = slot {
+                    busy[rank][slot] = true;
+                }
+                let none = [0; 3];
+                match node.node_type {
+                    // No time at all is a nanosecond there.
+                    COMPUTE => {
+                        let duration = if node.duration_micros == 0 { 1.0 } else { node.duration_micros as f64 * 1e3 };
+                        events.push(Reverse((after(now, duration), rank, node.id, none)));
+                    }
+                    COLLECTIVE => {
+                        let communicator = node.communicator();
+                        let nth = counts[rank].entry(communicator).or_default();
+                        let members = entered.entry((communicator, *nth)).or_default();
+                        *nth += 1;
+                        members.push((rank, node.id));
+                        let count = communicators[&communicator];
+                        if members.len() == count {
+                            let size = node.number("comm_size") as f64;
+                            let end = after(now, network.collective(node.number("comm_type"), count, size));
+                            events.extend(members.iter().map(|&(member, id)| Reverse((end, member, id, none))));
+                        }
+                    }
+                    SEND => {
+                        let end = after(now, network.message(node.number("comm_size") as f64));
+                        events.push(Reverse((end, rank, node.id, none)));
+                        events.push(Reverse((end, usize::MAX, 0, key(node))));
+                    }
+                    _ if arrived.contains_key(&key(node)) => events.push(Reverse((now, rank, node.id, none))),
+                    _ => drop(waiting.insert(key(node), (rank, node.id))),
+                }
+            }
+            pending[rank] = left;
+        }
+        let Some(Reverse((time, rank, id, message))) = events.pop() else { break };
+        now = time;
+        let (rank, id) = if rank == usize::MAX {
+            arrived.insert(message, true);
+            match waiting.remove(&message) {
+                Some(receive) => receive,
+                None => continue,
+            }
+        } else {
+            (rank, id)
+        };
+        done[rank][id as usize] = true;
+        if let Some(slot) = slot(&traces[rank][id as usize - 1]) {
+            busy[rank][slot] = false;
+        }
+    }
+    assert!(pending.iter().all(Vec::is_empty), "the traces do not run to their end");
+    now as f64 / 10.0
+}

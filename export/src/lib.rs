@@ -1,0 +1,36 @@
+//! Programs in the forms that other tools read.
+//!
+//! The nouns: [`Chakra`] makes an MLCommons Chakra execution trace of each rank of a [`Program`](foretell_program::Program) and says who is
+//! in which communicator; [`AstraSim`] has the files by which ASTRA-sim 2 (its analytical network) runs such traces on a topology.
+//!
+//! The flow: Program and [`Timeline`](foretell_program::Timeline) → nodes, one or two an instruction → bytes. The caller writes files. This crate
+//! knows neither simulator nor executor: how long things take is the Timeline's to say.
+//!
+//! ```
+//! use foretell_export::Chakra;
+//! use foretell_program::{Layout, Origin, Plan, RankTimeline, Span, Timeline, compile};
+//! use foretell_units::Picoseconds;
+//! let plan = Plan::new(Layout { data: 2, micro_batch: 16, ..Layout::default() }, 32);
+//! let program = compile(&foretell_models::Model::named("mlp")?, "mlp", &plan)?.training;
+//! // Any timeline of it will do: here everything takes no time.
+//! let spans = |list: &foretell_program::StageProgram| {
+//!     let ids = (0..list.instructions.len() as u32).map(foretell_program::InstructionId);
+//!     ids.map(|instruction| Span { instruction, start: Picoseconds::ZERO, end: Picoseconds::ZERO }).collect()
+//! };
+//! let rank = || RankTimeline { spans: spans(&program.lists[0]), end: Picoseconds::ZERO }.into();
+//! let timeline = Timeline { origin: Origin::Predicted, ranks: vec![rank(), rank()] };
+//!
+//! let chakra = Chakra::new(&program, &timeline)?;
+//! assert!(chakra.trace(foretell_program::Rank(0))?.len() > 1000);
+//! assert_eq!(chakra.communicators(), r#"{"1":[0,1]}"#);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod astra_sim;
+mod chakra;
+mod error;
+mod wire;
+
+pub use astra_sim::AstraSim;
+pub use chakra::Chakra;
+pub use error::ExportError;

@@ -1,0 +1,78 @@
+//! Several jobs on one fabric: each Program on nodes of its own, all on the same links, which they share by max-min fairness.
+//!
+//! Every job makes one step, and all begin it at the same instant. A job whose step is shorter is gone for the rest of a longer one's: what is
+//! foretold is how much a step is slowed by steps that run beside it, not how jobs that go on and on drift against each other.
+
+use crate::cost::CostModel;
+use crate::error::SimulationError;
+use crate::lowering::{Lowered, Placement};
+use crate::simulation::{Folding, Oversubscription, Quantile, Scenario, Simulation, run_each};
+use foretell_program::Program;
+use foretell_topologies::{NodeId, Topology};
+use std::collections::BTreeMap;
+
+/// A Program and where it runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// What it does.
+    pub program: &'a Program,
+    /// What that costs, on the devices of the same topology.
+    pub costs: &'a CostModel,
+    /// The node that has its first rank; the others follow device by device.
+    pub first_node: NodeId,
+}
+
+/// Foretells one step of each job, all beside each other. Of a single job it is [`crate::simulate`] on other nodes than the first.
+///
+/// # Errors
+/// [`SimulationError::SharedNode`] where two jobs would run on one node, and as [`crate::simulate`].
+pub fn simulate_beside(
+    jobs: &[Job<'_>],
+    topology: &Topology,
+    quantile: Quantile,
+    folding: Folding,
+) -> Result<Vec<Simulation>, SimulationError> {
+    let Some((first, others)) = jobs.split_first() else { return Ok(Vec::new()) };
+    check_nodes(jobs, topology)?;
+    let costs = others.iter().fold(first.costs.clone(), |costs, job| costs.and(job.costs));
+    let mut first_kind = 0;
+    let mut all: Option<Lowered<'_>> = None;
+    for job in jobs {
+        let placement = Placement { first_device: topology.devices_of(job.first_node).start, first_kind };
+        first_kind += job.costs.kind_count();
+        let lowered = Lowered::placed(job.program, topology, &costs, Oversubscription::Refused, placement)?;
+        all = Some(match all {
+            None => lowered,
+            Some(before) => before.beside(lowered),
+        });
+    }
+    let Some(all) = all else { return Ok(Vec::new()) };
+    let all = all.with_resources_numbered(topology);
+    let all = if folding == Folding::On { all.folded() } else { all };
+    let worlds: Vec<usize> = jobs.iter().map(|job| job.program.mesh.world_size()).collect();
+    run_each(&all, &Scenario { quantile, paces: Vec::new() }, &worlds)
+}
+
+/// Every job has nodes of its own, and as many devices as ranks.
+fn check_nodes(jobs: &[Job<'_>], topology: &Topology) -> Result<(), SimulationError> {
+    let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
+    for (number, job) in jobs.iter().enumerate() {
+        let ranks = job.program.mesh.world_size();
+        let nodes = topology.node_count();
+        let first_device =
+            if job.first_node.0 < nodes { topology.devices_of(job.first_node).start } else { topology.device_count() };
+        let devices = topology.device_count() - first_device;
+        if ranks > devices {
+            return Err(SimulationError::TooFewDevices { ranks, devices, topology: topology.name().into() });
+        }
+        for node in job.first_node.0..nodes {
+            if topology.devices_of(NodeId(node)).start >= first_device + ranks {
+                break;
+            }
+            if let Some(other) = taken.insert(node, number) {
+                return Err(SimulationError::SharedNode { jobs: [other, number], node: topology.node_name(NodeId(node)) });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! What a fabric does to exchanges: oversubscription, flows that collide, and jobs beside each other.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use foretell_program::{Axis, Collective, Group, Program};
+use foretell_simulator::{Flow, FlowNetwork, Folding, Job, LinkEfficiency, Options, Quantile, simulate, simulate_beside};
+use foretell_topologies::{DeviceId, NodeId, Topology};
+use foretell_units::{Bytes, Picoseconds, Seconds};
+use proptest::prelude::*;
+
+/// `ranks` pass on what they have to the next, once around: between nodes of one device each.
+fn shift(ranks: usize, bytes: u64) -> Program {
+    let mut stage = StageBuilder::new(0);
+    stage.collective(Collective::Shift, Group::along(Axis::Data), bytes, &[]);
+    program(ranks, 1, vec![stage.done()])
+}
+
+/// Hosts of one device, two under a leaf, with 1 GB/s each.
+fn tree(nodes: usize, more: &str) -> Topology {
+    cluster_on(&format!("{{kind: fat-tree, nodes_per_leaf: 2, latency: 10us, {more}}}"), nodes, 1, "nvswitch-1GB/s")
+}
+
+fn seconds(simulation: &foretell_simulator::Simulation) -> f64 {
+    Seconds::from(simulation.step).value()
+}
+
+#[test]
+fn an_oversubscribed_tree_slows_what_crosses_it_and_nothing_else() {
+    let bytes = 100_000_000;
+    let step = |topology: &Topology, ranks: usize| seconds(&run(&shift(ranks, bytes), topology, &ideal(topology)));
+    // Around four hosts one flow goes up from each leaf and one comes down: half of what the hosts could send.
+    for (oversubscription, longer) in [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)] {
+        let topology = tree(4, &format!("oversubscription: {oversubscription}"));
+        assert!((step(&topology, 4) - 0.1 * longer).abs() < 1e-4, "{oversubscription}: {}", step(&topology, 4));
+        assert!((step(&topology, 2) - 0.1).abs() < 1e-4, "under one leaf");
+    }
+}
+
+/// The times at which flows between hosts of a tree end, all begun at once.
+fn ends(topology: &Topology, flows: &[(usize, usize)]) -> Vec<f64> {
+    let mut network = FlowNetwork::new(topology, &LinkEfficiency::IDEAL);
+    for &(from, to) in flows {
+        network.start(&Flow { from: DeviceId(from), to: DeviceId(to), bytes: Bytes::new(100_000_000) }).unwrap();
+    }
+    let mut ends = vec![0.0; flows.len()];
+    while let Some((flow, end)) = network.next_end() {
+        ends[flow.0 as usize] = Seconds::from(end).value();
+    }
+    ends
+}
+
+#[test]
+fn flows_that_meet_on_an_uplink_share_it_and_others_do_not() {
+    // Two flows from one leaf to another, over two spines of 1 GB/s each.
+    let flows = [(0, 2), (1, 3)];
+    let stated = |paths: [usize; 2]| {
+        let routes = flows.iter().zip(paths);
+        let routes = routes.map(|((from, to), path)| format!("{{from: node-{from}, to: node-{to}, path: {path}}}"));
+        tree(4, &format!("uplinks: 2, routes: [{}]", routes.collect::<Vec<_>>().join(", ")))
+    };
+    let about = |times: Vec<f64>, expected: f64| times.iter().all(|time| (time - expected).abs() < 1e-4);
+    assert!(about(ends(&stated([0, 1]), &flows), 0.1));
+    assert!(about(ends(&stated([1, 1]), &flows), 0.2));
+    assert!(about(ends(&tree(4, "uplinks: 2, routing: spread"), &flows), 0.1));
+    // By hash the two meet in half of all cases.
+    let met = (0..200).filter(|seed| about(ends(&tree(4, &format!("uplinks: 2, seed: {seed}")), &flows), 0.2)).count();
+    assert!((70..130).contains(&met), "{met} of 200");
+}
+
+#[test]
+fn jobs_that_share_a_leafs_uplinks_slow_each_other() {
+    // Each job passes on around four hosts: the first has a whole leaf and half of the next, where the second begins.
+    let topology = tree(6, "oversubscription: 2");
+    let costs = ideal(&topology);
+    let program = shift(3, 100_000_000);
+    let job = |first_node: usize| Job { program: &program, costs: &costs, first_node: NodeId(first_node) };
+    let foretell = |jobs: &[Job<'_>]| -> Vec<f64> {
+        let with = |folding| simulate_beside(jobs, &topology, Quantile::Median, folding).unwrap();
+        let (folded, all) = (with(Folding::On), with(Folding::Off));
+        for (one, other) in folded.iter().zip(&all) {
+            assert!(one.step.0.abs_diff(other.step.0) < 100, "{} {}", one.step, other.step);
+            assert_eq!(one.timeline.ranks.len(), 3);
+        }
+        all.iter().map(seconds).collect()
+    };
+    let alone: Vec<f64> = [0, 3].map(|node| foretell(&[job(node)])[0]).to_vec();
+    assert!(alone.iter().all(|step| (step - 0.1).abs() < 1e-4), "{alone:?}");
+    let beside = foretell(&[job(0), job(3)]);
+    assert!(beside.iter().all(|step| (step - 0.2).abs() < 1e-4), "{beside:?}");
+    // With twice the uplinks they do not notice each other.
+    let wide = tree(6, "");
+    let apart = simulate_beside(&[job(0), job(3)], &wide, Quantile::Median, Folding::On).unwrap();
+    assert!(apart.iter().all(|simulation| (seconds(simulation) - 0.1).abs() < 1e-4));
+}
+
+#[test]
+fn jobs_on_one_node_or_on_none_are_refused() {
+    let topology = cluster(3, 2, "nvswitch-1GB/s");
+    let costs = ideal(&topology);
+    let program = shift(3, 1000);
+    let refused = |first_nodes: &[usize]| {
+        let jobs: Vec<Job<'_>> =
+            first_nodes.iter().map(|&node| Job { program: &program, costs: &costs, first_node: NodeId(node) }).collect();
+        simulate_beside(&jobs, &topology, Quantile::Median, Folding::On).unwrap_err().to_string()
+    };
+    let shared = "jobs 0 and 1 both run on node `node-1`; hint: begin one of them on another node";
+    assert_eq!(refused(&[0, 1]), shared);
+    assert_eq!(refused(&[2]), "3 ranks need as many devices, and `test` has 2; hint: use more nodes, or oversubscribe");
+    assert!(refused(&[7]).contains("`test` has 0"));
+    assert!(simulate_beside(&[], &topology, Quantile::Median, Folding::On).unwrap().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// Alone on its nodes a job is what it is without the others; and nobody is faster beside others, where nothing is scheduled.
+    #[test]
+    fn a_job_beside_others_is_no_faster_than_alone(
+        jobs in proptest::collection::vec((1usize..4, 1u64..50), 1..4),
+        oversubscription in prop_oneof![Just(1.0), Just(2.0), Just(5.0)],
+        routing in prop_oneof![Just("spread"), Just("ecmp")],
+        seed in 0u64..20,
+    ) {
+        let topology = tree(12, &format!("oversubscription: {oversubscription}, uplinks: 2, routing: {routing}, seed: {seed}"));
+        let costs = ideal(&topology);
+        let programs: Vec<Program> = jobs.iter().map(|&(ranks, size)| shift(ranks + 1, size * 1_000_000)).collect();
+        let mut next = 0;
+        let placed: Vec<Job<'_>> = programs.iter().zip(&jobs).map(|(program, (ranks, _))| {
+            let job = Job { program, costs: &costs, first_node: NodeId(next) };
+            next += ranks + 1;
+            job
+        }).take_while(|job| job.first_node.0 + job.program.mesh.world_size() <= 12).collect();
+        let first = simulate(&programs[0], &topology, &costs, &Options::default()).unwrap();
+        let alone = simulate_beside(&placed[..1], &topology, Quantile::Median, Folding::On).unwrap();
+        prop_assert_eq!(first.step, alone[0].step);
+        prop_assert_eq!(first.breakdown, alone[0].breakdown);
+        let together = simulate_beside(&placed, &topology, Quantile::Median, Folding::Off).unwrap();
+        let folded = simulate_beside(&placed, &topology, Quantile::Median, Folding::On).unwrap();
+        for ((job, beside), folded) in placed.iter().zip(&together).zip(&folded) {
+            let alone = &simulate_beside(std::slice::from_ref(job), &topology, Quantile::Median, Folding::On).unwrap()[0];
+            prop_assert!(beside.step + Picoseconds(100) >= alone.step, "{} {}", beside.step, alone.step);
+            prop_assert!(beside.step.0.abs_diff(folded.step.0) <= 100);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `foretell simulate --beside`: other jobs on the same fabric, and what each step loses by the others'.
+
+use crate::failure::Failure;
+use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::predict;
+use foretell_program::{Compiled, Profile};
+use foretell_reports::{Column, table};
+use foretell_simulator::{CostModel, Folding, Job, Quantile, simulate_beside};
+use foretell_topologies::{NodeId, Topology};
+use foretell_units::Seconds;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// A job and what is foretold of it.
+pub struct JobSteps {
+    plan: String,
+    first_node: String,
+    nodes: usize,
+    ranks: usize,
+    alone: Seconds,
+    beside: Seconds,
+}
+
+/// A job that has been read and compiled.
+struct Prepared {
+    plan: String,
+    compiled: Compiled,
+    costs: CostModel,
+    first_node: NodeId,
+    nodes: usize,
+}
+
+/// Foretells a plan's step and those of others, each written `PLAN` or `PLAN@NODE`, all on the first one's topology. A job without a node begins on
+/// the first node after the one before it.
+pub fn foretell(
+    loaded: &LoadedPlan,
+    others: &[String],
+    profile: Option<&Profile>,
+    folding: Folding,
+) -> Result<Vec<JobSteps>, Failure> {
+    let topology = &loaded.topology;
+    let mut jobs: Vec<Prepared> = vec![prepare(loaded, topology, profile, NodeId(0))?];
+    for other in others {
+        let (path, node) = match other.rsplit_once('@') {
+            Some((path, node)) => (path, Some(node)),
+            None => (other.as_str(), None),
+        };
+        let next = jobs.last().map_or(0, |job| job.first_node.0 + job.nodes);
+        let first_node = node.map_or(Ok(NodeId(next)), |node| named_node(topology, node))?;
+        jobs.push(prepare(&PlanFile::load(Path::new(path))?, topology, profile, first_node)?);
+    }
+    let placed: Vec<Job<'_>> =
+        jobs.iter().map(|job| Job { program: &job.compiled.training, costs: &job.costs, first_node: job.first_node }).collect();
+    let together = simulate_beside(&placed, topology, Quantile::Median, folding)?;
+    let mut steps = Vec::with_capacity(jobs.len());
+    for ((prepared, job), beside) in jobs.iter().zip(&placed).zip(together) {
+        let alone = simulate_beside(std::slice::from_ref(job), topology, Quantile::Median, folding)?;
+        steps.push(JobSteps {
+            plan: prepared.plan.clone(),
+            first_node: topology.node_name(prepared.first_node),
+            nodes: prepared.nodes,
+            ranks: prepared.compiled.training.mesh.world_size(),
+            alone: alone.first().map_or(Seconds::ZERO, |simulation| simulation.step.into()),
+            beside: beside.step.into(),
+        });
+    }
+    Ok(steps)
+}
+
+fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, first_node: NodeId) -> Result<Prepared, Failure> {
+    let plan = loaded.path.display().to_string();
+    let compiled = loaded.compile()?;
+    let ranks = compiled.training.mesh.world_size();
+    let (mut nodes, mut devices) = (0, 0);
+    while devices < ranks && first_node.0 + nodes < topology.node_count() {
+        devices += topology.devices_of(NodeId(first_node.0 + nodes)).len();
+        nodes += 1;
+    }
+    if devices < ranks {
+        let hint = "ask for more `nodes`, or begin it on an earlier one, as in `--beside plan.yaml@NODE`";
+        return Err(Failure::Input(format!(
+            "{plan}: the layout has {ranks} ranks, but from node {} on `{}` has {devices} devices; hint: {hint}",
+            first_node.0,
+            topology.name()
+        )));
+    }
+    let costs = predict::costs(profile, topology, &loaded.plan)?;
+    Ok(Prepared { plan, compiled, costs, first_node, nodes })
+}
+
+/// A node by its name or its number.
+fn named_node(topology: &Topology, text: &str) -> Result<NodeId, Failure> {
+    let nodes = topology.node_count();
+    let by_number = text.parse().ok().filter(|&number: &usize| number < nodes);
+    let found = by_number.or_else(|| (0..nodes).find(|&node| topology.node_name(NodeId(node)) == text));
+    found.map(NodeId).ok_or_else(|| {
+        let last = topology.node_name(NodeId(nodes.saturating_sub(1)));
+        let hint = format!("they are numbered from 0 to {}, the last is called `{last}`", nodes.saturating_sub(1));
+        Failure::Input(format!("`{}` has no node `{text}`; hint: {hint}", topology.name()))
+    })
+}
+
+/// What a person sees of it.
+pub fn listing(jobs: &[JobSteps], topology: &Topology) -> String {
+    let rows: Vec<Vec<String>> = jobs
+        .iter()
+        .map(|job| {
+            vec![
+                job.plan.clone(),
+                job.ranks.to_string(),
+                format!("{} from `{}`", job.nodes, job.first_node),
+                job.alone.to_string(),
+                job.beside.to_string(),
+                format!("{:.1} %", (job.ratio() - 1.0) * 100.0),
+            ]
+        })
+        .collect();
+    let columns = [
+        Column::words("job"),
+        Column::numbers("ranks"),
+        Column::words("nodes"),
+        Column::numbers("step alone"),
+        Column::numbers("beside the others"),
+        Column::numbers("longer by"),
+    ];
+    format!("One step of each job, begun at once on `{}`:\n{}", topology.name(), table(&columns, &rows))
+}
+
+/// The same for `--json`.
+pub fn document(jobs: &[JobSteps]) -> Value {
+    let jobs = jobs.iter().map(|job| {
+        json!({
+            "plan": job.plan, "first_node": job.first_node, "nodes": job.nodes, "ranks": job.ranks,
+            "step_seconds_alone": job.alone.value(), "step_seconds": job.beside.value(), "ratio": job.ratio(),
+        })
+    });
+    jobs.collect()
+}
+
+impl JobSteps {
+    /// The step beside the others over the step alone.
+    fn ratio(&self) -> f64 {
+        if self.alone > Seconds::ZERO { self.beside / self.alone } else { 1.0 }
+    }
+}

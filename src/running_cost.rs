@@ -1,0 +1,268 @@
+//! What a step and a run cost: money, energy, and the time that failures take.
+
+use crate::failure::Failure;
+use crate::output::note;
+use crate::plan_file::LoadedPlan;
+use crate::predict::Foretold;
+use clap::Args;
+use foretell_models::GraphOptions;
+use foretell_reports::{Column, table};
+use foretell_simulator::{PowerModel, Prediction, Reliability, RunningCost, running_cost};
+use foretell_topologies::{DeviceId, NodeId};
+use foretell_units::{Bytes, Joules, Seconds};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// What is asked of a run.
+#[derive(Debug, Clone, Args)]
+pub struct Questions {
+    /// Say what a step costs in money and energy
+    #[arg(long)]
+    pub cost: bool,
+    /// And what a run of so many steps does
+    #[arg(long, value_name = "N", group = "length")]
+    pub steps: Option<f64>,
+    /// And what a run over so many samples does
+    #[arg(long, value_name = "N", group = "length")]
+    pub samples: Option<f64>,
+    /// And what a run over so many tokens does: 300e9
+    #[arg(long, value_name = "N", group = "length")]
+    pub tokens: Option<f64>,
+    /// Say how much of a long run's time is progress where nodes fail, and how often to write a checkpoint; without being asked where the topology
+    /// says how often nodes fail
+    #[arg(long)]
+    pub goodput: bool,
+    /// Write a checkpoint each so many steps, not as often as is best
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<u64>,
+    /// Where chance begins
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// What was found.
+pub struct Answers {
+    cost: RunningCost,
+    step: Seconds,
+    steps: Option<f64>,
+    goodput: Option<Goodput>,
+    is_asked: bool,
+}
+
+/// How well a long run goes where nodes fail.
+struct Goodput {
+    reliability: Reliability,
+    state: Bytes,
+    /// Steps between checkpoints, and the goodput that was simulated with them.
+    every: f64,
+    goodput: f64,
+    /// The closed form's.
+    expected: f64,
+    /// Whether the interval was searched for.
+    is_best: bool,
+}
+
+/// Answers what is asked.
+pub fn answer(
+    questions: &Questions,
+    foretold: &Foretold,
+    prediction: &Prediction,
+    loaded: &LoadedPlan,
+) -> Result<Answers, Failure> {
+    let program = &foretold.compiled.training;
+    let cost = running_cost(program, &loaded.topology, &foretold.simulation.timeline, &PowerModel::default());
+    let step = prediction.step_seconds;
+    let steps = steps(questions, program.samples, program.tokens)?;
+    let goodput = goodput(questions, step, loaded, cost.devices)?;
+    Ok(Answers { cost, step, steps, goodput, is_asked: questions.cost || steps.is_some() })
+}
+
+/// The run's length in steps.
+fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result<Option<f64>, Failure> {
+    let per_step = |amount: Option<f64>, each: f64| amount.map(|amount| (amount / each).ceil());
+    if questions.tokens.is_some() && tokens.is_none() {
+        return Err(Failure::Input("the model's samples are no sequences; hint: use `--samples`".into()));
+    }
+    let steps = questions
+        .steps
+        .or(per_step(questions.samples, samples.max(1) as f64))
+        .or(per_step(questions.tokens, tokens.unwrap_or(1).max(1) as f64));
+    match steps {
+        Some(steps) if !(steps.is_finite() && steps >= 1.0) => {
+            Err(Failure::Input("a run of no steps has no cost; hint: ask for 1 at least".into()))
+        }
+        steps => Ok(steps),
+    }
+}
+
+/// What a checkpoint holds: parameters and the optimizer's state of each, all in single precision.
+fn state(loaded: &LoadedPlan) -> Result<Bytes, Failure> {
+    const SINGLE_PRECISION: usize = 4;
+    let graph = loaded.model.model.graph(&loaded.model.name, &GraphOptions::ONE)?;
+    Ok(Bytes::new((graph.parameter_count() * SINGLE_PRECISION * (1 + loaded.plan.optimizer_states())) as u64))
+}
+
+fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: usize) -> Result<Option<Goodput>, Failure> {
+    let topology = &loaded.topology;
+    let nodes: BTreeSet<NodeId> = (0..devices).map(|device| topology.node_of(DeviceId(device))).collect();
+    let between = |node: &NodeId| topology.node_groups()[topology.group_of(*node)].mean_time_between_failures;
+    let is_asked = questions.goodput || questions.checkpoint_every.is_some();
+    if !is_asked && !nodes.iter().any(|node| between(node).is_some()) {
+        return Ok(None);
+    }
+    let missing = |what: &str, hint: &str| {
+        let message = format!("`{}` does not say {what}; hint: write `{hint}`", topology.name());
+        if is_asked {
+            return Err(Failure::Input(message));
+        }
+        note(&format!("no goodput: {message}"));
+        Ok(None)
+    };
+    let rates: Option<f64> = nodes.iter().map(|node| between(node).map(|time| 1.0 / time.value())).sum();
+    let Some(failures_a_second) = rates.filter(|rate| *rate > 0.0) else {
+        return missing("of every node how often it fails", "mean_time_between_failures: 5000h");
+    };
+    let Some(storage) = topology.storage_bandwidth() else {
+        return missing("how fast checkpoints are written", "storage: {bandwidth: 40GB/s}");
+    };
+    let Some(restart) = topology.restart_time() else {
+        return missing("how long a restart takes", "restart_time: 10min");
+    };
+    let state = state(loaded)?;
+    let reliability = Reliability {
+        mean_time_between_failures: Seconds::new(1.0 / failures_a_second),
+        checkpoint: state / storage,
+        restart: restart + state / storage,
+    };
+    let (interval, goodput) = match questions.checkpoint_every {
+        Some(0) => return Err(Failure::Input("--checkpoint-every 0 is never; hint: ask for 1 at least".into())),
+        Some(every) => (step * every as f64, reliability.long_run(step * every as f64, questions.seed).goodput()),
+        None => reliability.best_interval(step, questions.seed),
+    };
+    Ok(Some(Goodput {
+        reliability,
+        state,
+        every: (interval / step).round(),
+        goodput,
+        expected: reliability.expected_goodput(interval),
+        is_best: questions.checkpoint_every.is_none(),
+    }))
+}
+
+impl Answers {
+    /// How long the run takes, failures and all.
+    fn run_time(&self) -> Option<Seconds> {
+        let work = self.step * self.steps?;
+        match &self.goodput {
+            // A run that never gets on has no length.
+            Some(failing) if failing.goodput <= 0.0 => None,
+            Some(failing) => Some(work / failing.goodput),
+            None => Some(work),
+        }
+    }
+
+    /// The devices' energy for the run: what is lost and done again takes as much as what is done once; waiting for checkpoints and restarts is counted so too.
+    fn run_energy(&self) -> Option<Joules> {
+        Some(self.cost.step_energy? * (self.run_time()? / self.step))
+    }
+
+    /// What a person sees of it, if there is anything to see.
+    pub fn table(&self) -> Option<String> {
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        let mut row = |what: &str, value: String| rows.push(vec![what.into(), value]);
+        if self.is_asked {
+            let RunningCost { nodes, devices, .. } = self.cost;
+            row("nodes", format!("{nodes}, with {devices} devices in use"));
+            let unpriced = format!("not known: no `price_per_hour` for {}", quoted(&self.cost.unpriced));
+            let unpowered = format!("not known: no `power` for {}", quoted(&self.cost.unpowered));
+            row("price of a step", self.cost.price(self.step).map_or_else(|| unpriced.clone(), money));
+            let mean = |energy: Joules| energy.value() / self.step.value().max(f64::MIN_POSITIVE) / devices as f64;
+            row(
+                "energy of a step",
+                self.cost.step_energy.map_or_else(
+                    || unpowered.clone(),
+                    |energy| format!("{energy}, the devices alone ({:.0} W each on average)", mean(energy)),
+                ),
+            );
+            if let Some(steps) = self.steps {
+                row("the run", format!("{steps} steps"));
+                // A run that fails more often than it gets to a checkpoint.
+                let endless = || "without end".to_string();
+                row("  its time", self.run_time().map_or_else(endless, days));
+                let price = |time| self.cost.price(time).map_or(unpriced, money);
+                row("  its price", self.run_time().map_or_else(endless, price));
+                let energy = |_| self.run_energy().map_or(unpowered, kilowatt_hours);
+                row("  its energy", self.run_time().map_or_else(endless, energy));
+            }
+        }
+        if let Some(failing) = &self.goodput {
+            let interval = self.step * failing.every;
+            let Reliability { mean_time_between_failures, checkpoint, restart } = failing.reliability;
+            row("time between failures", days(mean_time_between_failures));
+            row("a checkpoint", format!("{}, {checkpoint} to write", failing.state));
+            row("a restart", format!("{restart}, reading it among that"));
+            let which = if failing.is_best { "best interval of checkpoints" } else { "interval of checkpoints" };
+            row(which, format!("{} steps, {}", failing.every, days(interval)));
+            let (young, daly) = (failing.reliability.young(), failing.reliability.daly());
+            row("  by Young's formula, by Daly's", format!("{}, {}", days(young), days(daly)));
+            row("goodput", format!("{:.2} % (closed form {:.2} %)", failing.goodput * 100.0, failing.expected * 100.0));
+        }
+        (!rows.is_empty()).then(|| table(&[Column::words(""), Column::words("")], &rows))
+    }
+
+    /// The same for programs: `cost`, and `goodput` where failures are known.
+    pub fn documents(&self) -> (Value, Option<Value>) {
+        let energy = |energy: Option<Joules>| energy.map(Joules::value);
+        let mut cost = json!({
+            "nodes": self.cost.nodes,
+            "devices": self.cost.devices,
+            "price_per_hour": self.cost.price_per_hour,
+            "step_price": self.cost.price(self.step),
+            "step_energy_joules": energy(self.cost.step_energy),
+            "unpriced": self.cost.unpriced,
+            "unpowered": self.cost.unpowered,
+        });
+        if let Some(steps) = self.steps {
+            cost["run"] = json!({
+                "steps": steps,
+                "seconds": self.run_time().map(Seconds::value),
+                "price": self.run_time().and_then(|time| self.cost.price(time)),
+                "energy_joules": energy(self.run_energy()),
+            });
+        }
+        let goodput = self.goodput.as_ref().map(|failing| {
+            json!({
+                "goodput": failing.goodput,
+                "expected_goodput": failing.expected,
+                "checkpoint_every_steps": failing.every,
+                "is_best": failing.is_best,
+                "mean_seconds_between_failures": failing.reliability.mean_time_between_failures.value(),
+                "checkpoint_bytes": failing.state.count(),
+                "checkpoint_seconds": failing.reliability.checkpoint.value(),
+                "restart_seconds": failing.reliability.restart.value(),
+                "young_seconds": failing.reliability.young().value(),
+                "daly_seconds": failing.reliability.daly().value(),
+            })
+        });
+        (cost, goodput)
+    }
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// In the currency of the topology's file, which does not say which.
+fn money(amount: f64) -> String {
+    if amount < 1.0 { format!("{amount:.3e}") } else { format!("{amount:.2}") }
+}
+
+fn days(time: Seconds) -> String {
+    const DAY: f64 = 86_400.0;
+    if time.value() < 2.0 * DAY { time.to_string() } else { format!("{:.1} days", time.value() / DAY) }
+}
+
+fn kilowatt_hours(energy: Joules) -> String {
+    const KILOWATT_HOUR: f64 = 3.6e6;
+    format!("{energy} ({:.1} kWh), the devices alone", energy.value() / KILOWATT_HOUR)
+}

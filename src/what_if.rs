@@ -1,0 +1,147 @@
+//! `--what-if` and `--critical-path` of `foretell simulate`: what the step is made of, and what it would be with other devices or links.
+
+use crate::failure::Failure;
+use crate::input;
+use crate::plan_file::LoadedPlan;
+use crate::predict::{self, Foretold};
+use foretell_program::{Profile, Program};
+use foretell_reports::{Column, table};
+use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf};
+use foretell_units::Seconds;
+use serde_json::{Value, json};
+
+/// A question and its answer.
+pub struct Answer {
+    what_if: WhatIf,
+    prediction: Prediction,
+}
+
+/// Reads the questions.
+pub fn read(questions: &[String]) -> Result<Vec<WhatIf>, Failure> {
+    questions.iter().map(|one| one.parse().map_err(|error| Failure::Input(format!("--what-if: {error}")))).collect()
+}
+
+/// The names that can be asked about, for `--help`.
+pub fn help() -> String {
+    let lines = WhatIf::quantities().map(|(name, what)| format!("  {name:<26}{what}"));
+    let lines: Vec<String> = lines.collect();
+    format!(
+        "Example:\n  foretell simulate --plan plan.yaml --what-if 'inter_node.bandwidth*2' --critical-path\n\n\
+         What can be asked about with --what-if 'NAME*FACTOR' or 'NAME/DIVISOR' (several at once with commas):\n{}",
+        lines.join("\n")
+    )
+}
+
+/// Foretells the step again for each question.
+pub fn answer(
+    questions: Vec<WhatIf>,
+    foretold: &Foretold,
+    loaded: &LoadedPlan,
+    profile: Option<&Profile>,
+    oversubscription: Oversubscription,
+    folding: Folding,
+) -> Result<Vec<Answer>, Failure> {
+    let costs = predict::costs(profile, &loaded.topology, &loaded.plan)?;
+    questions
+        .into_iter()
+        .map(|what_if| {
+            let topology = what_if.topology(&loaded.topology)?;
+            let program = &foretold.compiled.training;
+            let costs = what_if.costs(&costs);
+            let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
+            let prediction = predict::with_memory(prediction, &foretold.compiled, &topology);
+            let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
+                Some(waiting) => waiting.applied(prediction),
+                None => prediction,
+            };
+            Ok(Answer { what_if, prediction })
+        })
+        .collect()
+}
+
+/// The answers beside the step as it is.
+pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
+    let row = |name: String, prediction: &Prediction, change: String| {
+        let parts = &prediction.breakdown_seconds;
+        let times =
+            [prediction.step_seconds, parts.compute, parts.exposed_communication, parts.bubble, parts.data, parts.optimizer];
+        let mut cells: Vec<String> = times.iter().map(Seconds::to_string).collect();
+        cells.insert(1, change);
+        cells.insert(0, name);
+        cells
+    };
+    let mut rows = vec![row("as it is".into(), original, String::new())];
+    for answer in answers {
+        let change = format!("{:+.1} %", change(original, answer) * 100.0);
+        rows.push(row(answer.what_if.to_string(), &answer.prediction, change));
+    }
+    let titles = ["step", "change", "compute", "communication", "bubble", "data", "optimizer"];
+    let columns: Vec<Column<'_>> =
+        std::iter::once(Column::words("what if")).chain(titles.into_iter().map(Column::numbers)).collect();
+    table(&columns, &rows)
+}
+
+/// The same for programs.
+pub fn answers_document(original: &Prediction, answers: &[Answer]) -> Result<Value, Failure> {
+    let documents = answers.iter().map(|answer| {
+        let predicted = serde_json::to_value(&answer.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
+        Ok(json!({
+            "what_if": answer.what_if.to_string(),
+            "step_seconds": answer.prediction.step_seconds.value(),
+            "change": change(original, answer),
+            "predicted": predicted,
+        }))
+    });
+    documents.collect::<Result<Vec<_>, Failure>>().map(Value::from)
+}
+
+/// How much longer the step becomes, as a share.
+fn change(original: &Prediction, answer: &Answer) -> f64 {
+    let before = original.step_seconds.value();
+    if before > 0.0 { answer.prediction.step_seconds.value() / before - 1.0 } else { 0.0 }
+}
+
+/// The kinds of time on the critical path; with what lies between instructions they are the step.
+fn path_times(path: &CriticalPath) -> [(&'static str, Seconds); 5] {
+    [
+        ("compute", path.by_time.compute),
+        ("communication", path.by_time.communication),
+        ("data", path.by_time.data),
+        ("optimizer", path.by_time.optimizer),
+        ("between instructions", path.between),
+    ]
+}
+
+/// What the step time is made of, by kinds of time and by kinds of instruction.
+pub fn path_table(path: &CriticalPath) -> String {
+    let times = path_times(path);
+    let step: f64 = times.iter().map(|(_, time)| time.value()).sum();
+    let share = |time: Seconds| if step > 0.0 { time.value() / step * 100.0 } else { 0.0 };
+    let rows = |parts: &mut dyn Iterator<Item = (&str, Seconds)>| -> Vec<Vec<String>> {
+        parts.map(|(what, time)| vec![what.into(), time.to_string(), format!("{:.1} %", share(time))]).collect()
+    };
+    let columns = |title| [Column::words(title), Column::numbers("time"), Column::numbers("of the step")];
+    let shown = times.iter().filter(|(_, time)| *time > Seconds::ZERO).copied();
+    let by_time = table(&columns("on the critical path"), &rows(&mut { shown }));
+    let kinds = path.by_kind.iter().map(|(kind, time)| (kind.as_str(), *time)).chain([("between instructions", path.between)]);
+    format!("{by_time}\n\n{}", table(&columns("by instruction"), &rows(&mut { kinds })))
+}
+
+/// The same for programs, with every stretch of the path.
+pub fn path_document(path: &CriticalPath, program: &Program) -> Value {
+    let segments = path.segments.iter().map(|segment| {
+        let stage = program.list_of(segment.rank);
+        let instruction = stage.instruction(segment.instruction);
+        let (start, end) = (Seconds::from(segment.start), Seconds::from(segment.end));
+        json!({
+            "rank": segment.rank.0, "instruction": segment.instruction.0, "name": stage.names.get(instruction.name as usize),
+            "kind": instruction.operation.kind(), "start_seconds": start.value(), "end_seconds": end.value(),
+        })
+    });
+    json!({
+        "by_time": path.by_time,
+        "by_kind": path.by_kind.iter().map(|(kind, time)| json!({"kind": kind, "seconds": time.value()})).collect::<Vec<_>>(),
+        "between_seconds": path.between.value(),
+        "segments": segments.collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,156 @@
+//! What is asked beside a step: what-if, cost, goodput, the input pipeline, and exports.
+
+mod common;
+
+use common::{Scratch, text};
+use serde_json::Value;
+
+const PLAN: &str = "\
+model: {family: gpt, layers: 4, hidden: 256, heads: 4, vocab: 4096, sequence: 128}
+topology:
+  base: dgx-a100-80g
+  nodes:
+    - {name: dgx, count: 3, devices: {kind: a100-sxm-80g, count: 8}, link: nvswitch-300GB/s, nics: {count: 8, bandwidth: 200Gbit/s}, price_per_hour: 30, mean_time_between_failures: 2000h}
+  storage: {bandwidth: 2GB/s}
+  restart_time: 5min
+layout: {data: 4, tensor: 2, pipeline: 2, micro_batch: 2}
+global_batch: 32
+precision: bf16
+optimizer: adamw
+";
+
+fn number(document: &Value, path: &str) -> f64 {
+    let number = document.pointer(path).and_then(Value::as_f64);
+    assert!(number.is_some(), "no `{path}` in {document}");
+    number.unwrap_or_default()
+}
+
+fn close(one: f64, other: f64) -> bool {
+    (one - other).abs() <= 1e-9 * other.abs().max(1e-12)
+}
+
+#[test]
+fn what_if_answers_stand_beside_the_step_as_it_is() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    let questions = ["--what-if", "inter_node.bandwidth*2", "--what-if", "latency*1", "--what-if", "speed*2, host.launch*0"];
+    let document = scratch.json(&[&["simulate", "--plan", text(&plan)], &questions[..]].concat());
+    let step = number(&document, "/step_seconds");
+    assert_eq!(document["what_if"].as_array().map(Vec::len), Some(3));
+    assert!(number(&document, "/what_if/0/step_seconds") < step, "a wider network is faster here");
+    assert!(close(number(&document, "/what_if/1/step_seconds"), step), "nothing changed");
+    assert_eq!(number(&document, "/what_if/1/change"), 0.0);
+    assert!(
+        number(&document, "/what_if/2/predicted/breakdown_seconds/compute") < number(&document, "/breakdown_seconds/compute")
+    );
+    assert_eq!(document["what_if"][2]["what_if"], "device.speed*2, host.launch*0");
+}
+
+#[test]
+fn a_question_that_means_nothing_is_wrong_input() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    for (arguments, word) in [
+        (&["--what-if", "warp*2"][..], "`inter_node.bandwidth`"),
+        (&["--steps", "0"], "ask for 1"),
+        (&["--steps", "5", "--tokens", "5"], "cannot be used with"),
+        (&["--checkpoint-every", "0"], "ask for 1"),
+    ] {
+        let output = scratch.run(&[&["simulate", "--plan", text(&plan)], arguments].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+#[test]
+fn the_critical_path_is_the_step_by_time_and_by_instruction() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    let document = scratch.json(&["simulate", "--plan", text(&plan), "--critical-path"]);
+    let path = &document["critical_path"];
+    let between = number(path, "/between_seconds");
+    let times = ["compute", "optimizer", "communication", "data"].map(|kind| number(path, &format!("/by_time/{kind}")));
+    let kinds: f64 = path["by_kind"].as_array().expect("a list").iter().map(|one| number(one, "/seconds")).sum();
+    let step = number(&document, "/step_seconds");
+    assert!((times.iter().sum::<f64>() + between - step).abs() < 1e-6 * step);
+    assert!((kinds + between - step).abs() < 1e-6 * step);
+}
+
+#[test]
+fn a_run_costs_its_nodes_hours_and_what_failures_add() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    let document = scratch.json(&["simulate", "--plan", text(&plan), "--steps", "1e9"]);
+    let (step, goodput) = (number(&document, "/step_seconds"), number(&document, "/goodput/goodput"));
+    // Sixteen ranks are on two of the three nodes.
+    assert_eq!(document["cost"]["nodes"], 2);
+    assert!(close(number(&document, "/cost/step_price"), 60.0 / 3600.0 * step));
+    assert!(close(number(&document, "/cost/run/seconds"), 1e9 * step / goodput));
+    assert!(close(number(&document, "/cost/run/price"), 60.0 / 3600.0 * 1e9 * step / goodput));
+    let power = number(&document, "/cost/step_energy_joules") / step / 16.0;
+    assert!((80.0..400.0).contains(&power), "between idle and the limit: {power} W");
+    // Two nodes fail twice as often as one; the best interval is Daly's.
+    assert!(close(number(&document, "/goodput/mean_seconds_between_failures"), 1000.0 * 3600.0));
+    let interval = number(&document, "/goodput/checkpoint_every_steps") * step;
+    assert!((0.7..1.4).contains(&(interval / number(&document, "/goodput/daly_seconds"))), "{document}");
+    assert!((number(&document, "/goodput/goodput") / number(&document, "/goodput/expected_goodput") - 1.0).abs() < 0.01);
+    // Rarer checkpoints than are best lose more.
+    let rare = scratch.json(&["simulate", "--plan", text(&plan), "--checkpoint-every", "100000000"]);
+    assert!(number(&rare, "/goodput/goodput") < goodput);
+    assert_eq!(rare["goodput"]["is_best"], false);
+}
+
+#[test]
+fn what_a_topology_does_not_state_is_said_and_not_guessed() {
+    let scratch = Scratch::new();
+    let plan =
+        scratch.file("plan.yaml", "model: gpt2\ntopology: dgx-a100-80g\nlayout: {data: 8}\nglobal_batch: 8\nprecision: bf16\n");
+    let document = scratch.json(&["simulate", "--plan", text(&plan), "--steps", "10"]);
+    assert_eq!((&document["cost"]["price_per_hour"], &document["cost"]["step_price"]), (&Value::Null, &Value::Null));
+    assert_eq!(document["cost"]["unpriced"][0], "dgx");
+    assert!(document.get("goodput").is_none());
+    let output = scratch.run(&["simulate", "--plan", text(&plan), "--goodput"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("hint: write `mean_time_between_failures: 5000h`"));
+    let output = scratch.run(&["simulate", "--plan", text(&plan), "--cost"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("no `price_per_hour` for `dgx`"));
+}
+
+#[test]
+fn an_input_bound_run_shows_in_the_breakdown() {
+    let scratch = Scratch::new();
+    let alone = scratch.json(&["simulate", "--plan", text(&scratch.file("plan.yaml", PLAN))]);
+    let step = number(&alone, "/step_seconds");
+    // Eight ranks of the first stage read (four parts of the batch, each twice): 64 samples of 10 MB at 2 GB/s take 320 ms.
+    let input = format!("{PLAN}input: {{bytes_per_sample: 10MB, decode: 1ms, workers: 8, prefetch: 4}}\n");
+    let plan = scratch.file("slow.yaml", &input);
+    let slow = scratch.json(&["simulate", "--plan", text(&plan), "--what-if", "storage.bandwidth*1000"]);
+    assert_eq!(slow["input"]["bound"], "storage");
+    assert_eq!(slow["input"]["reading_ranks"], 8);
+    assert!((number(&slow, "/step_seconds") - 0.32).abs() < 1e-6, "{}", slow["input"]);
+    let data = number(&slow, "/breakdown_seconds/data") - number(&alone, "/breakdown_seconds/data");
+    assert!(close(data, 0.32 - step) || (data - (0.32 - step)).abs() < 1e-6);
+    assert!((number(&slow, "/samples_per_second") - 100.0).abs() < 1e-3);
+    assert!((number(&slow, "/what_if/0/step_seconds") - step).abs() < 1e-6, "then the step itself is the bound");
+}
+
+#[test]
+fn chakra_traces_are_written_for_every_rank_and_others_are_refused_in_words() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    let document = scratch.json(&["export", "--plan", text(&plan), "--to", "chakra", "-o", "traces"]);
+    assert_eq!(document["traces"], 16);
+    assert!((0..16).all(|rank| scratch.path(&format!("traces/gpt.{rank}.et")).is_file()));
+    for file in ["communicators.json", "network.yml", "system.json", "remote_memory.json", "logical_topology.json"] {
+        assert!(scratch.path("traces").join(file).is_file(), "{file}");
+    }
+    let network = std::fs::read_to_string(scratch.path("traces/network.yml")).expect("written");
+    assert!(network.contains("npus_count: [ 8, 2 ]"), "{network}");
+    scratch.json(&["export", "--plan", text(&plan), "--to", "perfetto", "-o", "trace.json"]);
+    let trace = std::fs::read_to_string(scratch.path("trace.json")).expect("written");
+    assert!(serde_json::from_str::<Value>(&trace).expect("JSON")["traceEvents"].is_array());
+    let output = scratch.run(&["export", "--plan", text(&plan), "--to", "megatron", "-o", "x"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be exported to `megatron` yet"));
+}

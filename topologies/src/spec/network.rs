@@ -1,0 +1,146 @@
+//! The schema of `network` in a topology file, and how a network is written out in it.
+
+use crate::fabric::{Dimensions, Fabric, FatTree, LeafSwitches, Network, Routing, Uplinks};
+use crate::layout::node_name;
+use crate::node::NodeGroup;
+use crate::text::{At, Scalar, Scalars, written};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkSpec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) oversubscription: Option<At<Scalars>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uplinks: Option<At<Scalars>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes_per_leaf: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) leaves_per_pod: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cross_rail: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dimensions: Option<At<Scalars>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) wrap_around: Option<At<bool>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes_per_router: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) routers_per_group: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) global_links: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) local_bandwidth: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) global_bandwidth: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) routing: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seed: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) routes: Option<At<Vec<At<RouteSpec>>>>,
+}
+
+/// A way that the flows from one node to another take.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RouteSpec {
+    pub(crate) from: At<String>,
+    pub(crate) to: At<String>,
+    pub(crate) path: At<Scalar>,
+}
+
+impl NetworkSpec {
+    /// Field by field over a base, whose kind it keeps.
+    pub(crate) fn over(self, base: NetworkSpec) -> Self {
+        NetworkSpec {
+            kind: base.kind,
+            bandwidth: self.bandwidth.or(base.bandwidth),
+            oversubscription: self.oversubscription.or(base.oversubscription),
+            uplinks: self.uplinks.or(base.uplinks),
+            nodes_per_leaf: self.nodes_per_leaf.or(base.nodes_per_leaf),
+            leaves_per_pod: self.leaves_per_pod.or(base.leaves_per_pod),
+            cross_rail: self.cross_rail.or(base.cross_rail),
+            dimensions: self.dimensions.or(base.dimensions),
+            wrap_around: self.wrap_around.or(base.wrap_around),
+            nodes_per_router: self.nodes_per_router.or(base.nodes_per_router),
+            routers_per_group: self.routers_per_group.or(base.routers_per_group),
+            global_links: self.global_links.or(base.global_links),
+            local_bandwidth: self.local_bandwidth.or(base.local_bandwidth),
+            global_bandwidth: self.global_bandwidth.or(base.global_bandwidth),
+            routing: self.routing.or(base.routing),
+            seed: self.seed.or(base.seed),
+            latency: self.latency.or(base.latency),
+            routes: self.routes.or(base.routes),
+        }
+    }
+
+    /// A network as a file has it, in full.
+    pub(crate) fn written(network: &Network, groups: &[NodeGroup]) -> Self {
+        let mut spec = NetworkSpec {
+            kind: Some(network.fabric.name().to_owned().into()),
+            latency: Some(written(network.latency)),
+            ..NetworkSpec::default()
+        };
+        match &network.fabric {
+            Fabric::None | Fabric::Switch => return spec,
+            Fabric::FatTree(tree) => spec.write_tree(tree),
+            Fabric::Torus(torus) => {
+                spec.dimensions = Some(match &torus.dimensions {
+                    Dimensions::Sizes(sizes) => Scalars::list(sizes).into(),
+                    Dimensions::Count(count) => Scalars::one(count).into(),
+                });
+                spec.bandwidth = Some(written(torus.bandwidth));
+                spec.wrap_around = Some(torus.wraps_around.into());
+            }
+            Fabric::Dragonfly(dragonfly) => {
+                spec.nodes_per_router = Some(Scalar::from(dragonfly.nodes_per_router).into());
+                spec.routers_per_group = Some(Scalar::from(dragonfly.routers_per_group).into());
+                spec.global_links = Some(Scalar::from(dragonfly.global_links).into());
+                spec.local_bandwidth = Some(written(dragonfly.local_bandwidth));
+                spec.global_bandwidth = Some(written(dragonfly.global_bandwidth));
+            }
+        }
+        // What flows are spread over may have one way only: then there is nothing to say.
+        spec.routing =
+            (network.routing != Routing::Spread || spec.uplinks.is_some()).then(|| network.routing.name().to_owned().into());
+        spec.seed = (network.seed != 0).then(|| Scalar::from(network.seed).into());
+        let routes = network.stated.iter().map(|route| {
+            let [from, to] = [route.from, route.to].map(|node| name_of(node, groups).into());
+            At::from(RouteSpec { from, to, path: Scalar::from(route.path).into() })
+        });
+        spec.routes = (!network.stated.is_empty()).then(|| routes.collect::<Vec<_>>().into());
+        spec
+    }
+
+    fn write_tree(&mut self, tree: &FatTree) {
+        let levels: Vec<&Uplinks> = [&tree.uplinks].into_iter().chain(tree.pods.as_ref().map(|pods| &pods.uplinks)).collect();
+        let factors: Vec<f64> = levels.iter().map(|uplinks| uplinks.oversubscription).collect();
+        self.oversubscription = Some(Scalars::one_or_list(&factors).into());
+        let counts: Vec<usize> = levels.iter().filter_map(|uplinks| uplinks.count).collect();
+        self.uplinks = (counts.len() == levels.len()).then(|| Scalars::one_or_list(&counts).into());
+        self.nodes_per_leaf = tree.nodes_per_leaf.map(|nodes| Scalar::from(nodes).into());
+        self.leaves_per_pod = tree.pods.map(|pods| Scalar::from(pods.leaves).into());
+        if let LeafSwitches::OfRails(cross_rail) = tree.leaf_switches {
+            self.cross_rail = Some(cross_rail.name().to_owned().into());
+        }
+    }
+}
+
+/// The name of a node of this number.
+fn name_of(node: usize, groups: &[NodeGroup]) -> String {
+    let mut first = 0;
+    for group in groups {
+        if node < first + group.count {
+            return node_name(group, node - first);
+        }
+        first += group.count;
+    }
+    format!("node {node}")
+}
