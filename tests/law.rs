@@ -157,7 +157,7 @@ impl Case {
 }
 
 /// With the number of blocks that each can be cut between.
-const MODELS: [(&str, usize); 16] = [
+const MODELS: [(&str, usize); 18] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
     ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
     ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
@@ -179,6 +179,12 @@ const MODELS: [(&str, usize); 16] = [
     (
         "{family: moe, layers: 3, hidden: 24, heads: 2, ffn: 16, vocab: 128, sequence: 8, experts: 6, top_k: 1, moe_every: 2, \
          capacity_factor: 6.0}",
+        5,
+    ),
+    ("{family: llama, layers: 2, hidden: 12, heads: 4, kv_heads: 2, head_dimension: 8, ffn: 24, vocab: 128, sequence: 8}", 4),
+    (
+        "{family: moe, layers: 3, hidden: 16, heads: 4, head_dimension: 6, query_rank: 12, key_value_rank: 8, ffn: 8, dense_ffn: 24, \
+         shared_ffn: 8, dense_layers: 1, vocab: 128, sequence: 8, experts: 4, top_k: 2, capacity_factor: 2.0}",
         5,
     ),
     (
@@ -417,7 +423,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
     let of_family =
         |family: &str| MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains(family)).collect::<Vec<_>>();
     let models = [of_family("moe"), of_family("t5"), of_family("lstm")].concat();
-    assert_eq!(models.len(), 5);
+    assert_eq!(models.len(), 6);
     for (index, model) in models.into_iter().enumerate() {
         for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
             check(&Case {

@@ -17,7 +17,7 @@ use crate::dropout::DropoutRate;
 use crate::zoo;
 use defaults::{
     default_buckets, default_channels, default_classes, default_classifier, default_image, default_max_distance,
-    default_moe_theta, default_one, default_theta, default_tied, default_width,
+    default_moe_theta, default_one, default_theta, default_tied, default_width, is_zero,
 };
 use serde::{Deserialize, Serialize};
 
@@ -97,8 +97,26 @@ pub enum Model {
         /// Heads of keys and values; as `heads` if left out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         kv_heads: Option<usize>,
-        /// Inner width of an expert, and of a layer that is no mixture.
+        /// Features of a head; `hidden / heads` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        head_dimension: Option<usize>,
+        /// Queries are made through so many features with a norm, as DeepSeek's latent attention makes them; straight from `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        query_rank: Option<usize>,
+        /// Keys and values are made through so many features with a norm; straight from `hidden` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key_value_rank: Option<usize>,
+        /// Inner width of an expert, and of a layer that is no mixture unless `dense_ffn` says another.
         ffn: usize,
+        /// Inner width of a layer that is no mixture.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dense_ffn: Option<usize>,
+        /// Inner width of the experts that every token goes to, all together; there are none if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared_ffn: Option<usize>,
+        /// So many layers at the beginning are no mixtures.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        dense_layers: usize,
         /// Tokens that there are.
         vocab: usize,
         /// Positions of a training sample.
@@ -188,6 +206,9 @@ pub enum Model {
         /// Heads of keys and values; as many as `heads` if left out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         kv_heads: Option<usize>,
+        /// Features of a head; `hidden / heads` if left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        head_dimension: Option<usize>,
         /// Inner width of the feed-forward network.
         ffn: usize,
         /// Tokens that there are.

@@ -74,6 +74,7 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
         hidden: 32,
         heads: 8,
         kv_heads: Some(kv_heads),
+        head_dimension: None,
         ffn: 48,
         vocab: 64,
         sequence: 8,

@@ -29,6 +29,7 @@ fn models() -> impl Strategy<Value = Model> {
             hidden: 16,
             heads: 4,
             kv_heads: Some(kv_heads),
+            head_dimension: None,
             ffn: 24,
             vocab: 32,
             sequence: 8,

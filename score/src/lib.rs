@@ -21,6 +21,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod layout;
+mod model;
 mod names;
 mod predict;
 mod row;

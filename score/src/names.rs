@@ -1,7 +1,7 @@
 //! What people call devices, links, frameworks and formats, and what the profiles call them.
 
 use crate::row::Row;
-use foretell_simulator::gpu::ProductFormat;
+use foretell_simulator::gpu::{ProductFormat, StackKind};
 
 /// Names in profiles of what people write, the first that fits; every word of an entry must stand in the text.
 type Names = [(&'static [&'static str], &'static str)];
@@ -34,7 +34,25 @@ const DEVICES: &Names = &[
     (&["mi100"], "mi100"),
     (&["mi210"], "mi210"),
     (&["mi250"], "mi250"),
+    (&["mi300"], "mi300x"),
+    (&["mi325"], "mi300x"),
     (&["mi355"], "mi355x"),
+    (&["h800"], "h800-sxm-80g"),
+    (&["h20"], "h20"),
+    (&["a5000"], "rtx-a5000"),
+    (&["a6000"], "rtx-a6000"),
+    (&["3090"], "rtx-3090"),
+    (&["4090"], "rtx-4090"),
+    (&["2080"], "rtx-2080ti"),
+    (&["titan", "rtx"], "titan-rtx"),
+    (&["a10"], "a10"),
+    (&["tpu", "v4"], "tpu-v4"),
+    (&["tpu", "v5e"], "tpu-v5e"),
+    (&["tpu", "v5p"], "tpu-v5p"),
+    (&["tpu", "v6e"], "tpu-v6e"),
+    (&["trillium"], "tpu-v6e"),
+    (&["tpu", "v7"], "tpu-v7x"),
+    (&["ironwood"], "tpu-v7x"),
 ];
 
 const STACKS: &Names = &[
@@ -60,7 +78,7 @@ const STACKS: &Names = &[
     (&["nanotron"], "nanotron"),
     (&["internevo"], "internevo"),
     (&["pytorch eager"], "pytorch-eager"),
-    (&["fsdp"], "mosaicml-composer"),
+    (&["fsdp"], "fsdp"),
     (&["deeplearningexamples", "pytorch"], "deeplearningexamples-pytorch"),
     (&["deeplearningexamples", "tensorflow2"], "deeplearningexamples-tensorflow2"),
     (&["deeplearningexamples", "tensorflow"], "deeplearningexamples-tensorflow"),
@@ -85,25 +103,76 @@ pub(crate) fn node_kinds(row: &Row) -> Vec<(usize, &'static str)> {
     row.gpu.split(" + ").map(part).collect::<Option<Vec<_>>>().unwrap_or_default()
 }
 
+/// The stack that is likest to one without a profile: of what kind of parallelism or compiler its name speaks, or its layout.
+pub(crate) fn nearest_stack(row: &Row) -> &'static str {
+    const KINDS: &Names = &[
+        (&["jax"], "maxtext"),
+        (&["xla"], "maxtext"),
+        (&["tensorflow"], "deeplearningexamples-tensorflow2"),
+        (&["mxnet"], "mlperf-mxnet"),
+        (&["torch", "compile"], "torchtitan-compiled"),
+        (&["ddp"], "deeplearningexamples-pytorch"),
+    ];
+    let is_cut = |column| row.count(column).is_some_and(|size| size > 1);
+    match find(KINDS, &row.framework) {
+        Some(name) => name,
+        None if is_cut("tp") || is_cut("pp") => "megatron-core",
+        None => "fsdp",
+    }
+}
+
+/// Whether only adapters are trained (LoRA).
+pub(crate) fn trains_adapters(row: &Row) -> bool {
+    [&row.model, &row.notes, &row.framework].iter().any(|text| text.to_lowercase().contains("lora"))
+}
+
+/// What a row says of how its stack was set.
+pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
+    if row.notes.to_lowercase().contains("async tp") {
+        stack.overlap.tensor = true;
+    }
+    if row.stated_precision.to_lowercase().contains("rowwise") {
+        let share = stack.format_of(ProductFormat::Fp8) * stack.scaled_by_row;
+        stack.format.insert(ProductFormat::Fp8, share);
+    }
+}
+
+/// A release as numbers: the first two of `26.02.01` in `Megatron-Bridge 26.02.01`.
+fn release(text: &str) -> Option<(u32, u32)> {
+    let word = text.split(|character: char| !(character.is_ascii_digit() || character == '.')).find(|word| word.contains('.'))?;
+    let mut numbers = word.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// The profile of a row's software stack. A submission to MLPerf lists all that its image holds: there the model decides.
 pub(crate) fn stack(row: &Row) -> Option<&'static str> {
     let lower = row.framework.to_lowercase();
     let model = row.model.to_lowercase();
+    if trains_adapters(row) {
+        return Some(if row.table.starts_with("mlperf") || lower.contains(" / ") { "mlperf-adapters" } else { "nemo-adapters" });
+    }
     let is_image = lower.contains("ngc") || lower.contains(" / ") || row.table.starts_with("mlperf");
     if is_image && model.contains("resnet") {
         return Some("mlperf-mxnet");
     }
     if is_image && model.contains("bert") {
-        return Some("mlperf-bert");
+        // Of its rounds v0.7 was the last to compute padding.
+        let is_padded = row.notes.contains("round v0.") || !row.notes.contains("unpadded");
+        return Some(if is_padded { "mlperf-bert-2020" } else { "mlperf-bert" });
     }
     if is_image {
         return Some("mlperf-nemo");
     }
     let name = find(STACKS, &row.framework)?;
-    if name == "torchtitan" && row.notes.contains("compile") {
-        return Some("torchtitan-compiled");
-    }
-    Some(name)
+    let after = |least: (u32, u32)| release(&row.framework).is_some_and(|release| release >= least);
+    Some(match name {
+        "torchtitan" if row.notes.contains("compile") => "torchtitan-compiled",
+        "megatron-bridge" if after((26, 6)) => "megatron-bridge-26.06",
+        "megatron-bridge" if after((26, 0)) => "megatron-bridge-26.02",
+        "nemo" if lower.contains("nemo 24") => "nemo-2024",
+        "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
+        name => name,
+    })
 }
 
 /// The profile of the link between devices of a node, where the row says another than the device's own.
@@ -170,5 +239,7 @@ mod tests {
         assert_eq!(kinds("A100 + abacus"), []);
         assert_eq!(stack(&row("", "Megatron-DeepSpeed (1F1B)")), Some("megatron-deepspeed"));
         assert_eq!(stack(&row("", "my own")), None);
+        assert_eq!(stack(&row("", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-26.02"));
+        assert_eq!(stack(&row("", "Megatron-Bridge 25.11")), Some("megatron-bridge"));
     }
 }

@@ -6,8 +6,10 @@
 
 use crate::run::{Refusal, Run};
 use foretell_models::Kernel;
-use foretell_program::{Buffer, BufferRole, Instruction, Operation, Plan, Program, Schedule, StageProgram, compile_training};
-use foretell_simulator::gpu::AttentionKind;
+use foretell_program::{
+    Buffer, BufferRole, Instruction, Layout, Operation, Plan, Program, Recompute, Schedule, StageProgram, compile_training,
+};
+use foretell_simulator::gpu::{AttentionKind, ProductFormat, Trained};
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
 use foretell_units::Seconds;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,15 +47,43 @@ struct StageMemory {
     activations: f64,
     /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
     scores: f64,
+    /// Logits of a micro-batch.
+    logits: f64,
 }
 
-/// Compiles what a prediction needs.
+/// How far beyond a device's memory what is foretold has to be so that it counts as more than there is: memory itself is foretold so well.
+const BEYOND: f64 = 1.15;
+
+/// Compiles what a prediction needs. A run that does not state what is computed again computes as little as fits into the device's memory, where
+/// its stack does so.
 ///
 /// # Errors
 /// [`Refusal`] where the compiler cannot lay the run out.
 pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
+    let first = run.plan.layout.recompute;
+    let prepared = compile(run, first)?;
+    let capacity = run.cluster.gpu.memory.value() * BEYOND;
+    if run.recompute_is_stated || prepared.memory(run) <= capacity {
+        return Ok(prepared);
+    }
+    let more: &[Recompute] = match first {
+        Recompute::None => &[Recompute::Selective, Recompute::Full],
+        Recompute::Selective => &[Recompute::Full],
+        _ => &[],
+    };
+    let mut prepared = prepared;
+    for &recompute in more {
+        prepared = compile(run, recompute)?;
+        if prepared.memory(run) <= capacity {
+            break;
+        }
+    }
+    Ok(prepared)
+}
+
+fn compile(run: &Run, recompute: Recompute) -> Result<Prepared, Refusal> {
     let micro_batches = run.plan.micro_batches().map_err(|error| Refusal(error.to_string()))?;
-    let layout = &run.plan.layout;
+    let layout = &Layout { recompute, ..run.plan.layout.clone() };
     let period = if layout.schedule == Schedule::Interleaved { layout.pipeline } else { 1 };
     if layout.schedule == Schedule::Interleaved && !micro_batches.is_multiple_of(layout.pipeline) {
         return Err(Refusal(format!(
@@ -66,7 +96,7 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     let mut programs = Vec::with_capacity(counts.len());
     let mut memory = Vec::new();
     for count in counts {
-        let plan = Plan { global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
+        let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
         let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
         memory = program.lists.iter().map(|stage| memory_of(stage, &plan)).collect();
         for stage in &mut program.lists {
@@ -97,6 +127,12 @@ fn memory_of(stage: &StageProgram, plan: &Plan) -> StageMemory {
     }
     let persistent = stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
     memory.scores = kept_scores(stage);
+    let logits = |instruction: &Instruction| match instruction.operation {
+        Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
+        | Operation::Compute { kernel: Kernel::LogitStatistics { rows, classes, .. }, .. } => rows as f64 * classes as f64,
+        _ => 0.0,
+    };
+    memory.logits = stage.instructions.iter().map(logits).fold(0.0, f64::max);
     memory.activations = stage.arena.value() - persistent.map(|buffer| buffer.bytes.value()).sum::<f64>();
     if plan.layout.zero < 3 {
         // Gathered once and kept for the step: whole parameters, which take the place of their shards.
@@ -149,7 +185,7 @@ impl Prepared {
     /// # Errors
     /// [`Refusal`] where the Program deadlocks.
     pub fn predict(&self, run: &Run) -> Result<Predicted, Refusal> {
-        let costs = CostModel::of_clusters(&run.clusters(), &run.stack, run.format);
+        let costs = CostModel::of_clusters(&run.clusters(), &run.stack, run.format, run.workload());
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
             let simulation = simulate_representatives(program, &costs, |stage| run.kind_of(program, stage));
@@ -169,22 +205,29 @@ impl Prepared {
             [(_, step, compute)] => (*step, *compute),
             _ => return Err(Refusal("nothing was compiled".into())),
         };
-        let [low, high] = run.stack.spread;
+        let [low, high] = run.stack.spread.map(|ratio| ratio.powf(run.widening()));
         Ok(Predicted { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
     }
 
-    fn memory(&self, run: &Run) -> f64 {
+    /// Bytes of the fullest stage's device, as the run's stack takes them.
+    pub fn memory(&self, run: &Run) -> f64 {
         let rules = &run.stack.memory;
         let single = run.plan.precision.size().count() >= 4;
+        let trains = f64::from(u8::from(run.workload().trained == Trained::All));
         let of_stage = |stage: &StageMemory| {
             let optimizer = if single { 8.0 } else { rules.optimizer };
             let parameter = if single { 4.0 } else { rules.parameter };
-            let gradient = if single { 4.0 } else { rules.gradient };
+            let gradient = match run.format {
+                _ if single => 4.0,
+                ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
+                _ => rules.gradient,
+            };
             let scores = if matches!(run.stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
-            stage.scores * scores * run.plan.precision.size().value() / 2.0
+            stage.logits * rules.logit
+                + stage.scores * scores * run.plan.precision.size().value() / 2.0
                 + stage.parameter * parameter
-                + stage.gradient * gradient
-                + stage.optimizer * optimizer
+                + stage.gradient * gradient * trains
+                + stage.optimizer * optimizer * trains
                 + stage.activations * rules.activations
         };
         self.memory.iter().map(of_stage).fold(0.0, f64::max)
@@ -228,6 +271,18 @@ mod tests {
             let all = all.predict(&run).expect("runs").step;
             assert!((few / all - 1.0).abs() < 2e-3, "{layout}: {few} beside {all}");
         }
+    }
+
+    #[test]
+    fn who_does_not_say_what_is_computed_again_computes_what_does_not_fit() {
+        let mut run = run("8,8,1,1,1,1", 16);
+        run.recompute_is_stated = false;
+        let roomy = predict(&run).expect("runs");
+        run.cluster.gpu.memory = foretell_units::Bytes::new((roomy.memory * 0.7) as u64);
+        let narrow = predict(&run).expect("runs");
+        assert!(narrow.memory < roomy.memory && narrow.step > roomy.step, "{narrow:?} beside {roomy:?}");
+        run.recompute_is_stated = true;
+        assert_eq!(predict(&run).expect("runs").step, roomy.step);
     }
 
     #[test]

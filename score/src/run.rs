@@ -1,10 +1,12 @@
 //! What a row says in our terms: a model, a plan, a cluster and a software stack; or why it says too little.
 
+use crate::layout::{cuts, layout, stated_cuts, states_recompute};
+use crate::model::model;
 use crate::names;
 use crate::row::Row;
 use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Recompute, Schedule, Stack};
-use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind};
+use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Stack};
+use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind, Trained, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 use std::fmt;
 
@@ -33,15 +35,17 @@ pub struct Run {
     pub stack: StackKind,
     /// Its name.
     pub stack_name: String,
+    /// Whether what is computed again is stated, or nothing that frameworks have for such a model.
+    pub recompute_is_stated: bool,
+    /// Whether that stack stands in for one without a profile.
+    pub stands_in: bool,
     /// The format of matrix products.
     pub format: ProductFormat,
+    /// Which parameters are trained.
+    pub trained: Trained,
     /// What of it is taken for something near, in words; such a prediction is not calibrated.
     pub stand_ins: Vec<String>,
 }
-
-/// The mean length of MLPerf's sequences for BERT over the 512 that they may have: implementations leave the padding out (packing or
-/// unpadded kernels). About a half, as INDEX.md says of these rows; Wikipedia's mean is 0.49 of 512 (MLCommons' packing reference).
-const BERT_UNPADDED: f64 = 0.5;
 
 impl Run {
     /// Reads a row.
@@ -50,21 +54,26 @@ impl Run {
     /// [`Refusal`] where the row says too little, contradicts itself, or says what is not known here.
     pub fn of(row: &Row, profiles: &Profiles) -> Result<Self, Refusal> {
         let refuse = |reason: String| Err(Refusal(reason));
-        let name = row.model.to_lowercase();
-        if name.contains("lora") || row.notes.to_lowercase().contains("lora") || row.framework.contains("finetuning") {
-            return refuse("fine-tuning of a part of the parameters is not simulated".into());
-        }
-        let kinds = names::node_kinds(row);
+        let kinds = ordered(names::node_kinds(row), row, profiles);
         let Some(&(first_nodes, device)) = kinds.first() else {
             return refuse(format!("no profile of the device `{}`", row.gpu));
         };
-        let Some(stack_name) = names::stack(row) else {
-            return refuse(format!("no profile of the framework `{}`", row.framework));
+        let mut stand_ins = Vec::new();
+        let stands_in = names::stack(row).is_none();
+        let stack_name = match names::stack(row) {
+            Some(name) => name,
+            None if row.framework.is_empty() => return refuse("the framework is not stated".into()),
+            None => {
+                let nearest = names::nearest_stack(row);
+                stand_ins.push(format!("the framework `{}` has no profile: `{nearest}` stands in", row.framework));
+                nearest
+            }
         };
         let profile = |error: foretell_simulator::gpu::ProfileError| Refusal(error.to_string());
-        let stack = profiles.stack(stack_name).map_err(profile)?.clone();
+        let mut stack = profiles.stack(stack_name).map_err(profile)?.clone();
+        names::refine(row, &mut stack);
+        let trained = if names::trains_adapters(row) { Trained::Adapters } else { Trained::All };
         let Some(devices) = row.count("n_gpus") else { return refuse("the number of devices is not stated".into()) };
-        let mut stand_ins = Vec::new();
         let per_node =
             row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
         let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
@@ -91,6 +100,8 @@ impl Run {
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
+        let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
+        let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.recompute_to_fit;
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             stand_ins.push(format!("kernels on `{device}` were not measured"));
@@ -99,11 +110,49 @@ impl Run {
             stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
         }
         let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
-        Ok(Self { model, plan, cluster, others, stack, stack_name: stack_name.into(), format, stand_ins })
+        Ok(Self {
+            model,
+            plan,
+            cluster,
+            others,
+            stack,
+            stack_name: stack_name.into(),
+            stands_in,
+            recompute_is_stated,
+            format,
+            trained,
+            stand_ins,
+        })
     }
 }
 
 impl Run {
+    /// Devices that it takes.
+    pub fn devices(&self) -> usize {
+        let layout = &self.plan.layout;
+        layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
+    }
+
+    /// How many times as wide the stack's interval is, on a logarithmic scale, because less is known of this run than of those that the stack was
+    /// fitted on. Assumed: nothing measured says it.
+    pub fn widening(&self) -> f64 {
+        const UNFITTED_STACK: f64 = 1.5;
+        const UNFITTED_DEVICE: f64 = 1.4;
+        let stack = if self.stack.estimated || self.stands_in { UNFITTED_STACK } else { 1.0 };
+        let is_estimated = self.clusters().iter().any(|cluster| cluster.gpu.estimated);
+        stack * if is_estimated { UNFITTED_DEVICE } else { 1.0 }
+    }
+
+    /// What of it decides on costs beside kernels' sizes.
+    pub fn workload(&self) -> Workload {
+        let layout = &self.plan.layout;
+        Workload {
+            copies: if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 },
+            trained: self.trained,
+            tensor: layout.tensor,
+        }
+    }
+
     /// What the ranks of a stage run on: of several kinds the one that is slowest at products, for which the others wait.
     pub fn kind_of(&self, program: &Program, stage: usize) -> usize {
         if self.others.is_empty() {
@@ -124,66 +173,6 @@ impl Run {
     pub fn clusters(&self) -> Vec<&Cluster> {
         std::iter::once(&self.cluster).chain(self.others.iter().map(|(_, cluster)| cluster)).collect()
     }
-}
-
-fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &mut Vec<String>) -> Result<Layout, Refusal> {
-    let size = |column| row.count(column).unwrap_or(1);
-    let (tensor, pipeline, context) = (size("tp"), size("pp"), size("cp"));
-    let replica = tensor * pipeline * context;
-    let data = match row.count("dp") {
-        Some(data) => data,
-        None if devices.is_multiple_of(replica) => devices / replica,
-        None => return Err(Refusal(format!("{devices} devices are no multiple of tp x pp x cp = {replica}"))),
-    };
-    if data * replica != devices {
-        return Err(Refusal(format!("dp {data} x tp {tensor} x pp {pipeline} x cp {context} are not the {devices} devices")));
-    }
-    // Megatron's expert-parallel ranks are of `dp`, or where one expert is not cut of `dp` and `tp` (and `cp`) together.
-    let experts = if row.count("experts").is_some() { size("ep") } else { 1 };
-    let expert = if data.is_multiple_of(experts) {
-        if tensor > 1 && experts > 1 {
-            stand_ins.push("whether `tp` cuts experts is not stated".into());
-        }
-        experts
-    } else if (data * tensor).is_multiple_of(experts) && experts.is_multiple_of(tensor) && data.is_multiple_of(experts / tensor) {
-        stand_ins.push("experts that spread over `tp` are simulated as cut by it".into());
-        experts / tensor
-    } else {
-        return Err(Refusal(format!("ep {experts} divides neither dp {data} nor dp x tp {}", data * tensor)));
-    };
-    let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
-    let zero = match row.zero.chars().next() {
-        Some(digit @ '0'..='3') if data > 1 || digit == '3' => digit as usize - '0' as usize,
-        _ => 0,
-    };
-    let recompute = match row.recompute.to_lowercase() {
-        text if text.starts_with("full") => Recompute::Full,
-        text if text.starts_with("selective") => Recompute::Selective,
-        text if text.starts_with("none") => Recompute::None,
-        _ => stack.recompute,
-    };
-    let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.sequence_parallel, |value| value != 0.0);
-    let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {
-        (Some(size), _, _) => size,
-        (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => batch / data / steps.unwrap_or(1),
-        (None, Some(batch), Some(_)) if batch.is_multiple_of(data) => batch / data,
-        _ => return Err(Refusal("neither the micro-batch nor a global batch that the ranks share evenly is stated".into())),
-    };
-    Ok(Layout {
-        data: data / expert,
-        tensor,
-        pipeline,
-        context,
-        expert,
-        sequence_parallel,
-        virtual_stages,
-        schedule: if virtual_stages > 1 { Schedule::Interleaved } else { Schedule::OneForwardOneBackward },
-        zero,
-        recompute,
-        micro_batch,
-        bucket: stack.bucket,
-        ..Layout::default()
-    })
 }
 
 fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
@@ -209,150 +198,15 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
     Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
 }
 
-/// Layers of each chunk as Megatron cuts: as many in each, the embedding with the first and the head with the last; where that does not
-/// divide, both counted as layers. What the row's notes say of its stages counts before.
-fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usize>> {
-    let chunks = layout.pipeline * layout.virtual_stages;
-    let layers = match *model {
-        Model::Gpt { layers, .. } | Model::Llama { layers, .. } | Model::Moe { layers, .. } | Model::Bert { layers, .. } => {
-            layers
-        }
-        _ => return None,
-    };
-    if chunks < 2 {
-        return None;
+/// Nodes of several kinds in the order in which ranks fill them: as the row names them, unless the stages that it states say that the slowest
+/// kind comes first, having the fewest layers.
+fn ordered(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
+    let blocks = row.count("layers").and_then(|layers| stated_cuts(&row.notes, layers)).unwrap_or_default();
+    if let ([first, .., last], true) = (blocks.as_slice(), kinds.len() > 1)
+        && first < last
+    {
+        let speed = |name: &str| profiles.gpu(name).map_or(0.0, |gpu| gpu.peak(ProductFormat::Fp16).value());
+        kinds.sort_by(|one, two| speed(one.1).total_cmp(&speed(two.1)));
     }
-    if let Some(stated) = stated_cuts(&row.notes, layers).filter(|cuts| cuts.len() == chunks && !cuts.contains(&0)) {
-        return Some(stated);
-    }
-    if layers.is_multiple_of(chunks) {
-        let mut cuts = vec![layers / chunks; chunks];
-        *cuts.first_mut()? += 1;
-        *cuts.last_mut()? += 1;
-        return Some(cuts);
-    }
-    (layers + 2).is_multiple_of(chunks).then(|| vec![(layers + 2) / chunks; chunks])
-}
-
-/// `layers per stage [7, 9, 9, 9]`, embedding and head counted; or `stage boundaries [0, 7, 14, 20, 30]`, where DeepSpeed's Megatron has three
-/// more entries before the layers and three after them (a cast, the embedding, a transposition; a transposition, the norm, the head).
-fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
-    let numbers = |label: &str| -> Option<Vec<usize>> {
-        let rest = notes.split_once(label)?.1.split_once('[')?.1.split_once(']')?.0;
-        rest.split(',').map(|number| number.trim().parse().ok()).collect()
-    };
-    if let Some(stages) = numbers("layers per stage") {
-        return (stages.iter().sum::<usize>() == layers + 2).then_some(stages);
-    }
-    let boundaries = numbers("stage boundaries")?;
-    if *boundaries.last()? != layers + 6 {
-        return None;
-    }
-    // Blocks before a boundary: the embedding, the layers, the head.
-    let blocks = |boundary: usize| match boundary {
-        0 => 0,
-        end if end == layers + 6 => layers + 2,
-        boundary => (boundary.saturating_sub(3)).min(layers) + 1,
-    };
-    Some(boundaries.windows(2).map(|pair| blocks(pair[1]).saturating_sub(blocks(pair[0]))).collect())
-}
-
-fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &mut Vec<String>) -> Result<Model, Refusal> {
-    let name = row.model.to_lowercase();
-    if name.contains("resnet-50") || name.contains("resnet50") {
-        return Ok(Model::Resnet {
-            depth: 50,
-            stem: foretell_models::Stem::Imagenet,
-            image: 224,
-            channels: 3,
-            classes: 1000,
-            width: 64,
-        });
-    }
-    for other in ["transformer-xl", "gnmt", "t5", "transformer-big", "dlrm", "nemotron-h", "mamba", "stable", "unet"] {
-        if name.contains(other) {
-            return Err(Refusal(format!("the model `{}` is not one of ours", row.model)));
-        }
-    }
-    let needed = |column: &'static str| row.count(column).ok_or_else(|| Refusal(format!("`{column}` is not stated")));
-    let (layers, hidden, heads) = (needed("layers")?, needed("hidden")?, needed("heads")?);
-    let mut sequence = needed("seq")?;
-    let vocabulary = row.count("vocab").unwrap_or_else(|| {
-        stand_ins.push("the vocabulary is not stated".into());
-        51200
-    });
-    let vocab = vocabulary.next_multiple_of(stack.vocabulary_multiple * layout.tensor);
-    if !hidden.is_multiple_of(heads) {
-        return Err(Refusal(format!("{heads} heads do not share {hidden} features evenly")));
-    }
-    let ffn = row.count("ffn").unwrap_or(4 * hidden);
-    // Ranks that are more than heads of keys have copies.
-    let kv_heads = row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads);
-    if name.contains("bert") {
-        if row.notes.contains("unpadded") {
-            sequence = (sequence as f64 * BERT_UNPADDED).round() as usize;
-        }
-        return Ok(Model::Bert {
-            layers,
-            hidden,
-            heads,
-            ffn: Some(ffn),
-            vocab,
-            sequence,
-            dropout: Default::default(),
-            attention_dropout: Default::default(),
-        });
-    }
-    if let (Some(experts), Some(top_k)) = (row.count("experts"), row.count("topk")) {
-        if layout.context > 1 {
-            return Err(Refusal(
-                "experts under context parallelism: the compiler has every rank of `context` compute all tokens".into(),
-            ));
-        }
-        if name.contains("deepseek") {
-            stand_ins.push("latent attention and shared experts are simulated as plain ones".into());
-        }
-        return Ok(Model::Moe {
-            layers,
-            hidden,
-            heads,
-            kv_heads: Some(kv_heads),
-            ffn: row.count("moe_ffn").unwrap_or(ffn),
-            vocab,
-            sequence,
-            experts,
-            top_k,
-            moe_every: 1,
-            capacity_factor: 1.0f64.try_into().map_err(Refusal)?,
-            rope_theta: 10_000,
-            tied_embeddings: false,
-        });
-    }
-    let is_gated = row.number("gated_ffn").map_or(name.contains("llama"), |value| value != 0.0);
-    if is_gated || kv_heads != heads {
-        // Without a gate: two matrices of the same weight in all as the three of a gated one two thirds as wide.
-        let ffn = if is_gated { ffn } else { (2 * ffn / 3).next_multiple_of(64 * layout.tensor) };
-        return Ok(Model::Llama {
-            layers,
-            hidden,
-            heads,
-            kv_heads: Some(kv_heads),
-            ffn,
-            vocab,
-            sequence,
-            tied_embeddings: false,
-            rope_theta: 10_000,
-        });
-    }
-    Ok(Model::Gpt {
-        layers,
-        hidden,
-        heads,
-        ffn: Some(ffn),
-        vocab,
-        sequence,
-        tied_embeddings: true,
-        dropout: Default::default(),
-        attention_dropout: Default::default(),
-    })
+    kinds
 }

@@ -1,8 +1,8 @@
 //! Scoring: every row predicted, or refused with the reason, and what all of them say.
 
-use crate::predict::{Predicted, predict};
+use crate::predict::{Predicted, prepare};
 use crate::row::{Row, read_rows};
-use crate::run::Run;
+use crate::run::{Refusal, Run};
 use crate::split::{Part, Split};
 use crate::statistics::{Pair, Summary, Table};
 use crate::table::TableError;
@@ -72,12 +72,35 @@ pub struct Scores {
 
 /// Predicts every row. The same on any number of threads.
 pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
-    let of_row = |row: &Row| {
-        let run = Run::of(row, profiles);
-        let predicted = run.and_then(|run| predict(&run).map(|predicted| (run, predicted)));
+    let runs: Vec<Result<Run, Refusal>> = rows.par_iter().map(|row| Run::of(row, profiles)).collect();
+    // Rows of one model and one plan have their Programs in common, which are dropped with the last of them.
+    let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (place, run) in runs.iter().enumerate() {
+        if let Ok(run) = run {
+            // What is computed again may follow from a device's memory.
+            let memory = (!run.recompute_is_stated).then_some((run.cluster.gpu.memory, run.format));
+            alike.entry(format!("{:?} {:?} {memory:?}", run.model, run.plan)).or_default().push(place);
+        }
+    }
+    let of_alike = |places: Vec<usize>| -> Vec<(usize, Result<Predicted, Refusal>)> {
+        let runs: Vec<(usize, &Run)> = places.iter().filter_map(|&place| Some((place, runs[place].as_ref().ok()?))).collect();
+        let Some((_, first)) = runs.first() else { return Vec::new() };
+        match prepare(first) {
+            Ok(prepared) => runs.iter().map(|(place, run)| (*place, prepared.predict(run))).collect(),
+            Err(refusal) => runs.iter().map(|(place, _)| (*place, Err(refusal.clone()))).collect(),
+        }
+    };
+    let predicted: BTreeMap<usize, Result<Predicted, Refusal>> =
+        alike.into_values().collect::<Vec<_>>().into_par_iter().flat_map_iter(of_alike).collect::<Vec<_>>().into_iter().collect();
+    let of_row = |((place, row), run): ((usize, &Row), Result<Run, Refusal>)| {
+        let predicted = run.and_then(|run| match predicted.get(&place) {
+            Some(Ok(predicted)) => Ok((run, predicted.clone())),
+            Some(Err(refusal)) => Err(refusal.clone()),
+            None => Err(Refusal("nothing was simulated".into())),
+        });
         scored(row, split, predicted.map_err(|refusal| refusal.to_string()))
     };
-    Scores::of(rows.par_iter().map(of_row).collect())
+    Scores::of(rows.iter().enumerate().zip(runs).map(of_row).collect())
 }
 
 fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>) -> Scored {
@@ -278,11 +301,14 @@ mod tests {
         let rows = read_rows(text).expect("a table");
         let scores = score(&rows, &Split::library().expect("sound"), Profiles::library().expect("sound"));
         assert_eq!(scores.rows.len(), 7);
-        for row in &scores.rows {
+        for row in &scores.rows[..6] {
             assert!(row.refused.is_some(), "{row:?}");
         }
         let reason = |index: usize| scores.rows[index].refused.clone().unwrap_or_default();
         assert_eq!(reason(5), "no profile of the device `abacus`");
-        assert_eq!(reason(6), "no profile of the framework `by hand`");
+        // What is likest stands in for a framework without a profile, and that is said.
+        let by_hand = &scores.rows[6];
+        assert!(by_hand.predicted_step_seconds.is_some() && !by_hand.calibrated, "{by_hand:?}");
+        assert!(by_hand.stand_ins.iter().any(|one| one.contains("by hand")), "{by_hand:?}");
     }
 }

@@ -5,7 +5,7 @@
 //! It must not know Programs: it is asked about a kernel or a message, never about a layout or a schedule.
 
 use crate::exchange::{Cost, ExchangeTable};
-use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind};
+use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind, Workload};
 use crate::graphics::Graphics;
 use crate::kernels::KernelTable;
 use crate::roofline;
@@ -13,7 +13,7 @@ use crate::simulation::Quantile;
 use crate::uncertainty::Uncertainty;
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
-use foretell_program::{Exchange, Profile, Reach, Sample};
+use foretell_program::{Exchange, Phase, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 
@@ -97,6 +97,15 @@ impl Estimate {
     }
 }
 
+/// What a host waits for before it launches more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostWaits {
+    /// Messages from other stages.
+    pub for_messages: bool,
+    /// The last kernel of a pass over a micro-batch.
+    pub between_passes: bool,
+}
+
 /// What a kind of device costs beside its kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameters {
@@ -118,8 +127,8 @@ pub struct Parameters {
     /// How fast communication grows beside a kernel where both want the processor; where that is not known as an operating system shares it,
     /// equal use until one needs no more.
     pub communication_growth: Option<f64>,
-    /// Whether the host waits for messages before it launches more.
-    pub waits_for_messages: bool,
+    /// What the host waits for before it launches more.
+    pub host_waits: HostWaits,
     /// What an instruction of another stream takes of the processor beside what it does, where a kernel runs there. Nothing where streams
     /// take no processor from kernels.
     pub interruption: Seconds,
@@ -259,7 +268,7 @@ impl CostModel {
         let format = ProductFormat::of(precision);
         for (costs, cluster) in self.kinds.iter_mut().zip(clusters) {
             if let Some(cluster) = cluster.filter(|_| costs.kernels.is_none()) {
-                costs.graphics = Some(Graphics::new(cluster, stack.clone(), format));
+                costs.graphics = Some(Graphics::new(cluster, stack.clone(), format, Workload::default()));
             }
         }
         self.take_from_graphics();
@@ -267,7 +276,7 @@ impl CostModel {
     }
 
     /// A model of kinds of GPU under a software stack, of which everything is said: kind n is that of the n-th cluster.
-    pub fn of_clusters(clusters: &[&Cluster], stack: &StackKind, format: ProductFormat) -> Self {
+    pub fn of_clusters(clusters: &[&Cluster], stack: &StackKind, format: ProductFormat, workload: Workload) -> Self {
         let kinds = clusters.iter().map(|&cluster| KindCosts {
             kind: Graphics::device_kind(cluster),
             speed: 1.0,
@@ -275,7 +284,7 @@ impl CostModel {
             kernels: None,
             exchanges: None,
             scaled_kind: None,
-            graphics: Some(Graphics::new(cluster.clone(), stack.clone(), format)),
+            graphics: Some(Graphics::new(cluster.clone(), stack.clone(), format, workload)),
         });
         let mut costs = Self {
             kinds: kinds.collect(),
@@ -357,6 +366,11 @@ impl CostModel {
             _ => (links.inter_node_bandwidth, links.inter_node_latency),
         };
         Cost { latency: cost.latency * latency, flow: cost.flow / bandwidth, ..cost }
+    }
+
+    /// What a launch in a phase takes of the host over what it takes in the forward pass.
+    pub fn launch_share(&self, kind: usize, phase: Phase) -> f64 {
+        self.kinds[kind].graphics.as_ref().map_or(1.0, |graphics| graphics.launch_share(phase))
     }
 
     /// What the launch of a collective or a message takes of the host.

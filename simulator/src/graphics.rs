@@ -1,12 +1,12 @@
 //! A kind of GPU under a software stack as the cost model has it: what [`crate::gpu`] says of kernels, collectives and messages, in the terms
 //! in which everything else is simulated.
 
-use crate::cost::{Estimate, KernelCost, LinkEfficiency, Parameters, Source};
+use crate::cost::{Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 use crate::exchange::Cost;
-use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind};
+use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, Workload};
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
-use foretell_program::{Collective, CollectiveRole};
+use foretell_program::{Collective, CollectiveRole, Phase};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
 use foretell_units::{DataType, Seconds};
 use std::collections::BTreeMap;
@@ -17,11 +17,12 @@ pub(crate) struct Graphics {
     pub(crate) cluster: Cluster,
     pub(crate) stack: StackKind,
     format: ProductFormat,
+    workload: Workload,
 }
 
 impl Graphics {
-    pub(crate) fn new(cluster: Cluster, stack: StackKind, format: ProductFormat) -> Self {
-        Self { cluster, stack, format }
+    pub(crate) fn new(cluster: Cluster, stack: StackKind, format: ProductFormat, workload: Workload) -> Self {
+        Self { cluster, stack, format, workload }
     }
 
     /// The cluster around a topology's kind of device, with that topology's own figures; `None` where no profile knows the device.
@@ -79,12 +80,17 @@ impl Graphics {
         KernelCost { time: Estimate::steady(time.device, self.source()), launch: time.host }
     }
 
+    /// What the host takes for a launch in a phase over what it takes in the forward pass.
+    pub(crate) fn launch_share(&self, phase: Phase) -> f64 {
+        self.costs().launch_share(phase)
+    }
+
     pub(crate) fn exchange_launch(&self) -> Seconds {
         self.costs().exchange_launch()
     }
 
     fn costs(&self) -> GpuCosts<'_> {
-        GpuCosts { cluster: &self.cluster, stack: &self.stack, format: self.format }
+        GpuCosts { cluster: &self.cluster, stack: &self.stack, format: self.format, workload: self.workload }
     }
 
     /// What the stack costs beside kernels and exchanges. While both run, kernels take `compute_slowdown` longer and communication
@@ -101,7 +107,10 @@ impl Graphics {
             load_seconds_per_byte: Seconds::ZERO,
             communication_share: (self.stack.compute_slowdown / growth).min(1.0),
             communication_growth: Some(growth),
-            waits_for_messages: self.stack.waits_for_messages,
+            host_waits: HostWaits {
+                for_messages: self.stack.waits_for_messages,
+                between_passes: self.stack.waits_between_passes,
+            },
             interruption: Seconds::ZERO,
         }
     }
@@ -126,15 +135,17 @@ impl Graphics {
         bytes: f64,
         flow_share: f64,
     ) -> Cost {
-        let size = bytes * if role == CollectiveRole::Gradients { self.stack.gradient_bytes / 4.0 } else { 1.0 };
-        let time = reach.time(kind, size, &self.cluster) * self.stack.communication;
-        self.cost(time, size * flow_share)
+        let costs = self.costs();
+        let time = costs.collective_time(kind, role, reach, bytes);
+        self.cost(time, bytes * costs.travelling(role) * flow_share)
     }
 
     /// What a message between stages takes alone.
     pub(crate) fn message(&self, reach: &Reachable, bytes: f64) -> Cost {
         let size = bytes * self.stack.message_scale;
-        self.cost(reach.message(size, &self.cluster) * self.stack.communication, size)
+        let partitioned =
+            if self.workload.tensor > 1 && reach.nodes > 1 { self.stack.partitioned_message } else { Seconds::ZERO };
+        self.cost(reach.message(size, &self.cluster) * self.stack.communication + partitioned, size)
     }
 
     fn cost(&self, flow: Seconds, bytes: f64) -> Cost {

@@ -158,10 +158,17 @@ struct RankState<'a> {
     meter: Meter,
     /// How far its host is behind that, and whether messages hold it up.
     behind: Picoseconds,
-    waits_for_messages: bool,
+    /// Whether the host launches nothing more before an instruction has ended.
+    host_waits: &'a [bool],
 }
 
 impl RankState<'_> {
+    /// Whether its host launches nothing more before a block has ended.
+    fn is_waited_for(&self, block: &Block) -> bool {
+        let last = self.code.instructions(block).last().and_then(|&last| self.host_waits.get(last as usize));
+        last.copied().unwrap_or(false)
+    }
+
     /// When its host has launched a block, if it never waits.
     fn launch_of(&self, block: &Block) -> Picoseconds {
         let launched = self.code.instructions(block).first().and_then(|&first| self.launched.get(first as usize));
@@ -268,7 +275,7 @@ impl<'a> Interpreter<'a> {
                 launched: &lowered.lists[rank.list].work[rank.work].launched,
                 meter: Meter::default(),
                 behind: Picoseconds::ZERO,
-                waits_for_messages: parameters.waits_for_messages,
+                host_waits: &lowered.lists[rank.list].work[rank.work].host_waits,
             });
             let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
             parties.extend(rank.groups.iter().copied().chain(channels));
@@ -454,7 +461,7 @@ impl<'a> Interpreter<'a> {
         let rank = &mut self.ranks[task.rank as usize];
         rank.end = now;
         let (code, first_stream, first_slot) = (rank.code, rank.first_stream as usize, rank.first_slot as usize);
-        if rank.waits_for_messages && matches!(block.step, Step::Receive { .. }) {
+        if rank.is_waited_for(block) {
             // The host launches what follows from now on.
             rank.behind = rank.behind.max(now.saturating_sub(rank.launch_of(block)));
         }

@@ -100,7 +100,7 @@ mod uncertainty;
 mod what_if;
 
 pub use beside::{Job, simulate_beside};
-pub use cost::{CostModel, Estimate, KernelCost, LinkEfficiency, Parameters, Source};
+pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
 pub use disturbance::Disturbance;
 pub use error::SimulationError;

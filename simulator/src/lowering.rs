@@ -4,7 +4,7 @@
 //! It must not know time: nothing here depends on when something happens.
 
 use crate::code::{Code, Joins};
-use crate::cost::{CostModel, KernelCost, Source};
+use crate::cost::{CostModel, HostWaits, KernelCost, Source};
 use crate::error::SimulationError;
 use crate::hash::FastMap;
 use crate::interpreter::Run;
@@ -14,7 +14,7 @@ use crate::rings::{Collectives, Hop};
 use crate::room::links_that_may_be_full;
 use crate::simulation::{Options, Oversubscription, Quantile};
 use foretell_models::Kernel;
-use foretell_program::{GroupId, Operation, PeerId, Program, Rank, StageProgram};
+use foretell_program::{GroupId, Operation, PeerId, Phase, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -107,6 +107,8 @@ pub(crate) struct Work {
     pub(crate) durations: Vec<[Picoseconds; 3]>,
     /// When the host has launched it, if it never waits; empty where launches take no time.
     pub(crate) launched: Vec<Picoseconds>,
+    /// Whether the host launches nothing more before it has ended; empty where launches take no time.
+    pub(crate) host_waits: Vec<bool>,
 }
 
 /// The messages to or from one peer.
@@ -451,32 +453,36 @@ pub(crate) fn work_of(
 ) -> Work {
     let parameters = costs.parameters(kind);
     // Only looked up, never walked through, so that its order does not matter.
-    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Picoseconds)> = FastMap::default();
+    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FastMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
-    let exchange_launch = Picoseconds::from(costs.exchange_launch(kind));
+    let exchange_launch = costs.exchange_launch(kind);
     let instructions = stage.instructions.iter();
     let (durations, launches): (Vec<_>, Vec<_>) = instructions
-        .map(|instruction| match instruction.operation {
-            Operation::Compute { kernel, accumulate, group } => {
-                let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
-                *known.entry((kernel, accumulate)).or_insert_with(|| {
-                    let KernelCost { time: estimate, launch } = costs.kernel_cost(&kernel, accumulate, program.precision, kind);
-                    if !estimate.source.is_calibrated() {
-                        let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
-                        let (name, device) = (kernel.name(), costs.kind_name(kind));
-                        uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
-                    }
-                    let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
-                    (work, launch.into())
-                })
-            }
-            Operation::Load { .. } => {
-                let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
-                let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
-                (each(&|_| parameters.load_seconds_per_byte * bytes), Picoseconds::ZERO)
-            }
-            Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
-            Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Picoseconds::ZERO),
+        .map(|instruction| {
+            let (work, launch) = match instruction.operation {
+                Operation::Compute { kernel, accumulate, group } => {
+                    let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
+                    *known.entry((kernel, accumulate)).or_insert_with(|| {
+                        let KernelCost { time: estimate, launch } =
+                            costs.kernel_cost(&kernel, accumulate, program.precision, kind);
+                        if !estimate.source.is_calibrated() {
+                            let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                            let (name, device) = (kernel.name(), costs.kind_name(kind));
+                            uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                        }
+                        let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
+                        (work, launch)
+                    })
+                }
+                Operation::Load { .. } => {
+                    let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
+                    let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
+                    (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
+                }
+                Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
+                Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
+            };
+            (work, Picoseconds::from(launch * costs.launch_share(kind, instruction.phase)))
         })
         .unzip();
     let mut host = Picoseconds::ZERO;
@@ -486,7 +492,30 @@ pub(crate) fn work_of(
     });
     let launched: Vec<Picoseconds> = launched.collect();
     // Where the host has nothing to do, it says nothing.
-    Work { durations, launched: if host > Picoseconds::ZERO { launched } else { Vec::new() } }
+    if host == Picoseconds::ZERO {
+        return Work { durations, ..Work::default() };
+    }
+    Work { durations, launched, host_waits: host_waits(stage, parameters.host_waits) }
+}
+
+/// What a host waits for: messages, or the last kernel of each pass over a micro-batch.
+fn host_waits(stage: &StageProgram, waits: HostWaits) -> Vec<bool> {
+    let mut found: Vec<bool> = vec![false; stage.instructions.len()];
+    let mut last: Option<(usize, (bool, Option<u32>))> = None;
+    for (index, instruction) in stage.instructions.iter().enumerate() {
+        match instruction.operation {
+            Operation::Receive { .. } => found[index] = waits.for_messages,
+            Operation::Compute { .. } if waits.between_passes && instruction.phase != Phase::Update => {
+                let pass = (instruction.phase == Phase::Forward, instruction.micro_batch);
+                if let Some((before, _)) = last.filter(|(_, other)| *other != pass) {
+                    found[before] = true;
+                }
+                last = Some((index, pass));
+            }
+            _ => {}
+        }
+    }
+    found
 }
 
 /// The lists as they are run. Where the host's launches say when a kernel may begin, each is looked at by itself.

@@ -1,7 +1,7 @@
 //! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with a stated efficiency, for what
 //! nobody has measured. Every figure here is an assumption; a calibration replaces it.
 
-use crate::cost::Parameters;
+use crate::cost::{HostWaits, Parameters};
 use foretell_models::Kernel;
 use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::{Bytes, DataType, Flops, Seconds};
@@ -110,7 +110,7 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 1.0,
             communication_growth: None,
-            waits_for_messages: false,
+            host_waits: HostWaits::default(),
             interruption: Seconds::new(10e-6),
         },
         Architecture::Gpu | Architecture::Tpu => Parameters {
@@ -122,7 +122,7 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
             load_seconds_per_byte: Seconds::new(0.1e-9),
             communication_share: 0.12,
             communication_growth: None,
-            waits_for_messages: false,
+            host_waits: HostWaits::default(),
             interruption: Seconds::ZERO,
         },
     }

@@ -75,7 +75,13 @@ impl Model {
                 hidden,
                 heads,
                 kv_heads,
+                head_dimension,
+                query_rank,
+                key_value_rank,
                 ffn,
+                dense_ffn,
+                shared_ffn,
+                dense_layers,
                 vocab,
                 sequence,
                 experts,
@@ -96,14 +102,20 @@ impl Model {
                     hidden,
                     heads,
                     kv_heads: kv_heads.unwrap_or(heads),
-                    ffn,
+                    head_dimension: head_dimension.unwrap_or(hidden / heads),
+                    query_rank,
+                    key_value_rank,
+                    ffn: dense_ffn.unwrap_or(ffn),
                     vocabulary: vocab,
                     sequence,
                     tied_embeddings,
                     rope_theta,
                     mixtures: Some(zoo::Mixtures {
                         shape: MixtureShape { experts, top: top_k, slots_per_sample },
+                        ffn,
+                        shared_ffn,
                         every: moe_every,
+                        first: dense_layers,
                     }),
                 };
                 zoo::llama(name, &shape, options)
@@ -151,12 +163,26 @@ impl Model {
                 };
                 zoo::lstm_seq2seq(name, &shape, options)
             }
-            Model::Llama { layers, hidden, heads, kv_heads, ffn, vocab, sequence, tied_embeddings, rope_theta } => {
+            Model::Llama {
+                layers,
+                hidden,
+                heads,
+                kv_heads,
+                head_dimension,
+                ffn,
+                vocab,
+                sequence,
+                tied_embeddings,
+                rope_theta,
+            } => {
                 let shape = zoo::LlamaShape {
                     layers: *layers,
                     hidden: *hidden,
                     heads: *heads,
                     kv_heads: kv_heads.unwrap_or(*heads),
+                    head_dimension: head_dimension.unwrap_or(*hidden / *heads),
+                    query_rank: None,
+                    key_value_rank: None,
                     ffn: *ffn,
                     vocabulary: *vocab,
                     sequence: *sequence,

@@ -42,6 +42,10 @@ pub(super) fn default_classifier() -> usize {
     4096
 }
 
+pub(super) fn is_zero(value: &usize) -> bool {
+    *value == 0
+}
+
 pub(super) fn default_one() -> usize {
     1
 }

@@ -59,7 +59,23 @@ impl Model {
                 transformer(layers, hidden, heads, ffn.unwrap_or(1))
             }
             Model::Moe {
-                layers, hidden, heads, kv_heads, ffn, vocab, sequence, experts, top_k, moe_every, rope_theta, ..
+                layers,
+                hidden,
+                heads,
+                kv_heads,
+                head_dimension,
+                query_rank,
+                key_value_rank,
+                ffn,
+                dense_ffn,
+                shared_ffn,
+                vocab,
+                sequence,
+                experts,
+                top_k,
+                moe_every,
+                rope_theta,
+                ..
             } => {
                 let kv_heads = kv_heads.unwrap_or(heads);
                 for (what, value) in [
@@ -67,7 +83,11 @@ impl Model {
                     ("hidden", hidden),
                     ("heads", heads),
                     ("kv_heads", kv_heads),
+                    ("query_rank", query_rank.unwrap_or(1)),
+                    ("key_value_rank", key_value_rank.unwrap_or(1)),
                     ("ffn", ffn),
+                    ("dense_ffn", dense_ffn.unwrap_or(1)),
+                    ("shared_ffn", shared_ffn.unwrap_or(1)),
                     ("vocab", vocab),
                     ("sequence", sequence),
                     ("experts", experts),
@@ -80,10 +100,7 @@ impl Model {
                 if layers > MOST_LAYERS {
                     return wrong(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
                 }
-                if !hidden.is_multiple_of(2 * heads) {
-                    let reason = format!("hidden {hidden} is not a multiple of twice the heads, {heads}");
-                    return wrong(reason, "choose heads that divide hidden into heads of an even width");
-                }
+                rotary_head(name, hidden, heads, head_dimension)?;
                 if !heads.is_multiple_of(kv_heads) {
                     return wrong(
                         format!("heads {heads} is not a multiple of kv_heads {kv_heads}"),
@@ -162,11 +179,16 @@ impl Model {
                 }
                 Ok(())
             }
-            Model::Llama { layers, hidden, heads, kv_heads, ffn, vocab, sequence, rope_theta, .. } => {
+            Model::Llama { layers, hidden, heads, kv_heads, head_dimension, ffn, vocab, sequence, rope_theta, .. } => {
                 for (what, value) in [("vocab", vocab), ("sequence", sequence), ("rope_theta", rope_theta)] {
                     positive(what, value)?;
                 }
-                transformer(layers, hidden, heads, ffn)?;
+                for (what, value) in [("layers", layers), ("hidden", hidden), ("heads", heads), ("ffn", ffn)] {
+                    positive(what, value)?;
+                }
+                if layers > MOST_LAYERS {
+                    return wrong(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
+                }
                 let kv_heads = kv_heads.unwrap_or(heads);
                 positive("kv_heads", kv_heads)?;
                 if !heads.is_multiple_of(kv_heads) {
@@ -175,13 +197,7 @@ impl Model {
                         "choose kv_heads that divide heads",
                     );
                 }
-                if !(hidden / heads).is_multiple_of(2) {
-                    return wrong(
-                        format!("a head has {} features, an odd number", hidden / heads),
-                        "rotary positions turn pairs of features: choose hidden and heads so that a head has an even number",
-                    );
-                }
-                Ok(())
+                rotary_head(name, hidden, heads, head_dimension)
             }
             Model::Vit { layers, hidden, heads, ffn, patch, image, channels, classes, .. } => {
                 for (what, value) in [("patch", patch), ("image", image), ("channels", channels), ("classes", classes)] {
@@ -222,4 +238,25 @@ impl Model {
             }
         }
     }
+}
+
+/// Refuses heads whose features cannot be turned in pairs; `heads` is at least 1.
+fn rotary_head(name: &str, hidden: usize, heads: usize, head_dimension: Option<usize>) -> Result<(), ModelError> {
+    let wrong = |reason: String, hint: &str| Err(ModelError::Inconsistent { name: name.into(), reason, hint: hint.into() });
+    let features = match head_dimension {
+        Some(features) if features > 1 << 16 => return wrong(format!("`head_dimension` is {features}"), "it is at most 65,536"),
+        Some(features) => features,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let reason = format!("hidden {hidden} is not a multiple of heads {heads}");
+            return wrong(reason, "choose heads that divide hidden, or give `head_dimension`");
+        }
+    };
+    if features == 0 || !features.is_multiple_of(2) {
+        return wrong(
+            format!("a head has {features} features, no even number"),
+            "rotary positions turn pairs of features: choose hidden and heads so that a head has an even number, or `head_dimension`",
+        );
+    }
+    Ok(())
 }

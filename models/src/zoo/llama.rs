@@ -14,6 +14,12 @@ pub(crate) struct LlamaShape {
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
+    pub(crate) head_dimension: usize,
+    /// Features that queries are made through, where they are.
+    pub(crate) query_rank: Option<usize>,
+    /// Features that keys and values are made through, where they are.
+    pub(crate) key_value_rank: Option<usize>,
+    /// Of a layer that is no mixture.
     pub(crate) ffn: usize,
     pub(crate) vocabulary: usize,
     pub(crate) sequence: usize,
@@ -68,26 +74,35 @@ impl Llama<'_> {
         let y = self.attention(&name("self_attn"), y);
         let x = self.builder.add(&name("self_attn.residual"), x, y);
         let y = self.builder.rms_norm(&name("post_attention_layernorm"), x, EPSILON);
-        let y = match self.shape.mixtures.filter(|mixtures| (layer + 1).is_multiple_of(mixtures.every)) {
+        let y = match self.shape.mixtures.filter(|mixtures| mixtures.has(layer)) {
             Some(mixtures) => self.mixture(&name("block_sparse_moe"), y, mixtures),
-            None => self.dense(&name("mlp"), y),
+            None => self.dense(&name("mlp"), y, self.shape.ffn),
         };
         self.builder.add(&name("mlp.residual"), x, y)
     }
 
     fn attention(&mut self, module: &str, x: TensorId) -> TensorId {
-        let LlamaShape { hidden, heads, kv_heads, rope_theta, .. } = *self.shape;
+        let LlamaShape { hidden, heads, kv_heads, head_dimension, query_rank, key_value_rank, rope_theta, .. } = *self.shape;
         let builder = &mut self.builder;
         let name = |part: &str| format!("{module}.{part}");
-        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", hidden / heads)];
+        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", head_dimension)];
         // Query head h belongs to key head h / group: the key head's dimension comes first.
         let query_heads = match heads / kv_heads {
             1 => key_heads.to_vec(),
             group => vec![key_heads[0], dimension("group", group), key_heads[1]],
         };
-        let q = builder.linear(&name("q_proj"), x, 1, &query_heads, WEIGHTS, None);
-        let k = builder.linear(&name("k_proj"), x, 1, &key_heads, WEIGHTS, None);
-        let v = builder.linear(&name("v_proj"), x, 1, &key_heads, WEIGHTS, None);
+        // Through fewer features and a norm, where the model has such (DeepSeek-AI 2024, without their separate rotary part).
+        let mut through = |rank: Option<usize>, part: &str| match rank {
+            Some(rank) => {
+                let y = builder.linear(&name(&format!("{part}_a_proj")), x, 1, &[dimension("rank", rank)], WEIGHTS, None);
+                builder.rms_norm(&name(&format!("{part}_a_layernorm")), y, EPSILON)
+            }
+            None => x,
+        };
+        let (query_input, key_input) = (through(query_rank, "q"), through(key_value_rank, "kv"));
+        let q = builder.linear(&name("q_proj"), query_input, 1, &query_heads, WEIGHTS, None);
+        let k = builder.linear(&name("k_proj"), key_input, 1, &key_heads, WEIGHTS, None);
+        let v = builder.linear(&name("v_proj"), key_input, 1, &key_heads, WEIGHTS, None);
         let q = builder.rope(&name("rotary_q"), q, rope_theta);
         let k = builder.rope(&name("rotary_k"), k, rope_theta);
         let kind = AttentionKind { causal: true, scaled: true, relative: None, dropout: DropoutRate::NONE };
@@ -95,9 +110,9 @@ impl Llama<'_> {
         builder.linear(&name("o_proj"), y, query_heads.len(), &[dimension("hidden", hidden)], WEIGHTS, None)
     }
 
-    fn dense(&mut self, module: &str, x: TensorId) -> TensorId {
+    pub(super) fn dense(&mut self, module: &str, x: TensorId, ffn: usize) -> TensorId {
         let name = |part: &str| format!("{module}.{part}");
-        let [inner, hidden] = [dimension("ffn", self.shape.ffn), dimension("hidden", self.shape.hidden)];
+        let [inner, hidden] = [dimension("ffn", ffn), dimension("hidden", self.shape.hidden)];
         let gate = self.builder.linear(&name("gate_proj"), x, 1, &[inner], WEIGHTS, None);
         let up = self.builder.linear(&name("up_proj"), x, 1, &[inner], WEIGHTS, None);
         let y = self.builder.silu_multiply(&name("act"), gate, up);

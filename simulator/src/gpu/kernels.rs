@@ -1,8 +1,10 @@
 //! How long a kernel takes on a device under a software stack, and which of its work the stack fuses away.
 
+use super::nccl::Reachable;
 use super::product::{Product, product_time};
 use super::profile::{AttentionKind, Category, Cluster, ProductFormat, StackKind};
 use foretell_models::{Attention, Kernel, Window};
+use foretell_program::{Collective, CollectiveRole, Phase};
 use foretell_units::{DataType, Seconds};
 
 /// Tiles of queries that FlashAttention's kernels hand to multiprocessors.
@@ -22,22 +24,84 @@ pub struct GpuCosts<'a> {
     pub stack: &'a StackKind,
     /// The format of matrix products.
     pub format: ProductFormat,
+    /// What of the run decides on costs beside kernels' sizes.
+    pub workload: Workload,
+}
+
+/// What of a run decides on costs beside kernels' sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Experts that a token goes to, in models that have any.
+    pub copies: usize,
+    /// What is trained.
+    pub trained: Trained,
+    /// Ranks of `tensor`, each of which sends a part of what goes from stage to stage.
+    pub tensor: usize,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self { copies: 1, trained: Trained::All, tensor: 1 }
+    }
+}
+
+/// Which parameters are trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trained {
+    /// All of them.
+    #[default]
+    All,
+    /// Adapters beside them (LoRA), which are small: no gradients of the others are made, summed or applied.
+    Adapters,
 }
 
 impl GpuCosts<'_> {
     /// What the device takes for an instruction's kernels, and what the host takes to launch them; nothing where the stack fuses them away.
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
         let (device, kernels, category) = self.device_time(kernel, accumulate, precision);
-        if kernels == 0.0 {
+        if kernels == 0.0 || (self.workload.trained == Trained::Adapters && is_of_parameters(kernel, category)) {
             return KernelTime::default();
         }
         let launches = kernels * self.stack.launches_of(category);
         KernelTime { device: device + self.cluster.gpu.launch * kernels, host: self.stack.host_launch * launches }
     }
 
+    /// What the host takes for a launch in a phase over what it takes in the forward pass.
+    pub fn launch_share(&self, phase: Phase) -> f64 {
+        if phase == Phase::Backward { self.stack.backward_launch } else { 1.0 }
+    }
+
     /// What the host takes to launch a collective or a message.
     pub fn exchange_launch(&self) -> Seconds {
         self.stack.host_launch * self.stack.launches_of(Category::Exchange)
+    }
+
+    /// What travels of a collective's bytes in the Program, whose gradients are in single precision and whose parameters are in that of
+    /// activations.
+    pub fn travelling(&self, role: CollectiveRole) -> f64 {
+        let of_parameters = matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters);
+        match role {
+            _ if of_parameters && self.workload.trained == Trained::Adapters => 0.0,
+            CollectiveRole::Gradients => self.stack.gradient_bytes / 4.0,
+            CollectiveRole::Parameters if self.stack.narrow_gather && self.format.is_cast() => 0.5,
+            _ => 1.0,
+        }
+    }
+
+    /// What a collective of so many bytes in the Program takes under this stack.
+    pub fn collective_time(&self, kind: Collective, role: CollectiveRole, group: &Reachable, bytes: f64) -> Seconds {
+        let travelling = self.travelling(role);
+        if travelling == 0.0 {
+            return Seconds::ZERO;
+        }
+        let bytes = bytes * travelling;
+        match kind {
+            Collective::AllToAll => {
+                let copies = if self.stack.once_per_node { self.workload.copies } else { 1 };
+                group.exchange(bytes, copies, self.cluster) * (self.stack.communication * self.stack.exchange)
+            }
+            kind => group.time(kind, bytes, self.cluster) * self.stack.communication,
+        }
     }
 
     /// Work on the device, in how many kernels, and of what kind.
@@ -48,6 +112,11 @@ impl GpuCosts<'_> {
             let product = Product { batch, rows, columns, contracted, operand_bytes: self.format.bytes(), output_bytes };
             (self.product(&product) + self.casts(batch * cast), 1.0, Category::Product)
         };
+        let of_experts = |experts: usize, rows, columns, contracted, output_bytes, cast: usize| {
+            let product = Product { batch: experts, rows, columns, contracted, operand_bytes: self.format.bytes(), output_bytes };
+            let time = self.product(&product) * (1.0 / self.stack.expert_product) + self.casts(experts * cast);
+            (time, 1.0 + self.stack.expert_launches * experts as f64, Category::Product)
+        };
         match *kernel {
             Kernel::Matmul { rows, columns, contracted, .. } => plain(1, rows, columns, contracted, element, rows * contracted),
             Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
@@ -55,13 +124,13 @@ impl GpuCosts<'_> {
             }
             Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
-                plain(experts, rows, columns, contracted, element, rows * contracted)
+                of_experts(experts, rows, columns, contracted, element, rows * contracted)
             }
             Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
-                plain(experts, rows, contracted, columns, element, rows * columns)
+                of_experts(experts, rows, contracted, columns, element, rows * columns)
             }
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-                plain(experts, columns, contracted, rows, output, 0)
+                of_experts(experts, columns, contracted, rows, output, 0)
             }
             Kernel::Convolution(window) => (self.convolution(window, precision), 1.0, Category::Product),
             Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
@@ -91,7 +160,7 @@ impl GpuCosts<'_> {
     }
 
     fn product(&self, product: &Product) -> Seconds {
-        product_time(product, self.format, &self.cluster.gpu, self.stack.product_scale(&self.cluster.device))
+        product_time(product, self.format, &self.cluster.gpu, self.stack.product_share(&self.cluster.device, self.format))
     }
 
     /// Activations and their gradients are cast to a narrow format, and transposed for the weight's gradient, once; weights once a step.
@@ -192,6 +261,22 @@ pub struct KernelTime {
     pub host: Seconds,
 }
 
+/// Whether a kernel is there only for what changes parameters.
+fn is_of_parameters(kernel: &Kernel, category: Category) -> bool {
+    matches!(category, Category::Optimizer | Category::Bucket | Category::BiasGradient)
+        || matches!(
+            kernel,
+            Kernel::MatmulWeightGradient { .. }
+                | Kernel::ExpertMatmulWeightGradient { .. }
+                | Kernel::ConvolutionWeightGradient(_)
+                | Kernel::EmbeddingWeightGradient { .. }
+                | Kernel::LayerNormWeightGradient { .. }
+                | Kernel::RmsNormWeightGradient { .. }
+                | Kernel::BatchNormWeightGradient { .. }
+                | Kernel::PrependWeightGradient { .. }
+        )
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     Forward,
@@ -267,7 +352,7 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("megatron-core").expect("known");
-        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16 };
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
         let bias = Kernel::BiasAdd { rows: 4096, columns: 4096 };
         assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
         let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
@@ -275,11 +360,35 @@ mod tests {
     }
 
     #[test]
+    fn who_trains_adapters_makes_no_gradients_of_weights() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+        let stack = profiles.stack("nemo").expect("known");
+        let costs = GpuCosts {
+            cluster: &cluster,
+            stack,
+            format: ProductFormat::Bf16,
+            workload: Workload { trained: Trained::Adapters, ..Workload::default() },
+        };
+        let weight = foretell_models::WeightLayout::OutIn;
+        let [weight, input] = [
+            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
+            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
+        ]
+        .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
+        assert!(weight == Seconds::ZERO && input > Seconds::ZERO);
+        let group = Reachable { members: 8, nodes: 1, together: 8 };
+        let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9);
+        assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
+        assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
+    }
+
+    #[test]
     fn every_kernel_costs_the_host_a_launch() {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
         let stack = profiles.stack("pytorch-eager").expect("known");
-        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16 };
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
         assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
     }
 }

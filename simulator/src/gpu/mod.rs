@@ -9,10 +9,11 @@
 
 mod kernels;
 mod nccl;
+mod parameter;
 mod product;
 mod profile;
 
-pub use kernels::{GpuCosts, KernelTime};
+pub use kernels::{GpuCosts, KernelTime, Trained, Workload};
 pub use nccl::{Algorithm, Protocol, Reachable};
 pub use product::{Product, product_time};
 pub use profile::{

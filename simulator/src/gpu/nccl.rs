@@ -61,8 +61,8 @@ const HOP_TREE: [f64; 3] = [0.6, 1.25, 4.0];
 /// `hwLat` over the network.
 const NETWORK_RING: [f64; 3] = [2.7, 4.0, 14.0];
 const NETWORK_TREE: [f64; 3] = [5.0, 8.5, 14.0];
-/// `hwLat` of NVLS.
-const IN_SWITCH: f64 = 25.0;
+/// Of NVLS: NCCL's `hwLat` is 25, but 2 to 64 MiB on eight H100 (collectives_measured.csv) take as much as 75 do.
+const IN_SWITCH: f64 = 75.0;
 /// `baseLat` of a group of sends and receives.
 const MESSAGE: f64 = 8.4;
 
@@ -113,7 +113,7 @@ impl Reachable {
             return (Seconds::ZERO, None);
         }
         match kind {
-            Collective::AllToAll => (Seconds::new(launch + self.all_to_all(bytes, cluster)), None),
+            Collective::AllToAll => (Seconds::new(launch + self.all_to_all(bytes, [1.0; 2], cluster)), None),
             Collective::Shift => (Seconds::new(launch + self.shift(bytes, cluster)), None),
             Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {
                 let mut best = (f64::INFINITY, (Algorithm::Ring, Protocol::Simple));
@@ -143,6 +143,21 @@ impl Reachable {
     /// A collective's time.
     pub fn time(&self, kind: Collective, bytes: f64, cluster: &Cluster) -> Seconds {
         self.choose(kind, bytes, cluster).0
+    }
+
+    /// The time of an exchange of tokens of which each goes to `copies` experts, and crosses to a node or a device of several of them once
+    /// (DeepEP, HybridEP; 1 where every copy travels). Choices are spread evenly.
+    pub fn exchange(&self, bytes: f64, copies: usize, cluster: &Cluster) -> Seconds {
+        if self.members < 2 {
+            return Seconds::ZERO;
+        }
+        // Of so many places those that get any of the copies, over the copies.
+        let share = |places: usize| {
+            let (places, copies) = (places as f64, copies as f64);
+            places * (1.0 - (1.0 - 1.0 / places).powf(copies)) / copies
+        };
+        let shares = if copies > 1 { [share(self.members), share(self.nodes)] } else { [1.0; 2] };
+        Seconds::new(cluster.link.launch.value() + self.all_to_all(bytes, shares, cluster))
     }
 
     /// The time of a message between two ranks of this group's, of which the first is on another node or not.
@@ -199,12 +214,12 @@ impl Reachable {
     }
 
     /// Every member sends a part to every other, those on other nodes through its share of the network.
-    fn all_to_all(&self, bytes: f64, cluster: &Cluster) -> f64 {
+    fn all_to_all(&self, bytes: f64, [near_share, far_share]: [f64; 2], cluster: &Cluster) -> f64 {
         let (members, together) = (self.members as f64, self.together as f64);
-        let near = (together - 1.0) / members * bytes / cluster.link.all_to_all.value();
+        let near = (together - 1.0) / members * bytes * near_share / cluster.link.all_to_all.value();
         let far = if self.nodes > 1 {
             let device = cluster.node_rate.value() * cluster.network.efficiency / cluster.devices_per_node as f64;
-            (members - together) / members * bytes / device
+            (members - together) / members * bytes * far_share / device
         } else {
             0.0
         };
@@ -277,6 +292,16 @@ mod tests {
         // Over many nodes a short all-reduce climbs a tree.
         let many = Reachable { members: 512, nodes: 64, together: 8 };
         assert_eq!(many.choose(Collective::AllReduce, 65536.0, &cluster).1.expect("a collective").0, Algorithm::Tree);
+    }
+
+    #[test]
+    fn tokens_that_cross_once_for_several_experts_take_less_time() {
+        let cluster = cluster("h100-sxm-80g", 3200.0);
+        let group = Reachable { members: 32, nodes: 4, together: 8 };
+        let [all, once] = [1, 8].map(|copies| group.exchange(1e9, copies, &cluster).value());
+        // Of eight copies over four nodes 3.6 of the nodes get one.
+        assert!((once / all - 3.6 / 8.0).abs() < 0.02, "{once} beside {all}");
+        assert_eq!(group.exchange(1e9, 1, &cluster), group.time(Collective::AllToAll, 1e9, &cluster));
     }
 
     #[test]

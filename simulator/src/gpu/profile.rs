@@ -11,6 +11,7 @@ use thiserror::Error;
 const DEVICES: &str = include_str!("profiles/devices.yaml");
 const LINKS: &str = include_str!("profiles/links.yaml");
 const STACKS: &str = include_str!("profiles/stacks.yaml");
+const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// What plans may call a stack, and the profile that holds for it.
 const ALIASES: [(&str, &str); 3] = [("fsdp2", "torchtitan"), ("megatron-lm", "megatron-core"), ("deepspeed", "deepspeed-3d")];
@@ -135,7 +136,7 @@ pub struct GpuKind {
     /// How many times faster than memory it is.
     pub cache_speed: f64,
     /// The share of the peak that large products reach in sustained runs, by format; a wider format's where there is none.
-    product: BTreeMap<ProductFormat, f64>,
+    pub(super) product: BTreeMap<ProductFormat, f64>,
     /// What a tile costs beside its work, as that many more of the contracted dimension.
     pub product_ramp: f64,
     /// How fast efficiency falls with the tile's area: its power.
@@ -319,6 +320,9 @@ pub struct MemoryRules {
     pub parameter: f64,
     /// Bytes of its gradient.
     pub gradient: f64,
+    /// The same in runs in IEEE half precision, where it is another.
+    #[serde(default)]
+    pub half_gradient: Option<f64>,
     /// Bytes of its optimizer state, master copy included.
     pub optimizer: f64,
     /// What activations take, as a share of the Program's.
@@ -326,6 +330,9 @@ pub struct MemoryRules {
     /// Bytes kept of each score of attention that is not fused: softmax, what dropout keeps and leaves.
     #[serde(default)]
     pub score: f64,
+    /// Bytes kept of each logit beside the Program's: copies and gradients in single precision.
+    #[serde(default)]
+    pub logit: f64,
     /// CUDA's context, NCCL's buffers, cuBLAS's workspaces: in what the allocator does not count.
     pub context: Bytes,
     /// Reserved and not used by the allocator, as a share of what is allocated.
@@ -336,9 +343,30 @@ pub struct MemoryRules {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackKind {
-    /// The share of the devices' product efficiency that its kernels reach, by device; 1 where none is stated.
+    /// The share of the devices' product efficiency that its kernels reach.
+    #[serde(default = "one")]
+    pub product_scale: f64,
+    /// The same beside [`StackKind::product_scale`], by device; 1 where none is stated.
     #[serde(default)]
     pub product: BTreeMap<String, f64>,
+    /// The same, by the format of the product; 1 where none is stated.
+    #[serde(default)]
+    pub format: BTreeMap<ProductFormat, f64>,
+    /// The share of that, that products of many experts in one kernel reach.
+    #[serde(default = "one")]
+    pub expert_product: f64,
+    /// Kernels that the host launches for each expert's product: 1 where they are launched one by one, 0 where one kernel does all.
+    #[serde(default)]
+    pub expert_launches: f64,
+    /// The time of exchanges of tokens between experts over what the links' rates give.
+    #[serde(default = "one")]
+    pub exchange: f64,
+    /// Whether `tensor` leaves experts whole, which spread over it, unless the run says.
+    #[serde(default)]
+    pub whole_experts: bool,
+    /// Whether a token that goes to several experts of one node crosses the network once (DeepEP, HybridEP).
+    #[serde(default)]
+    pub once_per_node: bool,
     /// How attention is computed.
     pub attention: AttentionKind,
     /// The bytes that memory-bound kernels move, as a share of the Program's; 1 where none is stated, 0 where they are fused away.
@@ -355,6 +383,12 @@ pub struct StackKind {
     pub launches: BTreeMap<Category, f64>,
     /// What the host needs to launch a kernel. It runs ahead of the device as far as it can.
     pub host_launch: Seconds,
+    /// What a launch in the backward pass takes of that: less where autograd launches it from compiled code.
+    #[serde(default = "one")]
+    pub backward_launch: f64,
+    /// Whether the host waits for the device between the passes of a micro-batch (Megatron's timers did).
+    #[serde(default)]
+    pub waits_between_passes: bool,
     /// Whether the host waits for messages between stages before it launches more.
     #[serde(default)]
     pub waits_for_messages: bool,
@@ -371,6 +405,9 @@ pub struct StackKind {
     pub communication_slowdown: f64,
     /// Bytes of a gradient's element on the network.
     pub gradient_bytes: f64,
+    /// Whether parameters are gathered in the narrow format of products, where they have one.
+    #[serde(default)]
+    pub narrow_gather: bool,
     /// Bytes moved to cast one element of an operand to a narrow format.
     #[serde(default)]
     pub cast_bytes: f64,
@@ -382,12 +419,25 @@ pub struct StackKind {
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
+    /// Whether, where the run does not say, more is computed again than that if it would not fit into the device's memory.
+    #[serde(default)]
+    pub recompute_to_fit: bool,
     /// Whether Megatron's sequence parallelism is on where tensor parallelism is, unless the run says.
     #[serde(default)]
     pub sequence_parallel: bool,
     /// The vocabulary is made a multiple of this and the tensor-parallel size together; 1 where it is left as it is.
     #[serde(default = "unpadded")]
     pub vocabulary_multiple: usize,
+    /// The share of BERT's longest sequences (512) that is computed: less than 1 where padding is left out, wholly or by bins of lengths.
+    #[serde(default = "one")]
+    pub sequence_share: f64,
+    /// What a message takes longer where ranks of `tensor` send parts of it, which the receivers put together (DeepSpeed's partitioned tensors, whose
+    /// sizes the host waits for).
+    #[serde(default)]
+    pub partitioned_message: Seconds,
+    /// The share of product efficiency in eight bits that is left where they are scaled by row.
+    #[serde(default = "one")]
+    pub scaled_by_row: f64,
     /// Bytes of a message between stages for each byte of the Program's: 2 where activations travel in single precision.
     #[serde(default = "one")]
     pub message_scale: f64,
@@ -404,8 +454,13 @@ pub struct StackKind {
 
 impl StackKind {
     /// The share of a device's product efficiency.
-    pub fn product_scale(&self, device: &str) -> f64 {
-        self.product.get(device).copied().unwrap_or(1.0)
+    pub fn product_share(&self, device: &str, format: ProductFormat) -> f64 {
+        self.product_scale * self.product.get(device).copied().unwrap_or(1.0) * self.format_of(format)
+    }
+
+    /// The share of product efficiency in a format, beside other shares.
+    pub fn format_of(&self, format: ProductFormat) -> f64 {
+        self.format.get(&format).copied().unwrap_or(1.0)
     }
 
     /// The share of a kind's bytes that are moved.
@@ -436,6 +491,37 @@ pub struct Cluster {
     pub node_rate: BytesPerSecond,
 }
 
+/// What a fit found.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fitted {
+    stacks: BTreeMap<String, FittedStack>,
+    devices: BTreeMap<String, FittedDevice>,
+    network: BTreeMap<String, f64>,
+}
+
+/// What a fit found of a device.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FittedDevice {
+    /// Measured runs that it was fitted on.
+    rows: usize,
+    values: BTreeMap<String, f64>,
+}
+
+/// Runs that a device or a stack was fitted on at least, so that it does not count as assumed.
+const FITTED_ROWS: usize = 3;
+
+/// What a fit found of a stack.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FittedStack {
+    /// Measured runs that it was fitted on.
+    rows: usize,
+    values: BTreeMap<String, f64>,
+    spread: [f64; 2],
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinksFile {
@@ -452,7 +538,7 @@ pub struct Profiles {
     stacks: BTreeMap<String, StackKind>,
 }
 
-static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS));
+static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS, FITTED));
 
 impl Profiles {
     /// What is compiled in.
@@ -463,13 +549,47 @@ impl Profiles {
         LIBRARY.as_ref().map_err(Clone::clone)
     }
 
-    /// Reads the three files.
+    /// Reads the four files: what is known or assumed of devices, links and stacks, and what a fit found in place of that.
     ///
     /// # Errors
     /// [`ProfileError::Unreadable`] with the place.
-    pub fn read(devices: &str, links: &str, stacks: &str) -> Result<Self, ProfileError> {
+    pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
         let LinksFile { links, network } = parsed("links.yaml", links)?;
-        Ok(Self { devices: parsed("devices.yaml", devices)?, links, network, stacks: parsed("stacks.yaml", stacks)? })
+        let mut profiles =
+            Self { devices: parsed("devices.yaml", devices)?, links, network, stacks: parsed("stacks.yaml", stacks)? };
+        profiles.apply(&parsed("fitted.yaml", fitted)?)?;
+        Ok(profiles)
+    }
+
+    fn apply(&mut self, fitted: &Fitted) -> Result<(), ProfileError> {
+        let unknown = |what: &str| ProfileError::Unreadable { file: "fitted.yaml", reason: format!("no profile has {what}") };
+        for (name, found) in &fitted.stacks {
+            let stack = self.stacks.get_mut(name).ok_or_else(|| unknown(&format!("the stack {name}")))?;
+            for (value, number) in &found.values {
+                if !stack.set_value(value, *number) {
+                    return Err(unknown(&format!("the value {value} of the stack {name}")));
+                }
+            }
+            stack.spread = found.spread;
+            stack.estimated = found.rows < FITTED_ROWS;
+        }
+        for (name, FittedDevice { rows, values }) in &fitted.devices {
+            let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device {name}")))?;
+            for (value, number) in values {
+                if !device.set_value(value, *number) {
+                    return Err(unknown(&format!("the value {value} of the device {name}")));
+                }
+            }
+            device.estimated &= *rows < FITTED_ROWS;
+        }
+        for (value, number) in &fitted.network {
+            match value.as_str() {
+                "efficiency" => self.network.efficiency = *number,
+                "latency_scale" => self.network.latency_scale = *number,
+                _ => return Err(unknown(&format!("the value {value} of the network"))),
+            }
+        }
+        Ok(())
     }
 
     /// A device.

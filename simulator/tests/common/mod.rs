@@ -3,7 +3,7 @@
 
 use foretell_models::{InputKind, Kernel};
 use foretell_program::*;
-use foretell_simulator::{CostModel, LinkEfficiency, Options, Parameters, Simulation, simulate};
+use foretell_simulator::{CostModel, HostWaits, LinkEfficiency, Options, Parameters, Simulation, simulate};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Flops, Picoseconds, Seconds};
 
@@ -179,7 +179,7 @@ pub fn ideal(topology: &Topology) -> CostModel {
             load_seconds_per_byte: Seconds::new(1e-9),
             communication_share: 0.0,
             communication_growth: None,
-            waits_for_messages: false,
+            host_waits: HostWaits::default(),
             interruption: Seconds::ZERO,
         };
     }

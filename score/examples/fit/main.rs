@@ -1,0 +1,69 @@
+//! How the values in `simulator/src/gpu/profiles/fitted.yaml` were found, on the rows that `tests/published/split.yaml` declares for
+//! fitting, and no others.
+//!
+//! Every value has a prior: what the other profile files say of it, with a spread by its kind (`Kind::of`). Found is the most
+//! probable of all values at once, of devices, network and stacks, by Gauss and Newton's method on logarithms; residuals count as
+//! pseudo-Huber loss, so that a few rows that are far off do not pull. A stack with few rows stays near its prior. Intervals come from
+//! residuals of rows that were left out group by group (a model on a device by a framework), which the fit's linearisation tells without
+//! another fit.
+//!
+//! `cargo run --release -p foretell-score --example fit -- COMMAND`:
+//! `fit FILE` fits and writes FILE; `scores FILE` prints the tables and writes every row; `kernels ROW STAGE` prints what a stage's
+//! instructions take. Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
+
+mod cases;
+mod kernels;
+mod parameters;
+mod report;
+mod solve;
+
+use cases::Quantity;
+use foretell_score::{Part, Split, published};
+use foretell_simulator::gpu::Profiles;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["fit", file] => {
+            let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
+            let cases = cases::declared(&profiles)?;
+            eprintln!("{} rows declared for fitting are simulated", cases.len());
+            if std::env::var("TIMES").is_ok() {
+                let mut times: Vec<(f64, &str)> = cases
+                    .iter()
+                    .map(|case| {
+                        let start = std::time::Instant::now();
+                        let _ = case.predicted(&case.run, Quantity::Step);
+                        (start.elapsed().as_secs_f64(), case.row.row_id.as_str())
+                    })
+                    .collect();
+                times.sort_by(|one, two| two.0.total_cmp(&one.0));
+                eprintln!("all {:.2} s", times.iter().map(|one| one.0).sum::<f64>());
+                for (time, row) in times.iter().take(40) {
+                    eprintln!("{time:.3} {row}");
+                }
+            }
+            let time = solve::fit(&cases, Quantity::Step)?;
+            let memory = solve::fit(&cases, Quantity::Memory)?;
+            std::fs::write(file, report::yaml(&cases, &time, &memory))?;
+        }
+        ["scores", file] => {
+            let scores = foretell_score::score(&published()?, &Split::library()?, &profiles("")?);
+            println!("declared:\n{}\nkept:\n{}", scores.table(Some(Part::Fit)), scores.table(Some(Part::Score)));
+            std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
+        }
+        ["kernels", row, stage] => kernels::print(&profiles("")?, row, stage.parse()?)?,
+        _ => return Err("fit FILE, scores FILE or kernels ROW STAGE".into()),
+    }
+    Ok(())
+}
+
+/// The library's profiles, or those of the folder that the environment names; with this in place of `fitted.yaml` unless it is empty.
+fn profiles(fitted: &str) -> Result<Profiles, Box<dyn std::error::Error>> {
+    let folder = std::env::var("PROFILES")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../simulator/src/gpu/profiles").into());
+    let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.yaml"));
+    let fitted = if fitted.is_empty() { read("fitted")? } else { fitted.into() };
+    Ok(Profiles::read(&read("devices")?, &read("links")?, &read("stacks")?, &fitted)?)
+}

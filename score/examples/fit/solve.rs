@@ -1,0 +1,294 @@
+//! The most probable values, and what they foretell of rows that are left out.
+
+use crate::cases::{Case, Quantity};
+use crate::parameters::{Parameter, parameters};
+use foretell_score::Run;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// What was found.
+pub struct Fit {
+    pub parameters: Vec<Parameter>,
+    /// Of each parameter.
+    pub values: Vec<f64>,
+    /// Of each case that was measured, by its place: the logarithm of predicted over measured.
+    pub residuals: BTreeMap<usize, f64>,
+    /// The same where the case's group is left out of the fit.
+    pub left_out: BTreeMap<usize, f64>,
+}
+
+/// The standard deviation of a row's logarithmic residual: noise and what is not modelled.
+const NOISE: f64 = 0.04;
+/// Residuals beyond so many of those count by their magnitude, not its square.
+const HUBER: f64 = 1.5;
+/// Rows of a group tell less than as many of different groups: they count as this power of their number.
+const GROUP_POWER: f64 = 0.5;
+/// The same for rows of a source: the score is a mean over sources.
+const SOURCE_POWER: f64 = 0.7;
+const ITERATIONS: usize = 5;
+/// How far a logarithm is moved to find a derivative.
+const DIFFERENCE: f64 = 0.05;
+
+/// Fits the values that determine a quantity.
+pub fn fit(cases: &[Case], quantity: Quantity) -> Result<Fit, Box<dyn std::error::Error>> {
+    let measured: Vec<(usize, f64)> =
+        cases.iter().enumerate().filter_map(|(place, case)| Some((place, case.measured(quantity)?))).collect();
+    let parameters = parameters(cases, quantity);
+    let weights = weights(cases, &measured);
+    // Rows of one kind are foretold once. Each row's kind, and each kind's first case.
+    let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut firsts: Vec<usize> = Vec::new();
+    let mut kinds: Vec<usize> = Vec::new();
+    for (place, _) in &measured {
+        // Memory figures are of several kinds.
+        let key = if quantity == Quantity::Step { cases[*place].kind.as_str() } else { cases[*place].row.row_id.as_str() };
+        kinds.push(*numbers.entry(key).or_insert_with(|| {
+            firsts.push(*place);
+            firsts.len() - 1
+        }));
+    }
+    let mut runs: Vec<Run> = firsts.iter().map(|place| cases[*place].run.clone()).collect();
+    let predict = |kind: usize, run: &Run| cases[firsts[kind]].predicted(run, quantity).map_or(0.0, f64::ln);
+    let all = |runs: &[Run]| -> Vec<f64> { (0..runs.len()).into_par_iter().map(|kind| predict(kind, &runs[kind])).collect() };
+    let of_rows = |predicted: &[f64]| -> Vec<f64> {
+        measured.iter().zip(&kinds).map(|((_, measured), kind)| predicted[*kind] - measured.ln()).collect()
+    };
+    let set = |runs: &mut [Run], offsets: &[f64]| {
+        for (parameter, offset) in parameters.iter().zip(offsets) {
+            for run in runs.iter_mut().filter(|run| parameter.concerns(run)) {
+                parameter.set(run, parameter.prior * offset.exp());
+            }
+        }
+    };
+    let loss = |residuals: &[f64], offsets: &[f64]| {
+        let row = |(residual, weight): (&f64, &f64)| {
+            let scaled = residual / (HUBER * NOISE);
+            weight * HUBER * HUBER * ((1.0 + scaled * scaled).sqrt() - 1.0)
+        };
+        let prior = |(parameter, offset): (&Parameter, &f64)| 0.5 * (offset / parameter.spread).powi(2);
+        residuals.iter().zip(&weights).map(row).sum::<f64>() + parameters.iter().zip(offsets).map(prior).sum::<f64>()
+    };
+    let mut offsets = vec![0.0; parameters.len()];
+    let mut predicted = all(&runs);
+    let mut residuals = of_rows(&predicted);
+    let mut best = loss(&residuals, &offsets);
+    eprintln!("{quantity:?}: {} values, {} rows of {} kinds, loss {best:.2}", parameters.len(), measured.len(), firsts.len());
+    let mut system = None;
+    let mut slopes: Vec<Vec<(usize, f64)>> = Vec::new();
+    for iteration in 0..=ITERATIONS {
+        // Found once more when the first steps are made, and of what matters alone.
+        if iteration <= 1 || iteration == 3 {
+            slopes = slopes_of(&parameters, &runs, &predicted, &offsets, &slopes, &predict);
+        }
+        let jacobian = by_parameter(&slopes, &kinds, parameters.len());
+        let row_weights: Vec<f64> = residuals
+            .iter()
+            .zip(&weights)
+            .map(|(residual, weight)| weight / (NOISE * NOISE) / (1.0 + (residual / (HUBER * NOISE)).powi(2)).sqrt())
+            .collect();
+        let factor = normal(&jacobian, &row_weights, &parameters)?;
+        system = Some((jacobian, row_weights, factor));
+        if iteration == ITERATIONS {
+            break;
+        }
+        let Some((jacobian, row_weights, factor)) = &system else { break };
+        let mut gradient: Vec<f64> =
+            parameters.iter().zip(&offsets).map(|(one, offset)| offset / (one.spread * one.spread)).collect();
+        for (place, column) in jacobian.iter().enumerate() {
+            gradient[place] += column.iter().map(|(row, slope)| row_weights[*row] * slope * residuals[*row]).sum::<f64>();
+        }
+        let step = solve(factor, &gradient);
+        let mut share = 1.0;
+        let improved = loop {
+            let moved_by = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
+                let tried = (offset - share * step).clamp(offset - 0.7, offset + 0.7);
+                tried.min((parameter.most / parameter.prior).ln())
+            };
+            let tried: Vec<f64> = parameters.iter().zip(&offsets).zip(&step).map(moved_by).collect();
+            let mut moved = runs.clone();
+            set(&mut moved, &tried);
+            let found = all(&moved);
+            let errors = of_rows(&found);
+            let value = loss(&errors, &tried);
+            if value < best {
+                let gain = best - value;
+                (runs, predicted, residuals, offsets, best) = (moved, found, errors, tried, value);
+                break gain > 0.002 * best;
+            }
+            share *= 0.4;
+            if share < 0.05 {
+                break false;
+            }
+        };
+        eprintln!("  {iteration}: loss {best:.2}, step {share:.2}");
+        if !improved {
+            break;
+        }
+    }
+    let left_out = match &system {
+        Some((jacobian, row_weights, factor)) => left_out(cases, &measured, &residuals, jacobian, row_weights, factor)?,
+        None => BTreeMap::new(),
+    };
+    let values = parameters.iter().zip(&offsets).map(|(parameter, offset)| parameter.prior * offset.exp()).collect();
+    let residuals = measured.iter().zip(residuals).map(|((place, _), residual)| (*place, residual)).collect();
+    Ok(Fit { parameters, values, residuals, left_out })
+}
+
+fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {
+    let mut of_group: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut of_source: BTreeMap<&str, f64> = BTreeMap::new();
+    for (place, _) in measured {
+        *of_group.entry(&cases[*place].group).or_default() += 1.0;
+    }
+    let group = |place: usize| of_group[cases[place].group.as_str()].powf(GROUP_POWER - 1.0);
+    for (place, _) in measured {
+        *of_source.entry(&cases[*place].row.table).or_default() += group(*place);
+    }
+    // A source of ten rows of different groups counts as ten.
+    let source = |place: usize| (of_source[cases[place].row.table.as_str()] / 10.0).powf(SOURCE_POWER - 1.0);
+    measured.iter().map(|(place, _)| group(*place) * source(*place)).collect()
+}
+
+/// A slope below this is not found again.
+const NEGLIGIBLE: f64 = 0.015;
+
+/// For each kind what moves its prediction, and by how much for each e-fold. Values of one effect are moved once.
+fn slopes_of(
+    parameters: &[Parameter],
+    runs: &[Run],
+    predicted: &[f64],
+    offsets: &[f64],
+    before: &[Vec<(usize, f64)>],
+    predict: &(dyn Fn(usize, &Run) -> f64 + Sync),
+) -> Vec<Vec<(usize, f64)>> {
+    let of_kind = |(kind, run): (usize, &Run)| {
+        let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
+        let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
+        let mut found = Vec::new();
+        for (place, (parameter, offset)) in parameters.iter().zip(offsets).enumerate() {
+            if !parameter.concerns(run) {
+                continue;
+            }
+            let slope = by_effect.get(parameter.effect()).copied();
+            let slope =
+                slope.or_else(|| known.get(&place).copied().filter(|slope| slope.abs() < NEGLIGIBLE)).unwrap_or_else(|| {
+                    let mut moved = run.clone();
+                    parameter.set(&mut moved, parameter.prior * (offset + DIFFERENCE).exp());
+                    (predict(kind, &moved) - predicted[kind]) / DIFFERENCE
+                });
+            by_effect.insert(parameter.effect(), slope);
+            found.push((place, slope));
+        }
+        found
+    };
+    runs.par_iter().enumerate().map(of_kind).collect()
+}
+
+/// For each parameter the rows that it moves, and by how much.
+fn by_parameter(slopes: &[Vec<(usize, f64)>], kinds: &[usize], parameters: usize) -> Vec<Vec<(usize, f64)>> {
+    let mut jacobian = vec![Vec::new(); parameters];
+    for (row, kind) in kinds.iter().enumerate() {
+        for (place, slope) in slopes[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
+            jacobian[*place].push((row, *slope));
+        }
+    }
+    jacobian
+}
+
+type Matrix = Vec<Vec<f64>>;
+
+/// The Cholesky factor of the normal equations' matrix, priors included.
+fn normal(
+    jacobian: &[Vec<(usize, f64)>],
+    weights: &[f64],
+    parameters: &[Parameter],
+) -> Result<Matrix, Box<dyn std::error::Error>> {
+    let count = parameters.len();
+    let mut matrix = vec![vec![0.0; count]; count];
+    let mut by_row: BTreeMap<usize, Vec<(usize, f64)>> = BTreeMap::new();
+    for (place, column) in jacobian.iter().enumerate() {
+        for (row, slope) in column {
+            by_row.entry(*row).or_default().push((place, *slope));
+        }
+    }
+    for (row, slopes) in &by_row {
+        for (one, slope) in slopes {
+            for (other, other_slope) in slopes {
+                matrix[*one][*other] += weights[*row] * slope * other_slope;
+            }
+        }
+    }
+    for (place, parameter) in parameters.iter().enumerate() {
+        matrix[place][place] += 1.0 / (parameter.spread * parameter.spread);
+    }
+    cholesky(matrix)
+}
+
+fn cholesky(mut matrix: Matrix) -> Result<Matrix, Box<dyn std::error::Error>> {
+    for row in 0..matrix.len() {
+        for column in 0..=row {
+            let sum: f64 = (0..column).map(|inner| matrix[row][inner] * matrix[column][inner]).sum();
+            let rest = matrix[row][column] - sum;
+            matrix[row][column] = match row == column {
+                true if rest <= 0.0 => return Err("the normal equations are not positive definite".into()),
+                true => rest.sqrt(),
+                false => rest / matrix[column][column],
+            };
+        }
+    }
+    Ok(matrix)
+}
+
+fn solve(factor: &Matrix, right: &[f64]) -> Vec<f64> {
+    let mut found = right.to_vec();
+    for row in 0..found.len() {
+        let sum: f64 = (0..row).map(|column| factor[row][column] * found[column]).sum();
+        found[row] = (found[row] - sum) / factor[row][row];
+    }
+    for row in (0..found.len()).rev() {
+        let sum: f64 = (row + 1..found.len()).map(|column| factor[column][row] * found[column]).sum();
+        found[row] = (found[row] - sum) / factor[row][row];
+    }
+    found
+}
+
+/// Residuals of each group's rows if it is left out: `(1 - H)^-1 r` with the group's block of the hat matrix `J N^-1 J' W`.
+fn left_out(
+    cases: &[Case],
+    measured: &[(usize, f64)],
+    residuals: &[f64],
+    jacobian: &[Vec<(usize, f64)>],
+    weights: &[f64],
+    factor: &Matrix,
+) -> Result<BTreeMap<usize, f64>, Box<dyn std::error::Error>> {
+    let count = jacobian.len();
+    let mut slopes = vec![vec![0.0; count]; measured.len()];
+    for (place, column) in jacobian.iter().enumerate() {
+        for (row, slope) in column {
+            slopes[*row][place] = *slope;
+        }
+    }
+    let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (row, (place, _)) in measured.iter().enumerate() {
+        groups.entry(&cases[*place].group).or_default().push(row);
+    }
+    let mut found = BTreeMap::new();
+    for rows in groups.values() {
+        // With the square roots of weights on both sides the block is symmetric.
+        let solved: Vec<Vec<f64>> = rows.par_iter().map(|row| solve(factor, &slopes[*row])).collect();
+        let mut block = vec![vec![0.0; rows.len()]; rows.len()];
+        for (one, row) in rows.iter().enumerate() {
+            for (other, other_row) in rows.iter().enumerate() {
+                let hat: f64 = slopes[*row].iter().zip(&solved[other]).map(|(slope, solved)| slope * solved).sum();
+                let hat = hat * (weights[*row] * weights[*other_row]).sqrt();
+                block[one][other] = f64::from(u8::from(one == other)) - hat;
+            }
+            block[one][one] += 1e-9;
+        }
+        let right: Vec<f64> = rows.iter().map(|row| residuals[*row] * weights[*row].sqrt()).collect();
+        for (row, value) in rows.iter().zip(solve(&cholesky(block)?, &right)) {
+            found.insert(measured[*row].0, value / weights[*row].sqrt());
+        }
+    }
+    Ok(found)
+}
