@@ -5,9 +5,11 @@ use crate::output::note;
 use crate::plan_file::LoadedPlan;
 use foretell_program::{Compiled, Plan, Profile, Rank, Recompute};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
-use foretell_simulator::{CostModel, Folding, Oversubscription, Prediction, Simulation};
+use foretell_simulator::{
+    CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, predict_with, simulate,
+};
 use foretell_topologies::Topology;
-use foretell_units::Bytes;
+use foretell_units::{Bytes, Seconds};
 use std::time::Instant;
 
 /// A plan's Programs and what is foretold of them.
@@ -18,6 +20,8 @@ pub struct Foretold {
     pub prediction: Prediction,
     /// The timeline and its analysis.
     pub simulation: Simulation,
+    /// Where jitter or stragglers were asked for, the step without them.
+    pub undisturbed: Option<Seconds>,
 }
 
 /// Whether several ranks may share a device.
@@ -27,21 +31,16 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
 
 /// Compiles and simulates.
 pub fn foretell(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<Foretold, Failure> {
-    foretell_folding(loaded, profile, oversubscribe, Folding::On)
+    foretell_with(loaded, profile, &Options { oversubscription: oversubscription(oversubscribe), ..Options::default() })
 }
 
-/// Compiles and simulates, with or without simulating ranks that must behave alike once.
-pub fn foretell_folding(
-    loaded: &LoadedPlan,
-    profile: Option<&Profile>,
-    oversubscribe: bool,
-    folding: Folding,
-) -> Result<Foretold, Failure> {
+/// Compiles and simulates as the options say.
+pub fn foretell_with(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Options) -> Result<Foretold, Failure> {
     let started = Instant::now();
     let compiled = loaded.compile()?;
     let ranks = compiled.training.mesh.world_size();
     let devices = loaded.topology.device_count();
-    if ranks > devices && !oversubscribe {
+    if ranks > devices && options.oversubscription == Oversubscription::Refused {
         let hint = "use a smaller layout, more `nodes`, or `--oversubscribe` to check it without timing it";
         return Err(Failure::Input(format!(
             "{}: the layout has {ranks} ranks, but `{}` has {devices} devices; hint: {hint}",
@@ -49,12 +48,19 @@ pub fn foretell_folding(
             loaded.topology.name()
         )));
     }
+    if let Some((rank, _)) = options.disturbance.stragglers.iter().find(|(rank, _)| rank.0 >= ranks) {
+        return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has {ranks} ranks, which begin with 0")));
+    }
     let costs = costs(profile, &loaded.topology, &loaded.plan)?;
-    let (prediction, simulation) =
-        foretell_simulator::predict(&compiled.training, &loaded.topology, &costs, oversubscription(oversubscribe), folding)?;
+    let (prediction, simulation) = predict_with(&compiled.training, &loaded.topology, &costs, options)?;
+    let undisturbed = (!options.disturbance.is_none()).then(|| {
+        let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
+        simulate(&compiled.training, &loaded.topology, &costs, &options)
+    });
+    let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
     let mut prediction = with_memory(prediction, &compiled, &loaded.topology);
-    prediction.wall_seconds = foretell_units::Seconds::new(started.elapsed().as_secs_f64());
-    Ok(Foretold { compiled, prediction, simulation })
+    prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
+    Ok(Foretold { compiled, prediction, simulation, undisturbed })
 }
 
 /// With the whole arena: it is also evaluation's, of which the simulator knows nothing.

@@ -35,7 +35,7 @@ pub struct Questions {
     /// Write a checkpoint each so many steps, not as often as is best
     #[arg(long, value_name = "N")]
     pub checkpoint_every: Option<u64>,
-    /// Where chance begins
+    /// Where chance begins: the draws of failures and of jitter
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
 }

@@ -9,8 +9,11 @@ use crate::running_cost;
 use crate::what_if;
 use crate::{input, inputs};
 use clap::Args;
-use foretell_reports::{Plot, Section, page, write_trace};
-use foretell_simulator::{Folding, critical_path};
+use foretell_program::Rank;
+use foretell_reports::{Column, Plot, Section, page, table, write_trace};
+use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, critical_path};
+use foretell_units::Seconds;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Foretell a plan's step: its time with an interval, its memory, and where the time goes
@@ -49,6 +52,15 @@ pub struct Arguments {
     /// Whether ranks that must behave alike are simulated once: the same answer, sooner
     #[arg(long, value_enum, default_value_t = Fold::On)]
     fold: Fold,
+    /// Whether collectives are one flow each, or every step of every rank around their rings a message
+    #[arg(long, value_enum, default_value_t = CollectivesAs::Flow)]
+    collectives: CollectivesAs,
+    /// Draw a pace for each rank: the coefficient of variation of a log-normal distribution with mean 1, such as 0.02
+    #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = jitter)]
+    jitter: f64,
+    /// A rank that takes so many times as long for everything, such as 7=1.3; may be given several times
+    #[arg(long = "straggler", value_name = "RANK=TIMES", value_parser = straggler)]
+    stragglers: Vec<(Rank, f64)>,
     /// Print the Program: every instruction of every stage, and where its operands lie
     #[arg(long)]
     dump_program: bool,
@@ -73,12 +85,44 @@ impl From<Fold> for Folding {
     }
 }
 
+/// How collectives are simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum CollectivesAs {
+    Flow,
+    Steps,
+}
+
+impl From<CollectivesAs> for Collectives {
+    fn from(collectives: CollectivesAs) -> Self {
+        match collectives {
+            CollectivesAs::Flow => Collectives::Flow,
+            CollectivesAs::Steps => Collectives::Steps,
+        }
+    }
+}
+
+fn jitter(text: &str) -> Result<f64, String> {
+    // Beyond that the largest of many draws is all that counts.
+    let most = 2.0;
+    let jitter: f64 = text.parse().map_err(|_| "not a number; hint: 0.02 is two per cent".to_string())?;
+    if (0.0..=most).contains(&jitter) { Ok(jitter) } else { Err(format!("not between 0 and {most}; hint: 0.02 is two per cent")) }
+}
+
+fn straggler(text: &str) -> Result<(Rank, f64), String> {
+    let hint = "hint: 7=1.3 has rank 7 take 1.3 times as long";
+    let (rank, times) = text.split_once('=').ok_or_else(|| format!("no `=`; {hint}"))?;
+    let rank = rank.trim().parse().map_err(|_| format!("`{rank}` is not a rank; {hint}"))?;
+    let times: f64 = times.trim().parse().map_err(|_| format!("`{times}` is not a number; {hint}"))?;
+    if times.is_finite() && times > 0.0 { Ok((Rank(rank), times)) } else { Err(format!("`{times}` is not more than 0; {hint}")) }
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let mut foretold = predict::foretell_folding(&loaded, profile.as_ref(), arguments.oversubscribe, arguments.fold.into())?;
+    let options = options(arguments);
+    let mut foretold = predict::foretell_with(&loaded, profile.as_ref(), &options)?;
     let waiting = input::waiting(&loaded, &foretold.compiled.training, &foretold.prediction);
     if let Some(waiting) = &waiting {
         foretold.prediction = waiting.applied(foretold.prediction);
@@ -91,9 +135,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         write_trace(program, &[&foretold.simulation.timeline], &mut text)?;
         output::write(path, &text)?;
     }
-    let plots = plots(&foretold);
     if let Some(folder) = &arguments.plots {
-        for (name, plot) in &plots {
+        for (name, plot) in &plots(&foretold) {
             output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;
             output::write(&folder.join(format!("{name}.png")), &plot.png()?)?;
         }
@@ -103,7 +146,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             Section::Listing { heading: "Prediction".into(), text: predict::table(&foretold.prediction, &loaded.topology) },
             Section::Listing { heading: "Plan".into(), text: loaded.file.to_yaml()? },
         ];
-        for (name, plot) in plots {
+        for (name, plot) in plots(&foretold) {
             sections.push(Section::Figure { heading: name.into(), plot: Box::new(plot), caption: String::new() });
         }
         output::write(path, page(&format!("{}: foretold", loaded.model.name), &sections)?.as_bytes())?;
@@ -132,6 +175,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         if !answers.is_empty() {
             document["what_if"] = what_if::answers_document(&foretold.prediction, &answers)?;
         }
+        if let Some(undisturbed) = foretold.undisturbed {
+            document["disturbance"] = disturbance_document(&options.disturbance, undisturbed, foretold.prediction.step_seconds);
+        }
         if !jobs.is_empty() {
             document["jobs"] = beside::document(&jobs);
         }
@@ -140,6 +186,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&program.to_string())?;
     } else {
         output::line(&predict::table(&foretold.prediction, &loaded.topology))?;
+        if let Some(undisturbed) = foretold.undisturbed {
+            output::line(&format!(
+                "\n{}",
+                disturbance_table(&options.disturbance, undisturbed, foretold.prediction.step_seconds)
+            ))?;
+        }
         if let Some(path) = &path {
             output::line(&format!("\n{}", what_if::path_table(path)))?;
         }
@@ -156,6 +208,48 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     // The answer is there, and says so too; but such a plan cannot be run.
     predict::fitting(&foretold, &loaded)
+}
+
+/// What is simulated; spans are kept where something is made of them.
+fn options(arguments: &Arguments) -> Options {
+    let needs_spans =
+        arguments.trace.is_some() || arguments.plots.is_some() || arguments.report.is_some() || arguments.critical_path;
+    Options {
+        oversubscription: predict::oversubscription(arguments.oversubscribe),
+        folding: arguments.fold.into(),
+        collectives: arguments.collectives.into(),
+        recording: if needs_spans { Recording::Spans } else { Recording::Ends },
+        disturbance: Disturbance {
+            jitter: arguments.jitter,
+            seed: arguments.running.seed,
+            stragglers: arguments.stragglers.clone(),
+        },
+        ..Options::default()
+    }
+}
+
+fn disturbance_table(disturbance: &Disturbance, undisturbed: Seconds, step: Seconds) -> String {
+    let mut rows = Vec::new();
+    if disturbance.jitter > 0.0 {
+        let (jitter, seed) = (disturbance.jitter, disturbance.seed);
+        rows.push(vec![format!("jitter, log-normal, seed {seed}"), format!("{:.1} % a rank", jitter * 100.0)]);
+    }
+    for (rank, times) in &disturbance.stragglers {
+        rows.push(vec![format!("{rank} is slower"), format!("{times} times")]);
+    }
+    let cost = step - undisturbed;
+    let share = if undisturbed > Seconds::ZERO { cost / undisturbed * 100.0 } else { 0.0 };
+    rows.push(vec!["step without that".into(), undisturbed.to_string()]);
+    rows.push(vec!["it costs".into(), format!("{cost} ({share:.1} %)")]);
+    table(&[Column::words("disturbance"), Column::numbers("")], &rows)
+}
+
+fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: Seconds) -> Value {
+    let stragglers = disturbance.stragglers.iter().map(|(rank, times)| json!({"rank": rank.0, "times": times}));
+    json!({
+        "jitter": disturbance.jitter, "seed": disturbance.seed, "stragglers": stragglers.collect::<Vec<_>>(),
+        "undisturbed_step_seconds": undisturbed.value(), "cost_seconds": (step - undisturbed).value(),
+    })
 }
 
 fn plots(foretold: &Foretold) -> Vec<(&'static str, Plot)> {

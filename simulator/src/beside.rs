@@ -6,7 +6,7 @@
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::lowering::{Lowered, Placement};
-use crate::simulation::{Folding, Oversubscription, Quantile, Scenario, Simulation, run_each};
+use crate::simulation::{Folding, Options, Quantile, Scenario, Simulation, run_each};
 use foretell_program::Program;
 use foretell_topologies::{NodeId, Topology};
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub fn simulate_beside(
     for job in jobs {
         let placement = Placement { first_device: topology.devices_of(job.first_node).start, first_kind };
         first_kind += job.costs.kind_count();
-        let lowered = Lowered::placed(job.program, topology, &costs, Oversubscription::Refused, placement)?;
+        let lowered = Lowered::placed(job.program, topology, &costs, &Options::default(), placement)?;
         all = Some(match all {
             None => lowered,
             Some(before) => before.beside(lowered),
@@ -48,9 +48,9 @@ pub fn simulate_beside(
     }
     let Some(all) = all else { return Ok(Vec::new()) };
     let all = all.with_resources_numbered(topology);
-    let all = if folding == Folding::On { all.folded() } else { all };
+    let all = if folding == Folding::On { all.folded(&[]) } else { all };
     let worlds: Vec<usize> = jobs.iter().map(|job| job.program.mesh.world_size()).collect();
-    run_each(&all, &Scenario { quantile, paces: Vec::new() }, &worlds)
+    run_each(&all, &Scenario { quantile, ..Scenario::default() }, &worlds)
 }
 
 /// Every job has nodes of its own, and as many devices as ranks.

@@ -5,7 +5,7 @@
 
 use crate::error::SimulationError;
 use crate::lowering::{LoweredList, Messages, Step};
-use foretell_program::{InstructionId, Operation, PeerId, Phase, Program, Rank, Timeline};
+use foretell_program::{InstructionId, Operation, PeerId, Phase, Program, Rank, StageProgram, Timeline};
 use foretell_units::{Picoseconds, Seconds};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ pub struct PathTime {
 /// not one of this Program.
 pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
     let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
-    let path = Path { timeline, program, waits: lists.iter().map(LoweredList::waits).collect(), lists };
+    let path = Path { timeline, program, waits: program.lists.iter().map(waits).collect(), lists };
     path.check()?;
     let mut segments = Vec::new();
     let mut at = path.last();
@@ -78,6 +78,16 @@ pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalP
     }
     segments.reverse();
     Ok(path.summary(segments))
+}
+
+/// For each instruction of a list those that it waits for: the one before it in its stream, and those that it names.
+fn waits(list: &StageProgram) -> Vec<Vec<u32>> {
+    let mut last_of_stream: Vec<Option<u32>> = vec![None; list.streams.len()];
+    let waits = (0..).zip(&list.instructions).map(|(index, instruction)| {
+        let last = last_of_stream[instruction.stream.0 as usize].replace(index);
+        last.into_iter().chain(instruction.after.iter().map(|before| before.0)).collect()
+    });
+    waits.collect()
 }
 
 struct Path<'a> {

@@ -63,6 +63,14 @@ pub enum SimulationError {
         /// How they differ.
         reason: String,
     },
+    /// Collectives of one group may go on at once, so that its members' steps are not one sequence.
+    #[error(
+        "stage {stage}: collectives of one group, or messages with one peer, stand in several streams; hint: simulate them as flows"
+    )]
+    Overlapping {
+        /// The pipeline stage.
+        stage: usize,
+    },
     /// Nothing can proceed, and not everything is done.
     #[error("deadlock after {done} of {total} instructions: {}", waiting.join("; "))]
     Deadlock {

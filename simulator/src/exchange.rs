@@ -69,11 +69,7 @@ impl Algorithm {
 
     /// What it takes by the data sheet of the links.
     pub(crate) fn cost(self, shape: &Shape, overhead: Seconds, bytes: f64, quantile: Quantile) -> Cost {
-        let factor = match quantile {
-            Quantile::P10 => 1.0 / SPREAD,
-            Quantile::Median => 1.0,
-            Quantile::P90 => SPREAD,
-        };
+        let factor = factor(quantile);
         let bytes = bytes * self.share;
         Cost {
             latency: (overhead + shape.hop_latency * self.steps) * factor,
@@ -82,6 +78,15 @@ impl Algorithm {
             processor_share: None,
             source: Source::Roofline,
         }
+    }
+}
+
+/// How many times the time of a data sheet a quantile is.
+pub(crate) fn factor(quantile: Quantile) -> f64 {
+    match quantile {
+        Quantile::P10 => 1.0 / SPREAD,
+        Quantile::Median => 1.0,
+        Quantile::P90 => SPREAD,
     }
 }
 

@@ -33,7 +33,8 @@ pub(crate) struct FairShare {
     touched: Vec<ActivityId>,
     // Scratch, kept so that a solution allocates nothing once warm.
     round: Vec<ResourceId>,
-    moved: Vec<(ResourceId, f64)>,
+    /// Resources whose level is new: which, the new one and the old one.
+    moved: Vec<(ResourceId, f64, f64)>,
     affected: Vec<ActivityId>,
     growing: Vec<(f64, f64)>,
 }
@@ -75,6 +76,16 @@ impl Limit {
     /// As a resource sees it.
     fn without(&self, resource: ResourceId) -> f64 {
         if self.at == resource { self.elsewhere } else { self.lowest }
+    }
+
+    /// Whether it can be another where a resource's level is. An exchange of thousands of ranks uses thousands of processors, on which kernels
+    /// come and go, and mostly none of them holds it.
+    fn may_change(&self, level: f64, before: f64) -> bool {
+        if self.at == BOUND {
+            // What comes next after its bound nobody asks for, so that `elsewhere` need not be right.
+            return level < self.lowest;
+        }
+        before <= self.elsewhere || level <= self.elsewhere
     }
 }
 
@@ -148,7 +159,10 @@ fn mark(state: &mut Resource, resource: ResourceId, changed: &mut Vec<ResourceId
 /// Adds up the demands for one resource.
 fn add_up(demands: &mut Vec<(ResourceId, f64)>) {
     // Mostly they come sorted, which this finds out at once.
-    demands.sort_by_key(|&(resource, _)| resource);
+    if !demands.is_sorted_by_key(|&(resource, _)| resource) {
+        // A stable sort would allocate.
+        demands.sort_unstable_by_key(|&(resource, _)| resource);
+    }
     demands.dedup_by(|later, first| {
         let is_same = later.0 == first.0;
         if is_same {
@@ -272,22 +286,25 @@ impl FairShare {
             let (level, used) = level(resource.capacity, growing);
             (resource.used, resource.additions) = (used, 0);
             if differs_by(level, resource.level, same) {
-                moved.push((id, level));
+                moved.push((id, level, resource.level));
             }
         }
         round.clear();
         // The order in which changes came to notice is not to matter.
-        for &(id, level) in moved.iter() {
+        for &(id, level, _) in moved.iter() {
             resources[id as usize].level = level;
         }
     }
 
     /// Finds where the users of the resources whose level is new are held now, and marks the other resources that this makes a difference to.
     fn tell_users(&mut self, same: f64) {
-        let Self { resources, activities, moved, affected, .. } = self;
+        let Self { resources, activities, limits, moved, affected, .. } = self;
         affected.clear();
-        for &(id, _) in moved.iter() {
+        for &(id, level, before) in moved.iter() {
             for &(user, _) in &resources[id as usize].users {
+                if !limits[user as usize].may_change(level, before) {
+                    continue;
+                }
                 if !std::mem::replace(&mut activities[user as usize].is_affected, true) {
                     affected.push(user);
                 }

@@ -16,8 +16,8 @@ use std::collections::{BTreeSet, HashMap};
 /// What a thing is, seen from itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Kind {
-    /// With its list, its kind of device and its work.
-    Rank(usize, usize, usize),
+    /// With its list, its kind of device, its work and its pace.
+    Rank(usize, usize, usize, u64),
     /// With the list of its first member and its number there, from which its collectives follow, and what they take alone.
     Group {
         list: usize,
@@ -37,6 +37,8 @@ enum Kind {
         spread: Option<Reachable>,
         device: usize,
     },
+    /// With what its messages take alone, and its group's number of rings.
+    Hop(Alone, u32),
     /// With its capacity, and whether it has a queue.
     Link(u64, bool),
     Processor,
@@ -53,6 +55,13 @@ enum Tie {
     /// A rank sends to, or receives from, its peer of this number through the channel.
     Sends(u32),
     Receives(u32),
+    /// A hop is of a group; a rank sends or receives through it.
+    HopOf,
+    HopFrom,
+    HopTo,
+    /// A hop begins where another ends, or ends where it begins.
+    After,
+    Before,
     /// A rank runs on a processor.
     RunsOn,
     /// An exchange's shape of this number loads a link so much, bit by bit.
@@ -73,6 +82,7 @@ impl<Key: std::hash::Hash + Eq> Numbers<Key> {
 struct Places {
     groups: usize,
     channels: usize,
+    hops: usize,
     shared: usize,
 }
 
@@ -101,21 +111,23 @@ fn alone(shape: &Shape) -> Alone {
 }
 
 impl Lowered<'_> {
-    /// The same with one rank for all that must behave alike.
-    pub(crate) fn folded(mut self) -> Self {
+    /// The same with one rank for all that must behave alike when each goes at its pace, where paces differ.
+    pub(crate) fn folded(mut self, paces: &[f64]) -> Self {
         if self.ranks.len() > self.processors {
             return self;
         }
-        let (classes, places) = self.classes();
+        let (classes, places) = self.classes(paces);
         let ranks = Kept::new(&classes[..places.groups]);
         if ranks.first.len() == self.ranks.len() {
             return self;
         }
         let groups = Kept::new(&classes[places.groups..places.channels]);
-        let channels = Kept::new(&classes[places.channels..places.shared]);
+        let channels = Kept::new(&classes[places.channels..places.hops]);
+        let hops = Kept::new(&classes[places.hops..places.shared]);
         let shared = Kept::new(&classes[places.shared..]);
         self.fold_groups(&ranks, &groups, &shared);
         self.fold_channels(&ranks, &channels, &shared);
+        self.fold_hops(&ranks, &groups, &hops, &shared);
         let first_processor = self.capacities.len() - self.processors;
         self.ranks = ranks
             .first
@@ -138,11 +150,12 @@ impl Lowered<'_> {
     }
 
     /// The class of each rank, group, channel, link and processor, in this order.
-    fn classes(&self) -> (Vec<u32>, Places) {
+    fn classes(&self, paces: &[f64]) -> (Vec<u32>, Places) {
         let mut ties = Ties::default();
         let (mut kinds, mut tie_kinds) = (Numbers(HashMap::new()), Numbers(HashMap::new()));
         for rank in &self.ranks {
-            ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work)));
+            let pace = paces.get(rank.rank.0).copied().unwrap_or(1.0);
+            ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work, pace.to_bits())));
         }
         let list_of = |rank: u32| self.ranks[rank as usize].list;
         let first_group = self.ranks.len();
@@ -159,7 +172,11 @@ impl Lowered<'_> {
             let (alone, measured, device) = (alone(&channel.shape), channel.measured, channel.kind);
             ties.add(kinds.of(Kind::Channel { lists, peers, alone, measured, spread: channel.spread.clone(), device }));
         }
-        let first_shared = first_channel + self.channels.len();
+        let first_hop = first_channel + self.channels.len();
+        for hop in &self.hops {
+            ties.add(kinds.of(Kind::Hop(alone(&hop.shape), self.groups[hop.group as usize].rings)));
+        }
+        let first_shared = first_hop + self.hops.len();
         for (index, capacity) in self.capacities.iter().enumerate() {
             let kind = match self.has_queue.get(index) {
                 Some(&has_queue) => Kind::Link(capacity.to_bits(), has_queue),
@@ -167,7 +184,19 @@ impl Lowered<'_> {
             };
             ties.add(kinds.of(kind));
         }
+        let [after, before] = [Tie::After, Tie::Before].map(|tie| tie_kinds.of(tie));
+        for (index, hop) in self.hops.iter().enumerate() {
+            ties.tie_one_way((first_hop + index) as u32, first_hop as u32 + hop.after, after, before);
+        }
         let mut tie = |one: usize, other: usize, kind: Tie| ties.tie(one as u32, other as u32, tie_kinds.of(kind));
+        for (index, hop) in self.hops.iter().enumerate() {
+            tie(first_hop + index, first_group + hop.group as usize, Tie::HopOf);
+            tie(hop.sender as usize, first_hop + index, Tie::HopFrom);
+            tie(hop.receiver as usize, first_hop + index, Tie::HopTo);
+            for &(link, load) in &hop.shape.loads {
+                tie(first_hop + index, first_shared + link, Tie::Loads(0, load.to_bits()));
+            }
+        }
         for (index, rank) in self.ranks.iter().enumerate() {
             tie(index, first_shared + rank.processor as usize, Tie::RunsOn);
         }
@@ -188,7 +217,7 @@ impl Lowered<'_> {
                 tie(first_channel + index, first_shared + link, Tie::Loads(0, load.to_bits()));
             }
         }
-        (ties.classes(), Places { groups: first_group, channels: first_channel, shared: first_shared })
+        (ties.classes(), Places { groups: first_group, channels: first_channel, hops: first_hop, shared: first_shared })
     }
 
     fn fold_groups(&mut self, ranks: &Kept, groups: &Kept, shared: &Kept) {
@@ -221,6 +250,37 @@ impl Lowered<'_> {
             add_loads(&channel.shape, &mut kept[place as usize].shape, shared);
         }
         self.channels = kept;
+    }
+}
+
+impl Lowered<'_> {
+    /// Hops of one class have those before them and after them in one class each, so a ring folds onto a ring.
+    fn fold_hops(&mut self, ranks: &Kept, groups: &Kept, hops: &Kept, shared: &Kept) {
+        let mut kept: Vec<_> = hops.first.iter().map(|&first| self.hops[first].clone()).collect();
+        for hop in &mut kept {
+            hop.group = groups.place[hop.group as usize];
+            hop.sender = ranks.place[hop.sender as usize];
+            hop.receiver = ranks.place[hop.receiver as usize];
+            hop.before = hops.place[hop.before as usize];
+            hop.after = hops.place[hop.after as usize];
+            hop.shape.loads.clear();
+            hop.weights = [0.0; 2];
+        }
+        for (hop, &place) in self.hops.iter().zip(&hops.place) {
+            let folded = &mut kept[place as usize];
+            add_loads(&hop.shape, &mut folded.shape, shared);
+            for (weight, end) in folded.weights.iter_mut().zip([hop.sender, hop.receiver]) {
+                let is_kept = ranks.first[ranks.place[end as usize] as usize] == end as usize;
+                *weight +=
+                    f64::from(u8::from(is_kept && groups.first[groups.place[hop.group as usize] as usize] == hop.group as usize));
+            }
+        }
+        self.hops = kept;
+        // The hops that are kept of a group are those of the first group of its class, and lie together.
+        for (number, group) in (0..).zip(&mut self.groups) {
+            let begin = self.hops.partition_point(|hop| hop.group < number) as u32;
+            group.hops = begin..self.hops.partition_point(|hop| hop.group <= number) as u32;
+        }
     }
 }
 

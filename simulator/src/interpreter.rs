@@ -1,4 +1,4 @@
-//! The interpreter: runs a lowered Program, every rank with its streams, and notes when each instruction begins and ends.
+//! The interpreter: runs a lowered Program, every rank with its streams, and finds when each instruction begins and ends.
 //!
 //! An instruction begins when the one before it in its stream has finished and those that it waits for have, the latter a
 //! handoff earlier where they stand in another stream; a handoff therefore delays only who has to wait for it. What it does then
@@ -6,37 +6,47 @@
 //!
 //! Rates are relative: 1 is the pace of being alone. A kernel needs its whole processor for that, an exchange a part of each
 //! member's processor and its load on the links. A kernel that has its processor to itself goes past the solver.
+//!
+//! What a rank remembers is where its streams are and when what others may still wait for ended: its size is that of the code's slots, not of the
+//! list. Spans are kept for whoever asks for them. Nothing is allocated while it runs, once its queues are as long as they get.
 //! It must not know schedules, layouts or what kernels are.
 
+use crate::code::{Block, Code, NO_SLOT};
 use crate::engine::EventQueue;
 use crate::error::SimulationError;
 use crate::fairness::{ActivityId, FairShare};
-use crate::lowering::{Lowered, Step, Work};
-use crate::simulation::{Quantile, Scenario};
-use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
+use crate::lowering::{Lowered, Step};
+use crate::simulation::{Breakdown, Recording, Scenario};
+use foretell_program::{Origin, RankTimeline, Timeline};
 use foretell_units::Picoseconds;
-use std::collections::BTreeSet;
+use meter::Meter;
+use prices::Prices;
 use std::sync::Arc;
 
 mod exchanges;
-
-/// How much of a processor reading gets beside a kernel, as a share of the kernel's: next to nothing, and not nothing, so that it ends.
-const READING: f64 = 0.01;
+mod fluids;
+mod meter;
+mod prices;
+mod recorder;
+mod steps;
 
 /// What a run leaves.
 #[derive(Debug)]
 pub(crate) struct Run {
+    /// Without spans where none were asked for.
     pub(crate) timeline: Timeline,
-    /// When each exchange began: when all its members had reached it.
-    pub(crate) began: Vec<Picoseconds>,
+    /// What each rank that was simulated spent the step on.
+    pub(crate) breakdowns: Vec<Breakdown>,
     pub(crate) events: u64,
     /// Exchanges that no sample says anything of.
-    pub(crate) uncalibrated: BTreeSet<String>,
+    pub(crate) uncalibrated: Vec<String>,
 }
 
 /// Runs a Program once.
 pub(crate) fn interpret(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Run, SimulationError> {
-    let mut interpreter = Interpreter::new(lowered, scenario);
+    let prices = Prices::new(lowered, scenario.quantile);
+    let work = lowered.work_of_blocks(scenario.quantile);
+    let mut interpreter = Interpreter::new(lowered, scenario, &prices, &work);
     interpreter.start_all();
     while interpreter.advance() {}
     interpreter.into_run()
@@ -44,23 +54,45 @@ pub(crate) fn interpret(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Ru
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// An instruction's handoffs are over.
+    /// A block's handoffs are over.
     Start(Task),
-    /// A kernel that has its processor to itself is done, unless someone came in between.
-    Alone { task: Task, generation: u32 },
+    /// A block that has its processor to itself is done, unless someone came in between.
+    Alone {
+        task: Task,
+        generation: u32,
+    },
     /// Something that shares nothing is done.
     Timer(Task),
+    /// All members have reached a collective.
+    Reached(Exchange),
     /// The latency of an exchange is over.
-    Latency(u32),
+    Latency(Exchange),
+    /// An exchange that shares nothing is done.
+    Exchanged(Exchange),
+    /// A member of a collective that is run step by step has been set up for it.
+    Entered(u32),
+    /// The latency of a hop's message is over; the message has arrived.
+    HopFlows(u32),
+    Hopped(u32),
     /// A fluid activity is done, unless its rate changed in between.
-    Fluid { activity: ActivityId, generation: u32 },
+    Fluid {
+        activity: ActivityId,
+        generation: u32,
+    },
 }
 
-/// An instruction of a rank.
+/// A block of a rank.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     rank: u32,
-    instruction: u32,
+    block: u32,
+}
+
+/// The `nth` exchange of a group or channel: the groups come first, then the channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Exchange {
+    party: u32,
+    nth: u32,
 }
 
 /// Something whose rate depends on others.
@@ -76,12 +108,14 @@ struct Fluid {
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Task(Task),
-    Exchange(u32),
+    Exchange(Exchange),
+    /// The message of a hop.
+    Hop(u32),
     /// What nobody waits for: a link's queue that still holds what has arrived, a stream that interrupts a kernel.
     Nobody,
 }
 
-/// The kernel that has a processor to itself.
+/// The block that has a processor to itself.
 #[derive(Clone, Copy, Debug)]
 struct Alone {
     task: Task,
@@ -94,27 +128,6 @@ struct Processor {
     generation: u32,
 }
 
-/// How far an exchange is.
-#[derive(Clone, Copy, Debug, Default)]
-struct ExchangeState {
-    /// Members that have reached it.
-    arrived: u32,
-    sender_is_there: bool,
-    receiver_is_there: bool,
-    has_begun: bool,
-    is_done: bool,
-    /// A message that its sender put into the buffer before anyone asked for it.
-    is_ahead: bool,
-    began: Picoseconds,
-}
-
-/// Whose an exchange is, and the how-many-eth.
-#[derive(Clone, Copy, Debug)]
-enum Parties {
-    Group { group: u32, nth: u32 },
-    Channel { channel: u32, nth: u32 },
-}
-
 /// The messages of a channel that are in the buffer, and the one that waits for room.
 #[derive(Clone, Copy, Debug, Default)]
 struct Buffered {
@@ -122,93 +135,190 @@ struct Buffered {
     blocked: Option<u32>,
 }
 
+/// A rank while it runs.
+#[derive(Clone, Copy, Debug)]
+struct RankState<'a> {
+    code: &'a Code,
+    /// What each of its blocks takes.
+    work: &'a [Picoseconds],
+    /// How much slower than its costs its device is.
+    pace: f64,
+    handoff: Picoseconds,
+    interruption: Picoseconds,
+    processor: u32,
+    /// Where its streams begin in [`Interpreter::progress`], and its slots in [`Interpreter::ends`].
+    first_stream: u32,
+    first_slot: u32,
+    /// Where its groups, and after them those whom it sends to and those from whom it receives, begin in [`Interpreter::parties`].
+    first_party: u32,
+    /// When its last block so far ended.
+    end: Picoseconds,
+    /// When its host has launched each instruction, if it never waits; empty where launches take no time.
+    launched: &'a [Picoseconds],
+    meter: Meter,
+    /// How far its host is behind that, and whether messages hold it up.
+    behind: Picoseconds,
+    /// Whether the host launches nothing more before an instruction has ended.
+    host_waits: &'a [bool],
+}
+
+impl RankState<'_> {
+    /// Whether its host launches nothing more before a block has ended.
+    fn is_waited_for(&self, block: &Block) -> bool {
+        let last = self.code.instructions(block).last().and_then(|&last| self.host_waits.get(last as usize));
+        last.copied().unwrap_or(false)
+    }
+
+    /// When its host has launched a block, if it never waits.
+    fn launch_of(&self, block: &Block) -> Picoseconds {
+        let launched = self.code.instructions(block).first().and_then(|&first| self.launched.get(first as usize));
+        launched.copied().unwrap_or(Picoseconds::MAX)
+    }
+}
+
+/// Where what is known of ranks lies.
+struct Memory<'a> {
+    ranks: &'a [RankState<'a>],
+    progress: &'a [Progress],
+    ends: &'a [Picoseconds],
+    parties: &'a [u32],
+    processors: &'a [Processor],
+}
+
+impl Memory<'_> {
+    /// Reads a word of each place, so that they are at hand. What they are does not matter.
+    fn fetch(&self, rank: u32) -> u64 {
+        let Some(state) = self.ranks.get(rank as usize) else { return 0 };
+        let word = |one: Option<&Picoseconds>| one.map_or(0, |time| time.0);
+        let progress = self.progress.get(state.first_stream as usize).map_or(0, |progress| u64::from(progress.0));
+        let party = self.parties.get(state.first_party as usize).copied().map_or(0, u64::from);
+        let processor = self.processors.get(rank as usize).map_or(0, |processor| u64::from(processor.generation));
+        state.end.0
+            ^ state.meter.fetch()
+            ^ state.behind.0
+            ^ progress
+            ^ party
+            ^ processor
+            ^ word(self.ends.get(state.first_slot as usize))
+    }
+}
+
+/// How far a stream is: the block that is next, and whether that has begun or will at a time that is known.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress(u32);
+
+impl Progress {
+    fn at(block: u32) -> Self {
+        Self(block << 1)
+    }
+
+    fn block(self) -> u32 {
+        self.0 >> 1
+    }
+
+    fn is_busy(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    fn busy(self) -> Self {
+        Self(self.0 | 1)
+    }
+}
+
 struct Interpreter<'a> {
     lowered: &'a Lowered<'a>,
-    quantile: Quantile,
-    /// How much slower than its costs each rank's device is in this step; empty where none is.
-    paces: &'a [f64],
-    work: Vec<&'a Work>,
-    handoff: Vec<Picoseconds>,
-    interruption: Vec<Picoseconds>,
-    /// How far each rank's host is behind one that never waits.
-    behind: Vec<Picoseconds>,
+    scenario: &'a Scenario,
+    prices: &'a Prices<'a>,
     queue: EventQueue<Event>,
-    /// An instruction's `start` is the earliest that is known so far, until it starts.
-    ranks: Vec<RankTimeline>,
-    waits_for: Vec<Vec<u32>>,
-    /// Instructions that begin now.
+    ranks: Vec<RankState<'a>>,
+    progress: Vec<Progress>,
+    ends: Vec<Picoseconds>,
+    recorder: Option<recorder::Recorder>,
+    /// Blocks that begin now.
     ready: Vec<Task>,
     share: FairShare,
     fluids: Vec<Fluid>,
     processors: Vec<Processor>,
     first_processor: u32,
-    parties: Vec<Parties>,
-    exchanges: Vec<ExchangeState>,
+    /// By rank, the numbers of its groups and channels: see [`Exchange::party`].
+    parties: Vec<u32>,
+    gatherings: exchanges::Gatherings,
+    /// How far each message is, and the number of the first.
+    messages: Vec<u32>,
+    first_message: u32,
     buffered: Vec<Buffered>,
+    rings: steps::Rings,
+    /// Whether no two ranks share a processor, and no two exchanges of a group can go on at once.
+    looks_ahead: bool,
     unfinished: usize,
-    uncalibrated: BTreeSet<String>,
 }
 
 impl<'a> Interpreter<'a> {
-    fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario) -> Self {
-        let quantile = scenario.quantile;
-        let ranks: Vec<RankTimeline> = lowered
-            .ranks
-            .iter()
-            .map(|rank| {
-                let count = lowered.lists[rank.list].steps.len() as u32;
-                let launched = &lowered.lists[rank.list].work[rank.work].launched;
-                let at_start = |instruction: u32| Span {
-                    instruction: InstructionId(instruction),
-                    start: launched.get(instruction as usize).copied().unwrap_or(Picoseconds::ZERO),
-                    end: Picoseconds::MAX,
-                };
-                RankTimeline { spans: (0..count).map(at_start).collect(), end: Picoseconds::ZERO }
-            })
-            .collect();
-        let mut parties = Vec::with_capacity(lowered.exchanges as usize);
-        for (group, set) in (0..).zip(&lowered.groups) {
-            parties.extend((0..set.collectives.len() as u32).map(|nth| Parties::Group { group, nth }));
-        }
-        for (channel, one) in (0..).zip(&lowered.channels) {
-            parties.extend((0..one.bytes.len() as u32).map(|nth| Parties::Channel { channel, nth }));
+    fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario, prices: &'a Prices<'a>, work: &'a [Vec<Vec<Picoseconds>>]) -> Self {
+        let (mut streams, mut slots) = (0, 0);
+        let mut parties: Vec<u32> = Vec::new();
+        let mut ranks = Vec::with_capacity(lowered.ranks.len());
+        for rank in &lowered.ranks {
+            let parameters = lowered.costs.parameters(rank.kind);
+            let code = &lowered.codes[rank.list];
+            ranks.push(RankState {
+                code,
+                work: &work[rank.list][rank.work],
+                pace: scenario.paces.get(rank.rank.0).copied().unwrap_or(1.0),
+                handoff: parameters.stream_handoff.at(scenario.quantile).into(),
+                interruption: parameters.interruption.into(),
+                processor: rank.processor,
+                first_stream: streams,
+                first_slot: slots,
+                first_party: parties.len() as u32,
+                end: Picoseconds::ZERO,
+                launched: &lowered.lists[rank.list].work[rank.work].launched,
+                meter: Meter::default(),
+                behind: Picoseconds::ZERO,
+                host_waits: &lowered.lists[rank.list].work[rank.work].host_waits,
+            });
+            let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
+            parties.extend(rank.groups.iter().copied().chain(channels));
+            streams += code.stream_count() as u32;
+            slots += code.slots;
         }
         let processors = lowered.processors;
-        let parameters = || lowered.ranks.iter().map(|rank| lowered.costs.parameters(rank.kind));
+        let first_message = lowered.channels.first().map_or(lowered.exchanges, |channel| channel.first_exchange);
+        let records = scenario.recording == Recording::Spans;
+        let mut progress = Vec::with_capacity(streams as usize);
+        for rank in &ranks {
+            progress.extend(rank.code.streams[..rank.code.stream_count()].iter().map(|&first| Progress::at(first)));
+        }
         Self {
             lowered,
-            quantile,
-            paces: &scenario.paces,
-            work: (0..lowered.ranks.len()).map(|rank| lowered.work(rank)).collect(),
-            handoff: parameters().map(|parameters| parameters.stream_handoff.at(quantile).into()).collect(),
-            interruption: parameters().map(|parameters| parameters.interruption.into()).collect(),
-            behind: vec![Picoseconds::ZERO; lowered.ranks.len()],
+            scenario,
+            prices,
             queue: EventQueue::new(),
-            unfinished: ranks.iter().map(|rank| rank.spans.len()).sum(),
-            waits_for: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].waits_for.clone()).collect(),
-            ranks,
+            progress,
+            ends: vec![Picoseconds::ZERO; slots as usize],
+            recorder: records.then(|| recorder::Recorder::new(lowered)),
             ready: Vec::new(),
             share: FairShare::new(lowered.capacities.iter().copied()),
             fluids: Vec::new(),
             processors: vec![Processor::default(); processors],
             first_processor: (lowered.capacities.len() - processors) as u32,
-            exchanges: vec![ExchangeState::default(); parties.len()],
             parties,
+            gatherings: exchanges::Gatherings::new(lowered),
+            messages: vec![0; (lowered.exchanges - first_message) as usize],
+            first_message,
             buffered: vec![Buffered::default(); lowered.channels.len()],
-            uncalibrated: BTreeSet::new(),
+            rings: steps::Rings::new(lowered, |rank| prices.is_roomy(lowered, rank)),
+            looks_ahead: lowered.ranks.len() <= processors && !lowered.codes.iter().any(|code| code.exchanges_overlap),
+            unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].steps.len()).sum(),
+            ranks,
         }
     }
 
     /// Starts what waits for nothing.
     fn start_all(&mut self) {
-        for (rank, waits_for) in (0..).zip(&self.waits_for) {
-            for (instruction, &count) in (0..).zip(waits_for) {
-                let start = self.ranks[rank as usize].spans[instruction as usize].start;
-                match count {
-                    0 if start > Picoseconds::ZERO => self.queue.schedule(start, Event::Start(Task { rank, instruction })),
-                    0 => self.ready.push(Task { rank, instruction }),
-                    _ => {}
-                }
+        for rank in 0..self.ranks.len() as u32 {
+            for stream in 0..self.ranks[rank as usize].code.stream_count() as u16 {
+                self.look_at(rank, stream);
             }
         }
         // The stack gives the last first; the first rank is to be first.
@@ -222,66 +332,79 @@ impl<'a> Interpreter<'a> {
         if self.share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
             self.update_rates();
         }
-        let Some(event) = self.queue.next() else { return false };
+        let Some(event) = self.next_event() else { return false };
         match event {
             Event::Start(task) => self.start(task),
             Event::Timer(task) => self.finish(task),
+            Event::Reached(exchange) => self.all_are_there(exchange),
             Event::Latency(exchange) => self.flow(exchange),
+            Event::Exchanged(exchange) => self.finish_exchange(exchange),
+            Event::Entered(member) => self.entered(member),
+            Event::HopFlows(hop) => self.hop_flows(hop),
+            Event::Hopped(hop) => self.hopped(hop),
             Event::Alone { task, generation } => {
                 let processor = self.processor_of(task.rank);
                 let state = &mut self.processors[processor];
                 if state.generation == generation {
                     state.alone = None;
                     state.generation += 1;
+                    self.mark_alone(task, self.queue.now());
                     self.finish(task);
                 }
             }
-            Event::Fluid { activity, generation } => {
-                let fluid = &mut self.fluids[activity as usize];
-                if fluid.generation == generation {
-                    fluid.generation += 1;
-                    let owner = fluid.owner;
-                    self.share.remove(activity);
-                    match owner {
-                        Owner::Task(task) => self.finish(task),
-                        Owner::Exchange(exchange) => self.finish_exchange(exchange),
-                        Owner::Nobody => {}
-                    }
-                }
-            }
+            Event::Fluid { activity, generation } => self.finish_fluid(activity, generation),
         }
         self.start_ready();
         true
+    }
+
+    /// The next event. Those that come soon are looked up beforehand: of many ranks that are far apart in memory the time to fetch them is most of what
+    /// an event takes, and they can be fetched all at once.
+    fn next_event(&mut self) -> Option<Event> {
+        let Self { queue, ranks, progress, ends, parties, processors, .. } = self;
+        let memory = Memory { ranks, progress, ends, parties, processors };
+        let mut fetched = 0;
+        let event = queue.next_showing(|event| {
+            if let Event::Alone { task, .. } | Event::Start(task) = event {
+                fetched ^= memory.fetch(task.rank);
+            }
+        });
+        std::hint::black_box(fetched);
+        event
+    }
+
+    /// Fetches ranks that are about to go on.
+    fn fetch(&self, ranks: impl Iterator<Item = u32>) {
+        let Self { ranks: states, progress, ends, parties, processors, .. } = self;
+        let memory = Memory { ranks: states, progress, ends, parties, processors };
+        std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.fetch(rank)));
     }
 
     fn into_run(self) -> Result<Run, SimulationError> {
         if self.unfinished > 0 {
             return Err(self.deadlock());
         }
-        let mut ranks = self.ranks;
-        for (timeline, rank) in ranks.iter_mut().zip(&self.lowered.ranks) {
+        let quantile = self.scenario.quantile;
+        let mut ranks = self.recorder.map_or_else(Vec::new, |recorder| recorder.spans);
+        ranks.resize_with(self.ranks.len(), Vec::new);
+        let mut breakdowns = Vec::with_capacity(self.ranks.len());
+        let mut timelines = Vec::with_capacity(self.ranks.len());
+        // Ranks that were simulated as one have one timeline.
+        for ((spans, rank), state) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks) {
             let parameters = self.lowered.costs.parameters(rank.kind);
             let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
-            let overhead = parameters.step_overhead.at(self.quantile) + parameters.micro_batch_overhead * micro_batches;
-            timeline.end += overhead.into();
+            let overhead = parameters.step_overhead.at(quantile) + parameters.micro_batch_overhead * micro_batches;
+            let end = state.end + overhead.into();
+            breakdowns.push(state.meter.breakdown(end));
+            timelines.push(Arc::new(RankTimeline { spans, end }));
         }
-        // Ranks that were simulated as one have one timeline.
-        let ranks: Vec<Arc<RankTimeline>> = ranks.into_iter().map(Arc::new).collect();
-        let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&ranks[place as usize]));
+        let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&timelines[place as usize]));
         Ok(Run {
             timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
-            began: self.exchanges.iter().map(|exchange| exchange.began).collect(),
+            breakdowns,
             events: self.queue.handled(),
-            uncalibrated: self.uncalibrated,
+            uncalibrated: self.prices.uncalibrated.iter().cloned().collect(),
         })
-    }
-
-    /// A duration at the pace of a rank's device.
-    fn paced(&self, rank: usize, duration: Picoseconds) -> Picoseconds {
-        match self.paces.get(rank) {
-            Some(pace) => Picoseconds((duration.0 as f64 * pace).round() as u64),
-            None => duration,
-        }
     }
 
     fn start_ready(&mut self) {
@@ -290,183 +413,153 @@ impl<'a> Interpreter<'a> {
         }
     }
 
+    fn block(&self, task: Task) -> &'a Block {
+        &self.ranks[task.rank as usize].code.blocks[task.block as usize]
+    }
+
+    /// What a block takes of a rank's device at its pace.
+    fn work(&self, task: Task) -> Picoseconds {
+        let rank = &self.ranks[task.rank as usize];
+        at_pace(rank.work[task.block as usize], rank.pace)
+    }
+
     fn start(&mut self, task: Task) {
         let now = self.queue.now();
-        let (rank, instruction) = (task.rank as usize, task.instruction as usize);
-        self.ranks[rank].spans[instruction].start = now;
-        let simulated = &self.lowered.ranks[rank];
-        let stage = &self.lowered.lists[simulated.list];
-        match stage.steps[instruction] {
-            Step::Compute => self.compute(task, self.paced(rank, self.work[rank].durations[instruction][self.quantile as usize])),
-            Step::Load => self.load(task, self.paced(rank, self.work[rank].durations[instruction][self.quantile as usize])),
+        let block = self.block(task);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.begin(task.rank, self.ranks[task.rank as usize].code, block, now);
+        }
+        match block.step {
+            Step::Compute => self.compute(task),
+            Step::Load => self.load(task),
             Step::Collective { group, nth } => {
-                self.interrupt(task.rank, self.interruption[rank]);
-                let group = simulated.groups[group as usize];
-                let set = &self.lowered.groups[group as usize];
-                let exchange = set.first_exchange + nth;
-                let state = &mut self.exchanges[exchange as usize];
-                state.arrived += 1;
-                if state.arrived as usize == set.members.len() {
-                    self.begin(exchange);
-                }
+                self.interrupt(task.rank);
+                self.reach(task, group, nth, now);
             }
             Step::Send { peer, nth } => {
-                self.interrupt(task.rank, self.interruption[rank]);
-                let channel = simulated.sends[peer as usize];
-                let exchange = self.lowered.channels[channel as usize].first_exchange + nth;
-                self.exchanges[exchange as usize].sender_is_there = true;
-                self.try_message(exchange);
+                self.interrupt(task.rank);
+                let groups = self.ranks[task.rank as usize].code.collectives.len() as u32;
+                self.send(Exchange { party: self.party(task.rank, groups + peer), nth });
             }
             Step::Receive { peer, nth } => {
-                let channel = simulated.receives[peer as usize];
-                let exchange = self.lowered.channels[channel as usize].first_exchange + nth;
-                self.receive(exchange, channel, nth, task);
+                let code = self.ranks[task.rank as usize].code;
+                let first = (code.collectives.len() + code.sends.len()) as u32;
+                self.receive(Exchange { party: self.party(task.rank, first + peer), nth }, task);
             }
         }
     }
 
-    /// Notes an instruction's end, and sees who waited for it.
+    /// The `number`-th group or channel of a rank.
+    fn party(&self, rank: u32, number: u32) -> u32 {
+        self.parties[(self.ranks[rank as usize].first_party + number) as usize]
+    }
+
+    /// Notes a block's end, and sees who waited for it.
     fn finish(&mut self, task: Task) {
         let now = self.queue.now();
-        let (rank, instruction) = (task.rank as usize, task.instruction as usize);
-        let timeline = &mut self.ranks[rank];
-        timeline.spans[instruction].end = now;
-        timeline.end = now;
-        self.unfinished -= 1;
-        let stage = &self.lowered.lists[self.lowered.ranks[rank].list];
-        let Work { launched, host_waits, .. } = self.work[rank];
-        if host_waits.get(instruction).is_some_and(|&waits| waits) {
+        let block = self.block(task);
+        let rank = &mut self.ranks[task.rank as usize];
+        rank.end = now;
+        let (code, first_stream, first_slot) = (rank.code, rank.first_stream as usize, rank.first_slot as usize);
+        if rank.is_waited_for(block) {
             // The host launches what follows from now on.
-            let behind = &mut self.behind[rank];
-            *behind = (*behind).max(now.saturating_sub(launched.get(instruction).copied().unwrap_or(now)));
+            rank.behind = rank.behind.max(now.saturating_sub(rank.launch_of(block)));
         }
-        let behind = self.behind[rank];
-        let waits_for = &mut self.waits_for[rank];
-        let after_handoff = now + self.handoff[rank];
-        let successors = stage.offsets[instruction] as usize..stage.offsets[instruction + 1] as usize;
-        for successor in &stage.successors[successors] {
-            let index = successor.instruction as usize;
-            let start = &mut timeline.spans[index].start;
-            *start = (*start).max(if successor.is_elsewhere { after_handoff } else { now });
-            if behind > Picoseconds::ZERO {
-                *start = (*start).max(launched[index] + behind);
-            }
-            waits_for[index] -= 1;
-            if waits_for[index] == 0 {
-                let task = Task { rank: task.rank, instruction: successor.instruction };
-                if *start > now {
-                    self.queue.schedule(*start, Event::Start(task));
-                } else {
-                    self.ready.push(task);
-                }
+        self.unfinished -= block.places().len();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end(task.rank, code, block, now);
+        }
+        if matches!(block.step, Step::Compute | Step::Load) {
+            self.ranks[task.rank as usize].meter.end(block.counts_as, now);
+        }
+        self.progress[first_stream + block.stream as usize] = Progress::at(task.block + 1);
+        if block.slot != NO_SLOT {
+            self.ends[first_slot + block.slot as usize] = now;
+            for stream in code.streams_of(block.wakes) {
+                self.look_at(task.rank, stream);
             }
         }
+        self.look_at(task.rank, block.stream);
     }
 
-    fn compute(&mut self, task: Task, work: Picoseconds) {
-        let processor = self.processor_of(task.rank);
-        let resource = self.first_processor + processor as u32;
-        if self.processors[processor].alone.is_none() && self.share.users(resource) == 0 {
-            let end = self.queue.now() + work;
-            let state = &mut self.processors[processor];
-            state.alone = Some(Alone { task, end });
-            self.queue.schedule(end, Event::Alone { task, generation: state.generation });
-        } else {
-            self.join(resource);
-            self.add_fluid(Owner::Task(task), work, [(resource, 1.0)], 1.0);
+    /// Starts a stream's next block if nothing is in its way.
+    fn look_at(&mut self, rank: u32, stream: u16) {
+        let state = &self.ranks[rank as usize];
+        let first = state.first_stream as usize;
+        let progress = self.progress[first + stream as usize];
+        let next = progress.block();
+        if progress.is_busy() || next == state.code.streams[stream as usize + 1] {
+            return;
         }
-    }
-
-    /// Reading takes the processor's share that communication takes, and no link. It leaves the processor to kernels, as the executor's
-    /// streams do, and goes on when they wait.
-    fn load(&mut self, task: Task, work: Picoseconds) {
-        let rank = &self.lowered.ranks[task.rank as usize];
-        let share = self.lowered.costs.parameters(rank.kind).communication_share;
-        if share > 0.0 {
-            let resource = rank.processor;
-            self.join(resource);
-            self.add_fluid(Owner::Task(task), work, [(resource, share)], READING / share);
-        } else {
-            self.queue.schedule(self.queue.now() + work, Event::Timer(task));
-        }
-    }
-
-    /// Someone else comes onto a processor: the kernel that had it to itself becomes a fluid activity.
-    fn join(&mut self, resource: u32) {
-        let state = &mut self.processors[(resource - self.first_processor) as usize];
-        if let Some(Alone { task, end }) = state.alone.take() {
-            state.generation += 1;
-            let left = end.saturating_sub(self.queue.now());
-            self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
-        }
-    }
-
-    /// Whether something runs on a rank's processor.
-    fn is_busy(&self, rank: u32) -> bool {
-        let processor = self.processor_of(rank);
-        self.processors[processor].alone.is_some() || self.share.users(self.first_processor + processor as u32) > 0
-    }
-
-    /// Takes some of a rank's processor from what runs there, if anything does. Who is idle loses nothing: that a stream's thread has to
-    /// be gone over to is in its handoff.
-    fn interrupt(&mut self, rank: u32, work: Picoseconds) {
-        if work > Picoseconds::ZERO && self.is_busy(rank) {
-            let resource = self.lowered.ranks[rank as usize].processor;
-            self.join(resource);
-            self.add_fluid(Owner::Nobody, work, [(resource, 1.0)], 1.0);
-        }
-    }
-
-    fn add_fluid(&mut self, owner: Owner, work: Picoseconds, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
-        let activity = self.share.add(demands, 1.0, growth);
-        let index = activity as usize;
-        let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
-        let fluid = Fluid { owner, left: work.0 as f64, since: now, generation };
-        if index < self.fluids.len() {
-            self.fluids[index] = fluid;
-        } else {
-            self.fluids.push(fluid);
+        let block = &state.code.blocks[next as usize];
+        let mut start = now;
+        for wait in state.code.waits(block) {
+            if self.progress[first + wait.stream as usize].block() <= wait.block {
+                return;
+            }
+            start = start.max(self.ends[(state.first_slot + wait.slot) as usize] + state.handoff);
         }
-        if self.share.rate(activity) > 0.0 {
-            // It uses nothing that anyone shares, and will not be heard of again.
-            self.queue.schedule(now + work, Event::Fluid { activity, generation });
+        if !state.launched.is_empty() {
+            start = start.max(state.launch_of(block) + state.behind);
+        }
+        self.progress[first + stream as usize] = progress.busy();
+        let task = Task { rank, block: next };
+        if start == now {
+            self.ready.push(task);
+        } else if !self.start_later(task, start) {
+            self.queue.schedule(start, Event::Start(task));
         }
     }
 
-    /// Finds the rates after what changed at this instant, and foretells anew who ends when.
-    fn update_rates(&mut self) {
-        let Self { share, fluids, queue, .. } = self;
-        let now = queue.now();
-        share.solve(|activity, before, rate| {
-            let fluid = &mut fluids[activity as usize];
-            fluid.left = (fluid.left - before * now.saturating_sub(fluid.since).0 as f64).max(0.0);
-            fluid.since = now;
-            fluid.generation += 1;
-            if rate > 0.0 {
-                let end = now + Picoseconds((fluid.left / rate).ceil() as u64);
-                queue.schedule(end, Event::Fluid { activity, generation: fluid.generation });
-            }
-        });
+    /// Starts a block at a time to come, if what it does then is certain now: a kernel on an idle processor, which whoever comes onto that before
+    /// puts off again; a member's arrival at a collective. That saves an event.
+    fn start_later(&mut self, task: Task, start: Picoseconds) -> bool {
+        let block = self.block(task);
+        let rank = &self.ranks[task.rank as usize];
+        if !self.looks_ahead || rank.interruption > Picoseconds::ZERO {
+            return false;
+        }
+        let code = rank.code;
+        let is_started = match block.step {
+            Step::Compute => self.compute_later(task, start),
+            Step::Collective { group, nth } => self.reach(task, group, nth, start),
+            _ => false,
+        };
+        if let Some(recorder) = self.recorder.as_mut().filter(|_| is_started) {
+            recorder.begin(task.rank, code, block, start);
+        }
+        is_started
     }
 
     fn processor_of(&self, rank: u32) -> usize {
-        (self.lowered.ranks[rank as usize].processor - self.first_processor) as usize
+        (self.ranks[rank as usize].processor - self.first_processor) as usize
     }
 
     fn deadlock(&self) -> SimulationError {
         // Enough to see the circle, few enough to read.
         const SHOWN: usize = 8;
-        let total: usize = self.ranks.iter().map(|rank| rank.spans.len()).sum();
+        let total: usize = self.lowered.ranks.iter().map(|rank| self.lowered.lists[rank.list].steps.len()).sum();
         let mut waiting = Vec::new();
         for (index, rank) in self.ranks.iter().enumerate() {
-            // Those that started and did not end are what the rank hangs in; where there are none, it waits for itself.
-            let open = |started: bool| {
-                let spans = rank.spans.iter().zip(&self.waits_for[index]);
-                spans.filter(move |(span, waits)| span.end == Picoseconds::MAX && (**waits == 0) == started)
+            let ends = &rank.code.streams[1..];
+            let streams = self.progress[rank.first_stream as usize..].iter().zip(ends);
+            let next = |busy: bool| {
+                let open = streams.clone().filter(move |(progress, end)| progress.block() < **end && progress.is_busy() == busy);
+                let instructions = open.filter_map(|(progress, _)| {
+                    let block = &rank.code.blocks[progress.block() as usize];
+                    rank.code.instructions(block).first().copied()
+                });
+                let mut instructions: Vec<u32> = instructions.collect();
+                instructions.sort_unstable();
+                instructions
             };
-            let hanging = open(true).chain(open(false).take(usize::from(open(true).next().is_none())));
-            waiting.extend(hanging.map(|(span, _)| self.lowered.describe(index, span.instruction.0)));
+            // Those that started and did not end are what the rank hangs in; where there are none, it waits for itself.
+            let mut hanging = next(true);
+            if hanging.is_empty() {
+                hanging = next(false).into_iter().take(1).collect();
+            }
+            waiting.extend(hanging.into_iter().map(|instruction| self.lowered.describe(index, instruction)));
         }
         let more = waiting.len().saturating_sub(SHOWN);
         waiting.truncate(SHOWN);
@@ -475,4 +568,9 @@ impl<'a> Interpreter<'a> {
         }
         SimulationError::Deadlock { done: total - self.unfinished, total, waiting }
     }
+}
+
+/// A duration on a device that is so much slower than its costs.
+fn at_pace(duration: Picoseconds, pace: f64) -> Picoseconds {
+    if pace == 1.0 { duration } else { Picoseconds((duration.0 as f64 * pace).round() as u64) }
 }

@@ -66,10 +66,11 @@
 //! ```
 
 mod beside;
-mod breakdown;
+mod code;
 mod cost;
 mod critical_path;
 mod deadlines;
+mod disturbance;
 mod engine;
 mod error;
 mod exchange;
@@ -79,6 +80,7 @@ mod flows;
 mod folding;
 pub mod gpu;
 mod graphics;
+mod hash;
 mod input;
 mod interpreter;
 mod kernels;
@@ -87,7 +89,9 @@ mod network;
 mod pairing;
 mod prediction;
 mod representatives;
+mod rings;
 mod roofline;
+mod room;
 mod running_cost;
 mod si;
 mod simulation;
@@ -98,13 +102,17 @@ mod what_if;
 pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
+pub use disturbance::Disturbance;
 pub use error::SimulationError;
 pub use failures::{FailingRun, Reliability};
 pub use flows::{Flow, FlowId, FlowNetwork};
 pub use input::{InputBound, InputPipeline, InputRun};
-pub use prediction::{Prediction, predict};
+pub use prediction::{Prediction, predict, predict_with};
 pub use representatives::simulate_representatives;
+pub use rings::Collectives;
 pub use running_cost::{PowerModel, RunningCost, running_cost};
-pub use simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Simulation, simulate};
+pub use simulation::{
+    Breakdown, Folding, Options, Oversubscription, Prepared, Quantile, Recording, Simulation, prepare, simulate,
+};
 pub use uncertainty::{Residual, Uncertainty};
 pub use what_if::{WhatIf, WhatIfError};

@@ -3,15 +3,19 @@
 //!
 //! It must not know time: nothing here depends on when something happens.
 
+use crate::code::{Code, Joins};
 use crate::cost::{CostModel, HostWaits, KernelCost, Source};
 use crate::error::SimulationError;
+use crate::hash::FastMap;
 use crate::interpreter::Run;
-use crate::network;
+use crate::network::{self, Shape};
 use crate::pairing::{Channel, GroupSet, Pairing};
-use crate::simulation::{Oversubscription, Quantile};
+use crate::rings::{Collectives, Hop};
+use crate::room::links_that_may_be_full;
+use crate::simulation::{Options, Oversubscription, Quantile};
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, PeerId, Phase, Program, Rank, StageProgram};
-use foretell_topologies::{DeviceId, LinkClass, Topology};
+use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,8 +30,12 @@ pub(crate) struct Lowered<'a> {
     /// For each rank of the Program the place of the one that is simulated for it.
     pub(crate) of_rank: Vec<u32>,
     pub(crate) lists: Vec<LoweredList>,
+    /// The same as they are run.
+    pub(crate) codes: Vec<Code>,
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
+    /// The hops of all rings that are gone round step by step, group by group.
+    pub(crate) hops: Vec<Hop>,
     /// How many exchanges there are: those of the groups first, then those of the channels.
     pub(crate) exchanges: u32,
     /// The capacities of what is shared: links that anyone uses, then processors.
@@ -80,11 +88,6 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct LoweredList {
     pub(crate) steps: Vec<Step>,
-    /// How many instructions each waits for.
-    pub(crate) waits_for: Vec<u32>,
-    /// Where each one's successors begin in `successors`; one more than there are instructions.
-    pub(crate) offsets: Vec<u32>,
-    pub(crate) successors: Vec<Successor>,
     /// The collectives of each group, in order.
     pub(crate) collectives: Vec<Vec<u32>>,
     /// Messages to and from peers, in order.
@@ -106,14 +109,6 @@ pub(crate) struct Work {
     pub(crate) launched: Vec<Picoseconds>,
     /// Whether the host launches nothing more before it has ended; empty where launches take no time.
     pub(crate) host_waits: Vec<bool>,
-}
-
-/// An instruction that waits for another.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Successor {
-    pub(crate) instruction: u32,
-    /// Whether it stands in another stream, and so begins a handoff later.
-    pub(crate) is_elsewhere: bool,
 }
 
 /// The messages to or from one peer.
@@ -139,9 +134,9 @@ impl<'a> Lowered<'a> {
         program: &'a Program,
         topology: &'a Topology,
         costs: &'a CostModel,
-        oversubscription: Oversubscription,
+        options: &Options,
     ) -> Result<Self, SimulationError> {
-        let placed = Self::placed(program, topology, costs, oversubscription, Placement::default())?;
+        let placed = Self::placed(program, topology, costs, options, Placement::default())?;
         Ok(placed.with_resources_numbered(topology))
     }
 
@@ -151,7 +146,7 @@ impl<'a> Lowered<'a> {
         program: &'a Program,
         topology: &'a Topology,
         costs: &'a CostModel,
-        oversubscription: Oversubscription,
+        options: &Options,
         placement: Placement,
     ) -> Result<Self, SimulationError> {
         let world = program.mesh.world_size();
@@ -165,7 +160,7 @@ impl<'a> Lowered<'a> {
                 ranks: world,
             });
         }
-        if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
+        if devices == 0 || (world > devices && options.oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
         let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
@@ -205,7 +200,14 @@ impl<'a> Lowered<'a> {
                 work.len() - 1
             });
         }
-        let Pairing { groups, channels, exchanges } = Pairing::new(program, topology, costs, &lists, &mut ranks)?;
+        let codes = codes(program, &lists);
+        if options.collectives == Collectives::Steps
+            && let Some(list) = codes.iter().position(|code| code.exchanges_overlap)
+        {
+            return Err(SimulationError::Overlapping { stage: program.lists[list].stage });
+        }
+        let pairing = Pairing::new(program, topology, costs, &lists, options.collectives, &mut ranks)?;
+        let Pairing { groups, channels, hops, exchanges } = pairing;
         // A lab's devices may be fewer cores.
         let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         for rank in &mut ranks {
@@ -214,11 +216,13 @@ impl<'a> Lowered<'a> {
         Ok(Self {
             sources: program.lists.iter().collect(),
             costs,
+            codes,
             of_rank: (0..ranks.len() as u32).collect(),
             ranks,
             lists,
             groups,
             channels,
+            hops,
             exchanges,
             capacities: Vec::new(),
             has_queue: Vec::new(),
@@ -238,6 +242,17 @@ impl<'a> Lowered<'a> {
             rank.groups.iter_mut().for_each(|group| *group += groups);
             rank.sends.iter_mut().chain(&mut rank.receives).for_each(|channel| *channel += channels);
         }
+        let hops = self.hops.len() as u32;
+        for hop in &mut other.hops {
+            hop.group += groups;
+            hop.sender += ranks;
+            hop.receiver += ranks;
+            hop.before += hops;
+            hop.after += hops;
+        }
+        for group in &mut other.groups {
+            group.hops = group.hops.start + hops..group.hops.end + hops;
+        }
         other.of_rank.iter_mut().for_each(|place| *place += ranks);
         other.groups.iter_mut().flat_map(|group| &mut group.members).for_each(|(member, _)| *member += ranks);
         for channel in &mut other.channels {
@@ -246,6 +261,8 @@ impl<'a> Lowered<'a> {
         }
         self.sources.append(&mut other.sources);
         self.lists.append(&mut other.lists);
+        self.codes.append(&mut other.codes);
+        self.hops.append(&mut other.hops);
         self.ranks.append(&mut other.ranks);
         self.of_rank.append(&mut other.of_rank);
         self.groups.append(&mut other.groups);
@@ -256,17 +273,20 @@ impl<'a> Lowered<'a> {
         self
     }
 
-    /// Numbers what is shared: first the links that some exchange uses, then the processors that ranks run on.
+    /// Numbers what is shared: first the links that some exchange uses and that may be full, then the processors that ranks run on.
     pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
-        let mut used = BTreeSet::new();
-        self.for_each_load(|link| {
-            used.insert(*link);
-        });
+        let used = self.used_links(topology);
         let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
-        self.for_each_load(|link| *link = number.get(link).copied().unwrap_or_default());
+        let renumber = |shape: &mut Shape| {
+            shape.turns = Vec::new();
+            let numbered = |&(link, load): &(usize, f64)| Some((*number.get(&link)?, load));
+            shape.loads = shape.loads.iter().filter_map(numbered).collect();
+        };
+        self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten().for_each(renumber);
+        self.channels.iter_mut().map(|channel| &mut channel.shape).for_each(renumber);
+        self.hops.iter_mut().map(|hop| &mut hop.shape).for_each(renumber);
         self.capacities = used.iter().map(|&link| network::capacity(topology, &self.costs.links, link)).collect();
-        let is_network = |&link: &usize| matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch);
-        self.has_queue = used.iter().map(is_network).collect();
+        self.has_queue = used.iter().map(|&link| network::has_queue(topology, link)).collect();
         let links = self.capacities.len();
         self.capacities.resize(links + self.processors, 1.0);
         for rank in &mut self.ranks {
@@ -275,11 +295,24 @@ impl<'a> Lowered<'a> {
         self
     }
 
-    fn for_each_load(&mut self, mut change: impl FnMut(&mut usize)) {
-        let of_groups = self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten();
-        for shape in of_groups.chain(self.channels.iter_mut().map(|channel| &mut channel.shape)) {
-            shape.loads.iter_mut().for_each(|(link, _)| change(link));
+    /// The links that exchanges share: those that some exchange uses, less those that cannot be full.
+    fn used_links(&self, topology: &Topology) -> BTreeSet<usize> {
+        let Self { groups, channels, hops, costs, .. } = self;
+        let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
+        let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
+        // One channel or hop has one message at a time.
+        let singles = || channels.iter().map(|channel| &channel.shape).chain(hops.iter().map(|hop| &hop.shape));
+        let parties = of_groups.chain(singles().map(links));
+        if self.codes.iter().any(|code| code.exchanges_overlap) {
+            return parties.flatten().collect();
         }
+        let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(singles());
+        let capacity = |link| network::capacity(topology, &costs.links, link);
+        // What was measured faster than a link carries keeps its queue busy for whoever comes next.
+        let are_queues_paid =
+            (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.graphics(kind).is_some());
+        let has_queue = |link: usize| are_queues_paid && network::has_queue(topology, link);
+        links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity, has_queue)
     }
 
     /// Numbers the exchanges anew: those of the groups first, then those of the channels.
@@ -302,9 +335,26 @@ impl<'a> Lowered<'a> {
         &self.lists[rank.list].work[rank.work]
     }
 
+    /// What each block of each list takes at a quantile, for each [`LoweredList::work`] of the list.
+    pub(crate) fn work_of_blocks(&self, quantile: Quantile) -> Vec<Vec<Vec<Picoseconds>>> {
+        let of_block = |work: &Work, instructions: &[u32]| {
+            instructions.iter().fold(Picoseconds::ZERO, |sum, &one| sum + work.durations[one as usize][quantile as usize])
+        };
+        let of_list = |(list, code): (&LoweredList, &Code)| {
+            let blocks = |work: &Work| code.blocks.iter().map(|block| of_block(work, code.instructions(block))).collect();
+            list.work.iter().map(blocks).collect()
+        };
+        self.lists.iter().zip(&self.codes).map(of_list).collect()
+    }
+
+    /// Where processors begin among what is shared.
+    pub(crate) fn first_processor(&self) -> usize {
+        self.capacities.len() - self.processors
+    }
+
     /// Everything that was answered by a data sheet.
     pub(crate) fn uncalibrated(&self, run: &Run) -> Vec<String> {
-        self.uncalibrated_kernels.union(&run.uncalibrated).cloned().collect()
+        self.uncalibrated_kernels.iter().chain(&run.uncalibrated).cloned().collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// An instruction in words.
@@ -328,48 +378,23 @@ impl LoweredList {
             |instruction: usize, reason: String| SimulationError::Malformed { stage: stage.stage, instruction, reason };
         let mut lowered = Self {
             steps: Vec::with_capacity(count),
-            waits_for: vec![0; count],
-            offsets: vec![0; count + 1],
-            successors: Vec::new(),
             collectives: vec![Vec::new(); stage.groups.len()],
             sends: Vec::new(),
             receives: Vec::new(),
             work: Vec::new(),
             micro_batches: stage.instructions.iter().filter_map(|one| one.micro_batch).max().map_or(0, |last| last + 1),
         };
-        let mut last_of_stream: Vec<Option<usize>> = vec![None; stage.streams.len()];
-        // Pairs of (waited for, waiting).
-        let mut edges: Vec<(usize, Successor)> = Vec::with_capacity(2 * count);
         for (index, instruction) in stage.instructions.iter().enumerate() {
-            let last = last_of_stream
-                .get_mut(instruction.stream.0 as usize)
-                .ok_or_else(|| malformed(index, format!("there is no stream {}", instruction.stream.0)))?;
-            if let Some(last) = last.replace(index) {
-                edges.push((last, Successor { instruction: index as u32, is_elsewhere: false }));
+            if instruction.stream.0 as usize >= stage.streams.len() {
+                return Err(malformed(index, format!("there is no stream {}", instruction.stream.0)));
             }
-            for &before in &instruction.after {
-                let Some(other) = stage.instructions.get(before.0 as usize) else {
-                    return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
-                };
-                let is_elsewhere = other.stream != instruction.stream;
-                edges.push((before.0 as usize, Successor { instruction: index as u32, is_elsewhere }));
+            if let Some(before) = instruction.after.iter().find(|before| before.0 as usize >= count) {
+                return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
             }
             let step = lowered.step(stage, index).map_err(|reason| malformed(index, reason))?;
             lowered.steps.push(step);
         }
-        lowered.turn_around(&edges);
         Ok(lowered)
-    }
-
-    /// For each instruction those that it waits for: the successors turned around once more.
-    pub(crate) fn waits(&self) -> Vec<Vec<u32>> {
-        let mut waits = vec![Vec::new(); self.steps.len()];
-        for (before, range) in self.offsets.windows(2).enumerate() {
-            for successor in &self.successors[range[0] as usize..range[1] as usize] {
-                waits[successor.instruction as usize].push(before as u32);
-            }
-        }
-        waits
     }
 
     fn step(&mut self, list: &StageProgram, index: usize) -> Result<Step, String> {
@@ -394,23 +419,6 @@ impl LoweredList {
                 Step::Receive { peer, nth }
             }
         })
-    }
-
-    /// From what each waits for to who waits for each.
-    fn turn_around(&mut self, edges: &[(usize, Successor)]) {
-        for &(before, after) in edges {
-            self.offsets[before + 1] += 1;
-            self.waits_for[after.instruction as usize] += 1;
-        }
-        for index in 1..self.offsets.len() {
-            self.offsets[index] += self.offsets[index - 1];
-        }
-        let mut next = self.offsets.clone();
-        self.successors = vec![Successor { instruction: 0, is_elsewhere: false }; edges.len()];
-        for &(before, after) in edges {
-            self.successors[next[before] as usize] = after;
-            next[before] += 1;
-        }
     }
 }
 
@@ -445,7 +453,7 @@ pub(crate) fn work_of(
 ) -> Work {
     let parameters = costs.parameters(kind);
     // Only looked up, never walked through, so that its order does not matter.
-    let mut known: HashMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = HashMap::new();
+    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FastMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
     let exchange_launch = costs.exchange_launch(kind);
     let instructions = stage.instructions.iter();
@@ -508,4 +516,13 @@ fn host_waits(stage: &StageProgram, waits: HostWaits) -> Vec<bool> {
         }
     }
     found
+}
+
+/// The lists as they are run. Where the host's launches say when a kernel may begin, each is looked at by itself.
+pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
+    let code = |(list, lowered): (&StageProgram, &LoweredList)| {
+        let is_launched_ahead = lowered.work.iter().all(|work| work.launched.is_empty());
+        Code::new(list, lowered, if is_launched_ahead { Joins::Kernels } else { Joins::Nothing })
+    };
+    program.lists.iter().zip(lists).map(code).collect()
 }

@@ -20,6 +20,26 @@ pub(crate) struct Shape {
     pub(crate) seconds_per_byte: f64,
     /// The same of the links between switches alone: a fabric may be narrower than the nodes that it joins, or its routes may collide.
     pub(crate) fabric_seconds_per_byte: f64,
+    /// Which links its routes take one after the other, each pair once; taken out when it has been looked at ([`crate::room`]).
+    pub(crate) turns: Vec<Turn>,
+}
+
+/// Two links that a route takes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+/// What comes before the first link of a route, and after the last.
+pub(crate) const END: usize = usize::MAX;
+
+impl Turn {
+    /// All turns of a route.
+    pub(crate) fn of_route(links: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
+        let mut from = END;
+        links.chain([END]).map(move |to| Self { from: std::mem::replace(&mut from, to), to }).filter(|turn| turn.from != turn.to)
+    }
 }
 
 /// One flow of an exchange: from, to, and its share of the exchange's bytes.
@@ -44,24 +64,12 @@ impl Shape {
     /// there are as many rings as members in a node, each leaving the node from another member, so that all network interfaces
     /// are used, as NCCL does; each ring carries its part.
     pub(crate) fn ring(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
-        let mut nodes: Vec<Vec<DeviceId>> = Vec::new();
-        let mut last = None;
-        for &member in members {
-            let node = topology.node_of(member);
-            match nodes.last_mut() {
-                Some(list) if last == Some(node) => list.push(member),
-                _ => nodes.push(vec![member]),
-            }
-            last = Some(node);
-        }
-        let in_node = nodes.iter().map(Vec::len).min().unwrap_or(1);
-        let is_even = nodes.iter().all(|list| list.len() == in_node);
-        let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
-        let mut flows: Vec<Flow> = Vec::with_capacity(rings * members.len());
-        for rotation in 0..rings {
-            let order: Vec<DeviceId> = if rings > 1 { along_rails(&nodes, rotation) } else { nodes.concat() };
+        let orders = ring_orders(topology, members);
+        let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
+        for order in &orders {
             for (position, &from) in order.iter().enumerate() {
-                flows.push((from, order[(position + 1) % order.len()], 1.0 / rings as f64));
+                let to = order[(position + 1) % order.len()];
+                flows.push((members[from], members[to], 1.0 / orders.len() as f64));
             }
         }
         Self::of_flows(topology, links, &flows)
@@ -109,16 +117,20 @@ impl Shape {
     fn of_flows(topology: &Topology, links: &LinkEfficiency, flows: &[Flow]) -> Result<Self, TopologyError> {
         let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
         let mut latency = Seconds::ZERO;
+        let mut turns = Vec::new();
         for &(from, to, part) in flows {
             if from == to {
                 continue;
             }
             let route = topology.route(from, to)?;
             latency += route.latency;
+            turns.extend(Turn::of_route(route.links.iter().map(|link| link.0)));
             for link in route.links {
                 *loads.entry(link.0).or_default() += part;
             }
         }
+        turns.sort_unstable();
+        turns.dedup();
         let is_fabric = |link: usize| topology.links()[link].class == LinkClass::Switch;
         let (mut seconds_per_byte, mut fabric_seconds_per_byte) = (0.0f64, 0.0f64);
         for (&link, load) in &loads {
@@ -129,34 +141,64 @@ impl Shape {
             }
         }
         let hop_latency = latency / flows.len().max(1) as f64;
-        Ok(Self { hop_latency, loads: loads.into_iter().collect(), seconds_per_byte, fabric_seconds_per_byte })
+        Ok(Self { hop_latency, loads: loads.into_iter().collect(), seconds_per_byte, fabric_seconds_per_byte, turns })
     }
 }
 
-/// A ring through nodes of as many members each, which begins at this member of the first. It leaves a node from the member that has the same
-/// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Whatever the fabric, all rotations
-/// together load every member's links alike.
-fn along_rails(nodes: &[Vec<DeviceId>], rotation: usize) -> Vec<DeviceId> {
-    let size = nodes.first().map_or(0, Vec::len);
-    let mut order = Vec::with_capacity(nodes.len() * size);
-    for (node, members) in nodes.iter().enumerate() {
-        // One that is entered at a member is left from the one before it.
-        let entry = (rotation + size - node % size) % size;
-        let mut places: Vec<usize> = (0..size).map(|step| (entry + step) % size).collect();
-        // The last leads back to where the ring began, if it does not begin there itself.
-        if node + 1 == nodes.len() && entry != rotation {
-            places.retain(|&place| place != rotation);
-            places.push(rotation);
+/// The orders in which rings go through members, which are given by their places: see [`Shape::ring`].
+pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<usize>> {
+    let mut nodes: Vec<Vec<usize>> = Vec::new();
+    let mut last = None;
+    for (place, &member) in members.iter().enumerate() {
+        let node = topology.node_of(member);
+        match nodes.last_mut() {
+            Some(list) if last == Some(node) => list.push(place),
+            _ => nodes.push(vec![place]),
         }
-        order.extend(places.into_iter().filter_map(|place| members.get(place)));
+        last = Some(node);
+    }
+    let in_node = nodes.iter().map(Vec::len).min().unwrap_or(1);
+    let is_even = nodes.iter().all(|list| list.len() == in_node);
+    let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
+    (0..rings).map(|rotation| if rings > 1 { along_rails(&nodes, rotation) } else { nodes.concat() }).collect()
+}
+
+/// A ring through nodes of as many members each, which begins at this member of the first. It leaves a node from the member that has the same
+/// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Where the numbers of nodes and
+/// members allow it, all nodes are passed alike. Whatever the fabric, all rotations together load every member's links alike.
+fn along_rails<Member: Copy>(nodes: &[Vec<Member>], rotation: usize) -> Vec<Member> {
+    let (count, size) = (nodes.len(), nodes.first().map_or(0, Vec::len));
+    // How many places further back than it enters it leaves a node: so many that it ends where it began, if any number does that.
+    let common = greatest_common_divisor(count, size);
+    let back = if common > 1 { size / common } else { 1 };
+    let mut order = Vec::with_capacity(count * size);
+    let mut entry = rotation;
+    for (node, members) in nodes.iter().enumerate() {
+        // The last node is left as the ring began, and cannot be entered there; so the first is then left from elsewhere. (Of an odd number of
+        // nodes of two members no ring keeps to its rail all round.)
+        let would_meet = node == 0 && common == 1 && size > 2 && (count - 1).is_multiple_of(size);
+        let exit = if node + 1 == count { rotation } else { (entry + size - if would_meet { 2 } else { back }) % size };
+        let places = (0..size).map(|step| (entry + step) % size);
+        let between = places.filter(|&place| exit == entry || place != exit).chain((exit != entry).then_some(exit));
+        order.extend(between.filter_map(|place| members.get(place).copied()));
+        entry = exit;
     }
     order
+}
+
+fn greatest_common_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// What exchanges get of a link, in bytes a second.
 pub(crate) fn capacity(topology: &Topology, links: &LinkEfficiency, link: usize) -> f64 {
     let link = &topology.links()[link];
     link.bandwidth.value() * links.of(link.class)
+}
+
+/// Whether a link is one of a network, whose queues pass the first of a message at once and are busy with it after the last has arrived.
+pub(crate) fn has_queue(topology: &Topology, link: usize) -> bool {
+    matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch)
 }
 
 /// A node's parent in the in-order binary tree over `0..count` whose root is 0: a node is as high as its number has zeros at
@@ -195,22 +237,25 @@ mod tests {
 
     #[test]
     fn rings_keep_to_their_rails() {
-        let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(6).expect("six nodes");
-        let members: Vec<DeviceId> = cluster.devices().collect();
-        let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
-        let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
-        assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails");
-        let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
-        for count in 2..=6 {
-            let mut exits = vec![0; 8];
+        for count in 2..=17 {
+            let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(count).expect("nodes");
+            let members: Vec<DeviceId> = cluster.devices().collect();
+            let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
+            let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
+            assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails among {count} nodes");
+            let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
+            let (mut exits, mut entries) = (vec![0; 8 * count], vec![0; 8 * count]);
             for rotation in 0..8 {
-                let order = along_rails(&nodes[..count], rotation);
+                let order: Vec<usize> = along_rails(&nodes, rotation).into_iter().map(|device| device.0).collect();
                 let mut sorted = order.clone();
                 sorted.sort_unstable();
-                assert_eq!(sorted, members[..8 * count], "a ring passes everyone once");
-                exits[order[8 * count - 1].0 % 8] += 1;
+                assert!(sorted.into_iter().eq(0..8 * count), "a ring passes everyone once");
+                for node in order.chunks(8) {
+                    entries[node[0]] += 1;
+                    exits[node[7]] += 1;
+                }
             }
-            assert_eq!(exits, [1; 8], "each of the last node's members leads back once");
+            assert!(entries.iter().chain(&exits).all(|&count| count == 1), "each member's interface is used once each way");
         }
     }
 

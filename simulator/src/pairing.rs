@@ -9,11 +9,55 @@ use crate::exchange::{Algorithm, Cost};
 use crate::gpu::Reachable;
 use crate::lowering::{LoweredList, Messages, SimulatedRank};
 use crate::network::Shape;
+use crate::rings::{Collectives, Hop, hops};
 use crate::simulation::Quantile;
 use foretell_program::{Axis, Collective, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A sequence in which few things are said many times. Whoever has the same shares it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Repeated<T> {
+    distinct: Arc<[T]>,
+    /// Of each the place among those.
+    which: Arc<[u32]>,
+}
+
+impl<T: Copy + PartialEq> Repeated<T> {
+    fn new(things: impl IntoIterator<Item = T>) -> Self {
+        let mut distinct: Vec<T> = Vec::new();
+        let which = things.into_iter().map(|thing| {
+            let known = distinct.iter().position(|one| *one == thing);
+            known.unwrap_or_else(|| {
+                distinct.push(thing);
+                distinct.len() - 1
+            }) as u32
+        });
+        let which = which.collect();
+        Self { distinct: distinct.into(), which }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.which.len()
+    }
+
+    /// Its different things, in the order of first use.
+    pub(crate) fn distinct(&self) -> &[T] {
+        &self.distinct
+    }
+
+    /// Which of them the `nth` is.
+    pub(crate) fn which(&self, nth: usize) -> u32 {
+        self.which[nth]
+    }
+
+    pub(crate) fn get(&self, nth: usize) -> T {
+        self.distinct[self.which[nth] as usize]
+    }
+}
 
 /// A collective of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,7 +79,7 @@ pub(crate) struct GroupSet {
     /// The first of its exchanges; the others follow.
     pub(crate) first_exchange: u32,
     /// Which collectives, in order.
-    pub(crate) collectives: Vec<Call>,
+    pub(crate) collectives: Repeated<Call>,
     /// The flows of each algorithm that its collectives may use.
     pub(crate) ring: Option<Shape>,
     pub(crate) tree: Option<Shape>,
@@ -47,6 +91,9 @@ pub(crate) struct GroupSet {
     pub(crate) spread: Option<Reachable>,
     /// The kind of its first device, for the overheads.
     pub(crate) kind: usize,
+    /// Where it is run step by step, the hops of its rings, and how many rings there are.
+    pub(crate) hops: Range<u32>,
+    pub(crate) rings: u32,
 }
 
 /// The messages of one rank to another.
@@ -59,7 +106,7 @@ pub(crate) struct Channel {
     pub(crate) receive_peer: u32,
     pub(crate) first_exchange: u32,
     /// The bytes of each message.
-    pub(crate) bytes: Vec<u64>,
+    pub(crate) bytes: Repeated<u64>,
     pub(crate) shape: Shape,
     pub(crate) measured: Option<Reach>,
     pub(crate) spread: Option<Reachable>,
@@ -71,6 +118,7 @@ pub(crate) struct Channel {
 pub(crate) struct Pairing {
     pub(crate) groups: Vec<GroupSet>,
     pub(crate) channels: Vec<Channel>,
+    pub(crate) hops: Vec<Hop>,
     pub(crate) exchanges: u32,
 }
 
@@ -81,10 +129,11 @@ impl Pairing {
         topology: &Topology,
         costs: &CostModel,
         lists: &[LoweredList],
+        mode: Collectives,
         ranks: &mut [SimulatedRank],
     ) -> Result<Self, SimulationError> {
-        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), exchanges: 0 };
-        pairing.find_groups(program, topology, costs, lists, ranks)?;
+        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), hops: Vec::new(), exchanges: 0 };
+        pairing.find_groups(program, topology, costs, lists, mode, ranks)?;
         pairing.find_channels(program, topology, costs, lists, ranks)?;
         Ok(pairing)
     }
@@ -95,10 +144,12 @@ impl Pairing {
         topology: &Topology,
         costs: &CostModel,
         lists: &[LoweredList],
+        mode: Collectives,
         ranks: &mut [SimulatedRank],
     ) -> Result<(), SimulationError> {
         // A group is known by what it is and by its first member.
         let mut known: BTreeMap<(&Group, Rank), u32> = BTreeMap::new();
+        let calls = Calls::new(program, lists);
         for index in 0..ranks.len() {
             let list = &program.lists[ranks[index].list];
             for (number, group) in list.groups.iter().enumerate() {
@@ -108,8 +159,11 @@ impl Pairing {
                 let set = *known.entry((group, first)).or_insert(next);
                 if set == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
-                    let collectives = collectives(program, lists, ranks[index].list, number);
-                    let group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
+                    let collectives = calls.of(ranks[index].list, number);
+                    let mut group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
+                    if mode == Collectives::Steps {
+                        self.step(topology, costs, ranks, &members, next, &mut group)?;
+                    }
                     self.exchanges += group.collectives.len() as u32;
                     self.groups.push(group);
                 }
@@ -118,15 +172,37 @@ impl Pairing {
                 ranks[index].groups.push(set);
             }
         }
-        self.check_groups(program, lists, ranks)
+        self.check_groups(&calls, ranks)
+    }
+
+    /// Has a group run its collectives step by step, as far as they go round rings.
+    fn step(
+        &mut self,
+        topology: &Topology,
+        costs: &CostModel,
+        ranks: &[SimulatedRank],
+        members: &[Rank],
+        number: u32,
+        group: &mut GroupSet,
+    ) -> Result<(), SimulationError> {
+        if group.ring.take().is_some() {
+            group.tree = None;
+            let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
+            let places: Vec<u32> = members.iter().map(|member| member.0 as u32).collect();
+            let first = self.hops.len() as u32;
+            self.hops.extend(hops(topology, costs, number, &places, &devices, first)?);
+            group.hops = first..self.hops.len() as u32;
+            group.rings = (group.hops.len() / members.len()) as u32;
+        }
+        Ok(())
     }
 
     /// Every member must run the same collectives.
-    fn check_groups(&self, program: &Program, lists: &[LoweredList], ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
+    fn check_groups(&self, calls: &Calls, ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
         for group in &self.groups {
             let Some(&(first, _)) = group.members.first() else { continue };
             let mut last_list = ranks[first as usize].list;
-            if group.members.len() != group.size && !group.collectives.is_empty() {
+            if group.members.len() != group.size && group.collectives.len() > 0 {
                 return Err(SimulationError::Unmatched {
                     left: format!("the group of {}", ranks[first as usize].rank),
                     right: "the lists of its members".into(),
@@ -139,7 +215,7 @@ impl Pairing {
                     continue;
                 }
                 last_list = list;
-                if collectives(program, lists, list, number as usize) != group.collectives {
+                if calls.of(list, number as usize) != group.collectives {
                     return Err(SimulationError::Unmatched {
                         left: ranks[first as usize].rank.to_string(),
                         right: ranks[member as usize].rank.to_string(),
@@ -165,6 +241,14 @@ impl Pairing {
         let peer_of = |list: usize, messages: &Messages, rank: Rank| {
             program.lists[list].peers.get(messages.peer.0 as usize).map(|peer| peer.of(&program.mesh, rank))
         };
+        let messages_of = |which: fn(&LoweredList) -> &[Messages]| -> Vec<Vec<Repeated<u64>>> {
+            let of_list = |(number, list)| {
+                let messages = which(list).iter();
+                messages.map(|messages: &Messages| message_bytes(program, number, &messages.instructions)).collect()
+            };
+            lists.iter().enumerate().map(of_list).collect()
+        };
+        let (sent, received) = (messages_of(|list| &list.sends), messages_of(|list| &list.receives));
         for sender in 0..ranks.len() {
             let (list, from) = (ranks[sender].list, ranks[sender].rank);
             for (send_peer, messages) in lists[list].sends.iter().enumerate() {
@@ -181,8 +265,8 @@ impl Pairing {
                 let Some(receive_peer) = lists[other].receives.iter().position(from_us) else {
                     return Err(unmatched("nobody receives them".into()));
                 };
-                let bytes = message_bytes(program, list, &messages.instructions);
-                if bytes != message_bytes(program, other, &lists[other].receives[receive_peer].instructions) {
+                let bytes = sent[list][send_peer].clone();
+                if bytes != received[other][receive_peer] {
                     return Err(unmatched("they differ in number or in bytes".into()));
                 }
                 let devices = [ranks[sender].device, ranks[receiver.0].device];
@@ -225,11 +309,12 @@ impl GroupSet {
         costs: &CostModel,
         ranks: &[SimulatedRank],
         members: &[Rank],
-        collectives: Vec<Call>,
+        collectives: Repeated<Call>,
         first_exchange: u32,
     ) -> Result<Self, SimulationError> {
         let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
-        let uses = |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.iter().any(|call| wanted(call.kind));
+        let uses =
+            |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
         let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
             .then(|| Shape::ring(topology, &costs.links, &devices));
         // Two members are each other's ring and tree.
@@ -251,6 +336,8 @@ impl GroupSet {
             spread: costs.graphics(kind).map(|graphics| graphics.reach(&devices)),
             kind,
             collectives,
+            hops: 0..0,
+            rings: 0,
         })
     }
 
@@ -263,9 +350,9 @@ impl GroupSet {
         [&mut self.ring, &mut self.tree, &mut self.pairs, &mut self.shift].map(Option::as_mut)
     }
 
-    /// What its n-th collective takes alone, and over which flows.
-    pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> (Cost, Option<&Shape>) {
-        let Call { kind: collective, role, bytes } = self.collectives[nth as usize];
+    /// What its collective that is the `which`-th different one takes alone, and over which flows.
+    pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> (Cost, Option<&Shape>) {
+        let Call { kind: collective, role, bytes } = self.collectives.distinct()[which];
         let members = self.size;
         if members < 2 {
             return (NOTHING, None);
@@ -303,9 +390,9 @@ impl GroupSet {
 }
 
 impl Channel {
-    /// What its n-th message takes alone.
-    pub(crate) fn cost(&self, costs: &CostModel, nth: u32, quantile: Quantile) -> Cost {
-        let bytes = self.bytes[nth as usize] as f64;
+    /// What its message that is the `which`-th different one takes alone.
+    pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> Cost {
+        let bytes = self.bytes.distinct()[which] as f64;
         if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
             return graphics.message(spread, bytes).through_fabric(Some(&self.shape));
         }
@@ -347,24 +434,36 @@ fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {
     program.mesh.rank(position)
 }
 
-pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Vec<Call> {
-    let instructions = lists[list].collectives[group].iter();
-    instructions
-        .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
-            Operation::Collective { kind, role, bytes, .. } => Some(Call { kind, role, bytes: bytes.value() }),
-            _ => None,
-        })
-        .collect()
+/// The collectives of each group of each list.
+struct Calls(Vec<Vec<Repeated<Call>>>);
+
+impl Calls {
+    fn new(program: &Program, lists: &[LoweredList]) -> Self {
+        let of_list =
+            |list: usize| (0..lists[list].collectives.len()).map(|group| collectives(program, lists, list, group)).collect();
+        Self((0..lists.len()).map(of_list).collect())
+    }
+
+    fn of(&self, list: usize, group: usize) -> Repeated<Call> {
+        self.0[list][group].clone()
+    }
 }
 
-pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Vec<u64> {
-    instructions
-        .iter()
-        .filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
-            Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
-            _ => None,
-        })
-        .collect()
+/// The collectives of a group of a list, in order.
+pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Repeated<Call> {
+    let instructions = lists[list].collectives[group].iter();
+    Repeated::new(instructions.filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
+        Operation::Collective { kind, role, bytes, .. } => Some(Call { kind, role, bytes: bytes.value() }),
+        _ => None,
+    }))
+}
+
+/// The bytes of messages of a list.
+pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Repeated<u64> {
+    Repeated::new(instructions.iter().filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
+        Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
+        _ => None,
+    }))
 }
 
 /// How far apart devices are that exchange around a ring.

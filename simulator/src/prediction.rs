@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::si;
-use crate::simulation::{Breakdown, Folding, Oversubscription, Quantile, Scenario, Simulation, lower, run};
+use crate::simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Scenario, Simulation, lower, run};
 use crate::uncertainty::Interval;
 use foretell_program::{Footprint, Program};
 use foretell_topologies::{DeviceKind, Topology};
@@ -103,18 +103,34 @@ pub fn predict(
     oversubscription: Oversubscription,
     folding: Folding,
 ) -> Result<(Prediction, Simulation), SimulationError> {
+    predict_with(program, topology, costs, &Options { oversubscription, folding, ..Options::default() })
+}
+
+/// The same with all options; their quantile does not count.
+///
+/// # Errors
+/// As [`crate::simulate`].
+pub fn predict_with(
+    program: &Program,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<(Prediction, Simulation), SimulationError> {
+    let own_paces = options.disturbance.paces(program.mesh.world_size());
     // Devices that change their pace do so each for itself.
-    let folding = if costs.paces.len() > 1 { Folding::Off } else { folding };
-    let lowered = lower(program, topology, costs, oversubscription, folding)?;
-    let at = |quantile| run(&lowered, &Scenario { quantile, paces: Vec::new() });
-    let usual = at(Quantile::Median)?;
+    let folding = if costs.paces.len() > 1 { Folding::Off } else { options.folding };
+    let lowered = lower(program, topology, costs, &Options { folding, ..options.clone() }, &own_paces)?;
+    let at = |quantile, recording| run(&lowered, &Scenario { quantile, recording, paces: own_paces.clone() });
+    let usual = at(Quantile::Median, options.recording)?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
-    let (fastest, slowest) = (over_usual(at(Quantile::P10)?), over_usual(at(Quantile::P90)?));
+    let (fastest, slowest) = (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?));
     let mut steps = match costs.paces.len() {
         0 | 1 => vec![usual],
         _ => (0..DRAWS)
             .map(|draw| {
-                run(&lowered, &Scenario { quantile: Quantile::Median, paces: paces(&costs.paces, lowered.ranks.len(), draw) })
+                let mut paces = paces(&costs.paces, lowered.ranks.len(), draw);
+                paces.iter_mut().zip(&own_paces).for_each(|(pace, own)| *pace *= own);
+                run(&lowered, &Scenario { quantile: Quantile::Median, recording: options.recording, paces })
             })
             .collect::<Result<_, _>>()?,
     };

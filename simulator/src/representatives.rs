@@ -8,10 +8,10 @@
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::gpu::Reachable;
-use crate::lowering::{Lowered, LoweredList, SimulatedRank, uneven_groups, work_of};
+use crate::lowering::{Lowered, LoweredList, SimulatedRank, codes, uneven_groups, work_of};
 use crate::network::Shape;
 use crate::pairing::{Channel, GroupSet, collectives, message_bytes};
-use crate::simulation::{Quantile, Scenario, Simulation, run};
+use crate::simulation::{Quantile, Recording, Scenario, Simulation, run};
 use foretell_program::{Axis, Group, GroupId, Program, Rank};
 use foretell_topologies::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,10 @@ pub fn simulate_representatives(
     costs: &CostModel,
     kind_of_stage: impl Fn(usize) -> usize,
 ) -> Result<Simulation, SimulationError> {
-    run(&lower(program, costs, kind_of_stage)?, &Scenario { quantile: Quantile::Median, paces: Vec::new() })
+    run(
+        &lower(program, costs, kind_of_stage)?,
+        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, paces: Vec::new() },
+    )
 }
 
 fn lower<'a>(
@@ -74,11 +77,13 @@ fn lower<'a>(
     Ok(Lowered {
         sources: program.lists.iter().collect(),
         costs,
+        codes: codes(program, &lists),
         of_rank: program.list_of_rank.clone(),
         ranks,
         lists,
         groups,
         channels,
+        hops: Vec::new(),
         exchanges,
         capacities: vec![1.0; stages],
         has_queue: Vec::new(),
@@ -124,6 +129,8 @@ fn find_groups(
                     measured: None,
                     spread,
                     kind,
+                    hops: 0..0,
+                    rings: 0,
                 });
             }
             groups[place].members.push((stage as u32, number as u32));

@@ -1,14 +1,17 @@
 //! What a simulation is asked and what it answers.
 
 use crate::cost::CostModel;
+use crate::disturbance::Disturbance;
 use crate::error::SimulationError;
 use crate::interpreter;
 use crate::lowering::Lowered;
-use crate::{breakdown, si};
+use crate::rings::Collectives;
+use crate::si;
 use foretell_program::{Program, Timeline};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Which of the durations that a thing can take is assumed, for all things at once: a bad day is bad for every kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,8 +45,18 @@ pub enum Folding {
     Off,
 }
 
+/// What is kept of a simulation beside when each rank ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recording {
+    /// When each instruction of each rank that is simulated began and ended.
+    #[default]
+    Spans,
+    /// No more: memory is then that of what goes on at one time.
+    Ends,
+}
+
 /// How a Program is simulated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Which duration of each thing.
     pub quantile: Quantile,
@@ -51,12 +64,18 @@ pub struct Options {
     pub oversubscription: Oversubscription,
     /// Whether ranks that must behave alike are simulated once.
     pub folding: Folding,
+    /// How collectives are run.
+    pub collectives: Collectives,
+    /// What is kept.
+    pub recording: Recording,
+    /// What makes ranks differ.
+    pub disturbance: Disturbance,
 }
 
 /// A foretold step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// Every rank's spans.
+    /// Every rank's spans, where they are kept ([`Recording`]).
     pub timeline: Timeline,
     /// How long the step takes: until the last rank has finished.
     pub step: Picoseconds,
@@ -109,30 +128,60 @@ pub fn simulate(
     costs: &CostModel,
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
-    let lowered = lower(program, topology, costs, options.oversubscription, options.folding)?;
-    run(&lowered, &Scenario { quantile: options.quantile, paces: Vec::new() })
+    prepare(program, topology, costs, options)?.simulate(options.quantile, options.recording)
 }
 
-/// Makes a Program ready to be run.
+/// A Program made ready on a topology, to be simulated as often as one likes.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    lowered: Lowered<'a>,
+    paces: Vec<f64>,
+}
+
+/// Makes a Program ready: pairs groups and messages, takes routes, folds. The options' quantile and recording do not count.
+///
+/// # Errors
+/// [`SimulationError`] where the Program does not fit the topology or contradicts itself.
+pub fn prepare<'a>(
+    program: &'a Program,
+    topology: &'a Topology,
+    costs: &'a CostModel,
+    options: &Options,
+) -> Result<Prepared<'a>, SimulationError> {
+    let paces = options.disturbance.paces(program.mesh.world_size());
+    Ok(Prepared { lowered: lower(program, topology, costs, options, &paces)?, paces })
+}
+
+impl Prepared<'_> {
+    /// Foretells one step.
+    ///
+    /// # Errors
+    /// [`SimulationError`] where the Program would never end.
+    pub fn simulate(&self, quantile: Quantile, recording: Recording) -> Result<Simulation, SimulationError> {
+        run(&self.lowered, &Scenario { quantile, recording, paces: self.paces.clone() })
+    }
+}
+
+/// Makes a Program ready to be run, by ranks that go at these paces.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     topology: &'a Topology,
     costs: &'a CostModel,
-    oversubscription: Oversubscription,
-    folding: Folding,
+    options: &Options,
+    paces: &[f64],
 ) -> Result<Lowered<'a>, SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, oversubscription)?;
-    Ok(match folding {
-        Folding::On => lowered.folded(),
-        Folding::Off => lowered,
-    })
+    let lowered = Lowered::new(program, topology, costs, options)?;
+    // Ranks of which each has a pace of its own are not worth comparing.
+    let is_worth_folding = options.folding == Folding::On && options.disturbance.jitter == 0.0;
+    Ok(if is_worth_folding { lowered.folded(paces) } else { lowered })
 }
 
 /// What a run assumes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scenario {
     pub(crate) quantile: Quantile,
-    /// How much slower than its costs each rank's device is; empty where none is.
+    pub(crate) recording: Recording,
+    /// How much slower than its costs each rank's device is, by rank of the Program; empty where none is.
     pub(crate) paces: Vec<f64>,
 }
 
@@ -142,7 +191,7 @@ pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulati
     let uncalibrated = lowered.uncalibrated(&run);
     Ok(Simulation {
         step: run.timeline.step(),
-        breakdown: breakdown::of_last_rank(lowered, &run, 0..run.timeline.ranks.len()),
+        breakdown: of_last_rank(lowered, &run, 0..run.timeline.ranks.len()),
         events: run.events,
         simulated_ranks: lowered.ranks.len(),
         calibrated: uncalibrated.is_empty(),
@@ -163,7 +212,7 @@ pub(crate) fn run_each(lowered: &Lowered<'_>, scenario: &Scenario, worlds: &[usi
         let timeline = Timeline { origin: run.timeline.origin, ranks: run.timeline.ranks[ranks.clone()].to_vec() };
         Simulation {
             step: timeline.step(),
-            breakdown: breakdown::of_last_rank(lowered, &run, ranks),
+            breakdown: of_last_rank(lowered, &run, ranks),
             events: run.events,
             simulated_ranks: lowered.ranks.len(),
             calibrated: uncalibrated.is_empty(),
@@ -172,4 +221,11 @@ pub(crate) fn run_each(lowered: &Lowered<'_>, scenario: &Scenario, worlds: &[usi
         }
     });
     Ok(simulations.collect())
+}
+
+/// What that rank of some that finishes last spends the step on; of several the first.
+fn of_last_rank(lowered: &Lowered<'_>, run: &interpreter::Run, ranks: Range<usize>) -> Breakdown {
+    let timelines = run.timeline.ranks.iter().enumerate().take(ranks.end).skip(ranks.start);
+    let last = timelines.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
+    last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[lowered.of_rank[index] as usize])
 }

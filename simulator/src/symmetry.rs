@@ -28,6 +28,12 @@ impl Ties {
         self.ties.push((other, one, kind));
     }
 
+    /// Ties two things that see the tie differently.
+    pub(crate) fn tie_one_way(&mut self, one: u32, other: u32, seen_from_one: u64, seen_from_other: u64) {
+        self.ties.push((one, other, seen_from_one));
+        self.ties.push((other, one, seen_from_other));
+    }
+
     /// The class of each thing. Classes are numbered in the order of their first members.
     pub(crate) fn classes(mut self) -> Vec<u32> {
         self.ties.sort_unstable();

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Program, Rank};
-use foretell_simulator::{CostModel, Folding, Options, Simulation, critical_path, simulate};
+use foretell_simulator::{Collectives, CostModel, Disturbance, Folding, Options, Simulation, critical_path, simulate};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 
@@ -134,6 +134,8 @@ proptest! {
         (nodes, devices) in prop_oneof![Just((1usize, 36usize)), Just((9, 4)), Just((5, 8)), Just((13, 3))],
         share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
         buffered in prop_oneof![Just(0u64), Just(500_000u64)],
+        collectives in prop_oneof![Just(Collectives::Flow), Just(Collectives::Steps)],
+        stragglers in proptest::collection::vec((0usize..36, 1.0f64..2.0), 0..3),
         network in prop_oneof![
             Just("{kind: switch, latency: 10us}"),
             Just("{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}"),
@@ -146,7 +148,12 @@ proptest! {
         costs.parameters_mut(0).communication_share = share;
         costs.buffered = Bytes::new(buffered);
         let program = drawn(data, tensor, &draws);
-        let with = |folding| simulate(&program, &topology, &costs, &Options { folding, ..Options::default() }).unwrap();
+        let stragglers = stragglers.into_iter().map(|(rank, times)| (Rank(rank), times)).collect();
+        let disturbance = Disturbance { stragglers, ..Disturbance::default() };
+        let with = |folding| {
+            let options = Options { folding, collectives, disturbance: disturbance.clone(), ..Options::default() };
+            simulate(&program, &topology, &costs, &options).unwrap()
+        };
         let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
         prop_assert_eq!(unfolded.simulated_ranks, 2 * data * tensor);
         prop_assert!(folded.simulated_ranks <= unfolded.simulated_ranks);

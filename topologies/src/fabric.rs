@@ -84,6 +84,18 @@ impl Fabric {
         }
     }
 
+    /// Makes links that state rates of their own so many times as fast; those that follow the network interfaces do so anyway.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        let rates: &mut [&mut BytesPerSecond] = match self {
+            Fabric::None | Fabric::Switch | Fabric::FatTree(_) => &mut [],
+            Fabric::Torus(torus) => &mut [&mut torus.bandwidth],
+            Fabric::Dragonfly(dragonfly) => &mut [&mut dragonfly.local_bandwidth, &mut dragonfly.global_bandwidth],
+        };
+        for rate in rates {
+            **rate = **rate * factor;
+        }
+    }
+
     /// Whether so many nodes and devices can be joined so; if not, what is wrong, and the mend.
     pub(crate) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
         match self {

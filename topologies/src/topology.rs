@@ -144,6 +144,7 @@ impl Topology {
                 nics.bandwidth = nics.bandwidth * scale.inter_node_bandwidth;
             }
         }
+        description.network.fabric.scale(scale.inter_node_bandwidth);
         description.network.latency = description.network.latency * scale.inter_node_latency;
         description.build()
     }

@@ -1,94 +1,185 @@
 //! The part of the interpreter that deals with collectives and messages: who has arrived, when data begin to flow, what the flow
 //! takes of links and processors, and who may go on when it ends.
 
-use super::{Event, Interpreter, Owner, Parties, Task};
-use crate::exchange::Cost;
-use crate::network::Shape;
+use super::prices::{Party, Price, party};
+use super::{Event, Exchange, Interpreter, Owner, Task};
+use crate::code::Use;
+use crate::lowering::Lowered;
+use crate::pairing::GroupSet;
 use foretell_units::{Picoseconds, Seconds};
 
+/// How far a message is: bits of its state.
+mod flag {
+    pub(super) const SENDER_IS_THERE: u32 = 1;
+    pub(super) const RECEIVER_IS_THERE: u32 = 2;
+    pub(super) const HAS_BEGUN: u32 = 4;
+    pub(super) const IS_DONE: u32 = 8;
+    /// Its sender put it into the buffer before anyone asked for it.
+    pub(super) const IS_AHEAD: u32 = 16;
+}
+
+/// Who has reached which collective.
+#[derive(Debug)]
+pub(super) struct Gatherings {
+    /// One a group: its members come to one collective after the other; or one a collective, where they may go on at once.
+    gatherings: Vec<Gathering>,
+    is_one_a_group: bool,
+}
+
+/// The members that have reached a collective, and the time of the last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gathering {
+    latest: Picoseconds,
+    arrived: u32,
+}
+
+impl Gatherings {
+    pub(super) fn new(lowered: &Lowered<'_>) -> Self {
+        let is_one_a_group = !lowered.codes.iter().any(|code| code.exchanges_overlap);
+        let collectives = lowered.groups.iter().map(|group| group.collectives.len()).sum();
+        let count = if is_one_a_group { lowered.groups.len() } else { collectives };
+        Self { gatherings: vec![Gathering::default(); count], is_one_a_group }
+    }
+
+    /// A member arrives. Returns the time of the last when all have.
+    fn arrive(&mut self, group: &GroupSet, exchange: Exchange, time: Picoseconds) -> Option<Picoseconds> {
+        let place = if self.is_one_a_group { exchange.party } else { group.first_exchange + exchange.nth };
+        let gathering = &mut self.gatherings[place as usize];
+        gathering.arrived += 1;
+        gathering.latest = gathering.latest.max(time);
+        (gathering.arrived as usize == group.members.len()).then(|| std::mem::take(gathering).latest)
+    }
+}
+
 impl<'a> Interpreter<'a> {
-    pub(super) fn receive(&mut self, exchange: u32, channel: u32, nth: u32, task: Task) {
-        let state = &mut self.exchanges[exchange as usize];
-        state.receiver_is_there = true;
-        if !state.is_ahead {
-            self.try_message(exchange);
+    /// A member reaches a collective now or at a time that is certain. Returns false where it has to come again then.
+    pub(super) fn reach(&mut self, task: Task, number: u32, nth: u32, time: Picoseconds) -> bool {
+        let party = self.party(task.rank, number);
+        let group = &self.lowered.groups[party as usize];
+        let now = self.queue.now();
+        let which = group.collectives.which(nth as usize);
+        if group.is_stepped(which as usize) {
+            if time > now {
+                return false;
+            }
+            self.enter(task, number, which);
+            return true;
+        }
+        let exchange = Exchange { party, nth };
+        let Some(time) = self.gatherings.arrive(group, exchange, time) else { return true };
+        let expects_none = |&(member, _): &(u32, u32)| self.ranks[member as usize].meter.expects_no_exchange(now);
+        if time <= now {
+            self.all_are_there(exchange);
+        } else if group.members.iter().all(expects_none) {
+            for &(member, _) in &group.members {
+                self.ranks[member as usize].meter.exchange_begins(time, now);
+            }
+            self.begin(exchange, time);
+        } else {
+            self.queue.schedule(time, Event::Reached(exchange));
+        }
+        true
+    }
+
+    /// The last member of a collective has come just now.
+    pub(super) fn all_are_there(&mut self, exchange: Exchange) {
+        let Party::Group(group) = party(self.lowered, exchange.party) else { return };
+        let now = self.queue.now();
+        for &(member, _) in &group.members {
+            self.ranks[member as usize].meter.begin(Use::Communication, now);
+        }
+        self.begin(exchange, now);
+    }
+
+    /// A sender has reached a message.
+    pub(super) fn send(&mut self, message: Exchange) {
+        if let Some(state) = self.state(message) {
+            *state |= flag::SENDER_IS_THERE;
+            self.try_message(message);
+        }
+    }
+
+    /// A receiver has.
+    pub(super) fn receive(&mut self, message: Exchange, task: Task) {
+        let Party::Channel(channel, of) = party(self.lowered, message.party) else { return };
+        let Some(state) = self.state(message) else { return };
+        *state |= flag::RECEIVER_IS_THERE;
+        let state = *state;
+        if state & flag::IS_AHEAD == 0 {
+            self.try_message(message);
             return;
         }
-        let is_done = state.is_done;
         let buffered = &mut self.buffered[channel as usize];
-        buffered.bytes -= self.lowered.channels[channel as usize].bytes[nth as usize];
+        buffered.bytes -= of.bytes.get(message.nth as usize);
         let blocked = buffered.blocked.take();
-        if is_done {
+        if state & flag::IS_DONE != 0 {
             self.finish(task);
+        } else {
+            self.ranks[task.rank as usize].meter.begin(Use::Communication, self.queue.now());
         }
-        if let Some(blocked) = blocked {
-            self.try_message(blocked);
+        if let Some(nth) = blocked {
+            self.try_message(Exchange { nth, ..message });
         }
     }
 
     /// Begins a message if both are there, or if the sender is and the buffer has room.
-    pub(super) fn try_message(&mut self, exchange: u32) {
-        let Parties::Channel { channel, nth } = self.parties[exchange as usize] else { return };
-        let state = &mut self.exchanges[exchange as usize];
-        if state.has_begun || !state.sender_is_there {
+    fn try_message(&mut self, message: Exchange) {
+        let Party::Channel(channel, of) = party(self.lowered, message.party) else { return };
+        let buffer = self.lowered.costs.buffered.count();
+        let index = (of.first_exchange - self.first_message + message.nth) as usize;
+        let state = &mut self.messages[index];
+        if *state & flag::HAS_BEGUN != 0 || *state & flag::SENDER_IS_THERE == 0 {
             return;
         }
-        if !state.receiver_is_there {
-            let bytes = self.lowered.channels[channel as usize].bytes[nth as usize];
+        if *state & flag::RECEIVER_IS_THERE == 0 {
+            let bytes = of.bytes.get(message.nth as usize);
             let buffered = &mut self.buffered[channel as usize];
-            if buffered.bytes + bytes > self.lowered.costs.buffered.count() {
-                buffered.blocked = Some(exchange);
+            if buffered.bytes + bytes > buffer {
+                buffered.blocked = Some(message.nth);
                 return;
             }
             buffered.bytes += bytes;
-            state.is_ahead = true;
+            *state |= flag::IS_AHEAD;
         }
-        self.begin(exchange);
+        *state |= flag::HAS_BEGUN;
+        let now = self.queue.now();
+        self.ranks[of.sender as usize].meter.begin(Use::Communication, now);
+        if self.messages[index] & flag::RECEIVER_IS_THERE != 0 {
+            self.ranks[of.receiver as usize].meter.begin(Use::Communication, now);
+        }
+        self.begin(message, now);
     }
 
-    pub(super) fn begin(&mut self, exchange: u32) {
-        let now = self.queue.now();
-        let state = &mut self.exchanges[exchange as usize];
-        (state.has_begun, state.began) = (true, now);
-        let (cost, _) = self.cost(exchange);
-        if !cost.source.is_calibrated() {
-            let what = self.describe(exchange);
-            self.uncalibrated.insert(what);
+    fn begin(&mut self, exchange: Exchange, time: Picoseconds) {
+        let price = self.price(exchange);
+        let flows = time + price.latency;
+        if price.shares_nothing {
+            self.queue.schedule(flows + price.flow, Event::Exchanged(exchange));
+        } else {
+            self.queue.schedule(flows, Event::Latency(exchange));
         }
-        self.queue.schedule(now + cost.latency.into(), Event::Latency(exchange));
     }
 
     /// Data begin to flow: the exchange takes its part of links and processors.
-    pub(super) fn flow(&mut self, exchange: u32) {
-        let (cost, shape) = self.cost(exchange);
-        let work = Picoseconds::from(cost.flow);
-        if work == Picoseconds::ZERO {
+    pub(super) fn flow(&mut self, exchange: Exchange) {
+        let price = self.price(exchange);
+        if price.flow == Picoseconds::ZERO {
             self.finish_exchange(exchange);
             return;
         }
-        let lowered = self.lowered;
-        // Bytes a second of each flow when nothing hinders them.
-        let pace = cost.bytes / cost.flow.value();
-        let links = shape.map_or(&[][..], |shape| shape.loads.as_slice()).iter().map(move |&(link, load)| {
+        let (lowered, prices) = (self.lowered, self.prices);
+        let links = price.loads().iter().map(move |&(link, load)| {
             // What was measured faster than the link is stated must still be possible.
-            (link as u32, (load * pace).min(lowered.capacities[link]))
+            (link as u32, (load * price.pace).min(lowered.capacities[link]))
         });
-        let share_of = |rank: u32| {
-            let rank = &lowered.ranks[rank as usize];
-            let whole = cost.processor_share.unwrap_or(lowered.costs.parameters(rank.kind).communication_share);
-            (rank.processor, (whole / lowered.costs.speed(rank.kind)).min(1.0))
-        };
-        let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match self.parties[exchange as usize] {
-            Parties::Group { group, .. } => (&lowered.groups[group as usize].members, [None; 2]),
-            Parties::Channel { channel, .. } => {
-                let channel = &lowered.channels[channel as usize];
-                (&[], [Some(channel.sender), Some(channel.receiver)])
-            }
+        let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match party(lowered, exchange.party) {
+            Party::Group(group) => (&group.members, [None; 2]),
+            Party::Channel(_, channel) => (&[], [Some(channel.sender), Some(channel.receiver)]),
         };
         let members = members.iter().map(|&(member, _)| member);
         let first = members.clone().chain(ends.into_iter().flatten()).next();
         let own_growth = first.and_then(|rank| lowered.costs.parameters(lowered.ranks[rank as usize].kind).communication_growth);
-        let processors = members.chain(ends.into_iter().flatten()).map(share_of);
+        let processors = members.chain(ends.into_iter().flatten()).map(move |rank| prices.processor_share(lowered, price, rank));
         let mut largest_share: f64 = 0.0;
         for (resource, share) in processors.clone() {
             if share > 0.0 {
@@ -99,68 +190,72 @@ impl<'a> Interpreter<'a> {
         // Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the
         // share s grows 1/s times as fast as a kernel. On a link flows of one share lose the same part of their own pace.
         let growth = own_growth.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 });
-        self.add_fluid(Owner::Exchange(exchange), work, links.chain(processors), growth);
+        self.add_fluid(Owner::Exchange(exchange), price.flow, links.chain(processors), growth);
     }
 
     /// Keeps the network's links busy for what an exchange that has ended took of them beyond their rates. A shaper or a port lets the first of
     /// a message pass at once, so a short message that is alone arrives sooner than the rate has it; the next one pays for that.
-    fn pay_queues(&mut self, exchange: u32) {
-        let (cost, Some(shape)) = self.cost(exchange) else { return };
+    fn pay_queues(&mut self, exchange: Exchange) {
+        let price = self.price(exchange);
         let lowered = self.lowered;
-        for &(link, load) in &shape.loads {
+        for &(link, load) in price.loads() {
             let capacity = lowered.capacities[link];
-            let owed = Seconds::new(load * cost.bytes / capacity - cost.flow.value());
+            let owed = Seconds::new(load * price.bytes / capacity - price.flow_seconds.value());
             if lowered.has_queue[link] && owed > Seconds::ZERO {
                 self.add_fluid(Owner::Nobody, owed.into(), [(link as u32, capacity)], 1.0);
             }
         }
     }
 
-    pub(super) fn finish_exchange(&mut self, exchange: u32) {
-        let lowered = self.lowered;
+    pub(super) fn finish_exchange(&mut self, exchange: Exchange) {
+        let now = self.queue.now();
         self.pay_queues(exchange);
-        self.exchanges[exchange as usize].is_done = true;
-        match self.parties[exchange as usize] {
-            Parties::Group { group, nth } => {
-                for &(member, number) in &lowered.groups[group as usize].members {
-                    self.interrupt(member, self.interruption[member as usize]);
-                    let stage = &lowered.lists[lowered.ranks[member as usize].list];
-                    let instruction = stage.collectives[number as usize][nth as usize];
-                    self.finish(Task { rank: member, instruction });
+        match party(self.lowered, exchange.party) {
+            Party::Group(group) => {
+                // Those of the largest groups would be gone again before it is their turn.
+                self.fetch(group.members.iter().take(16).map(|&(member, _)| member));
+                for &(member, number) in &group.members {
+                    self.ranks[member as usize].meter.end(Use::Communication, now);
+                    self.interrupt(member);
+                    let block = self.ranks[member as usize].code.collectives[number as usize][exchange.nth as usize];
+                    self.finish(Task { rank: member, block });
                 }
             }
-            Parties::Channel { channel, nth } => {
-                let channel = &lowered.channels[channel as usize];
-                self.interrupt(channel.receiver, self.interruption[channel.receiver as usize]);
-                let sends = &lowered.lists[lowered.ranks[channel.sender as usize].list].sends[channel.send_peer as usize];
-                self.finish(Task { rank: channel.sender, instruction: sends.instructions[nth as usize] });
-                if self.exchanges[exchange as usize].receiver_is_there {
-                    let stage = &lowered.lists[lowered.ranks[channel.receiver as usize].list];
-                    let receives = &stage.receives[channel.receive_peer as usize];
-                    self.finish(Task { rank: channel.receiver, instruction: receives.instructions[nth as usize] });
+            Party::Channel(_, channel) => {
+                let state = &mut self.messages[(channel.first_exchange - self.first_message + exchange.nth) as usize];
+                *state |= flag::IS_DONE;
+                let receiver_is_there = *state & flag::RECEIVER_IS_THERE != 0;
+                self.interrupt(channel.receiver);
+                self.ranks[channel.sender as usize].meter.end(Use::Communication, now);
+                let code = self.ranks[channel.sender as usize].code;
+                let block = code.sends[channel.send_peer as usize][exchange.nth as usize];
+                self.finish(Task { rank: channel.sender, block });
+                if receiver_is_there {
+                    self.ranks[channel.receiver as usize].meter.end(Use::Communication, now);
+                    let code = self.ranks[channel.receiver as usize].code;
+                    let block = code.receives[channel.receive_peer as usize][exchange.nth as usize];
+                    self.finish(Task { rank: channel.receiver, block });
                 }
             }
         }
     }
 
-    fn cost(&self, exchange: u32) -> (Cost, Option<&'a Shape>) {
-        let lowered = self.lowered;
-        match self.parties[exchange as usize] {
-            Parties::Group { group, nth } => lowered.groups[group as usize].cost(lowered.costs, nth, self.quantile),
-            Parties::Channel { channel, nth } => {
-                let channel = &lowered.channels[channel as usize];
-                (channel.cost(lowered.costs, nth, self.quantile), Some(&channel.shape))
-            }
-        }
+    fn price(&self, exchange: Exchange) -> &'a Price<'a> {
+        let which = match party(self.lowered, exchange.party) {
+            Party::Group(group) => group.collectives.which(exchange.nth as usize),
+            Party::Channel(_, channel) => channel.bytes.which(exchange.nth as usize),
+        };
+        self.prices.of(exchange.party, which)
     }
 
-    fn describe(&self, exchange: u32) -> String {
-        match self.parties[exchange as usize] {
-            Parties::Group { group, nth } => {
-                let group = &self.lowered.groups[group as usize];
-                format!("{} of {} ranks", group.collectives[nth as usize].kind.name(), group.size)
+    /// The flags of a message.
+    fn state(&mut self, message: Exchange) -> Option<&mut u32> {
+        match party(self.lowered, message.party) {
+            Party::Channel(_, channel) => {
+                let index = channel.first_exchange - self.first_message + message.nth;
+                self.messages.get_mut(index as usize)
             }
-            Parties::Channel { .. } => "send and receive".into(),
+            Party::Group(_) => None,
         }
     }
 }

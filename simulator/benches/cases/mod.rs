@@ -1,0 +1,130 @@
+//! What the speed of the simulator is measured on.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use foretell_models::Model;
+use foretell_program::{
+    Axis, Collective, CollectiveRole, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram, Stream,
+    StreamId, compile_training,
+};
+use foretell_simulator::CostModel;
+use foretell_topologies::Topology;
+use foretell_units::{Bytes, DataType, Flops};
+
+/// A Program and where it runs.
+pub struct Case {
+    pub program: Program,
+    pub topology: Topology,
+    pub costs: CostModel,
+}
+
+impl Case {
+    /// A model and a plan as their files have them, on so many nodes of a cluster of the library.
+    pub fn compiled(model: &str, plan: &str, topology: &str, nodes: usize) -> Self {
+        let model: Model = serde_json::from_str(model).unwrap();
+        let plan: Plan = serde_json::from_str(plan).unwrap();
+        let topology = Topology::library(topology).unwrap().with_nodes(nodes).unwrap();
+        let costs = CostModel::new(None, &topology);
+        Self { program: compile_training(&model, "gpt", &plan).unwrap(), topology, costs }
+    }
+
+    /// Instructions over all ranks.
+    pub fn instructions(&self) -> usize {
+        let lists = &self.program.lists;
+        self.program.list_of_rank.iter().map(|&list| lists[list as usize].instructions.len()).sum()
+    }
+
+    /// Its ranks.
+    pub fn ranks(&self) -> usize {
+        self.program.mesh.world_size()
+    }
+}
+
+/// An all-reduce of 1 GiB among so many ranks, each on a node of its own, and nothing else.
+pub fn all_reduce(ranks: usize) -> Case {
+    let text = format!(
+        "name: switch\n\
+         devices:\n  one: {{architecture: gpu, memory: 1GiB, memory_bandwidth: 1TB/s, peak: {{fp32: 1TFLOP/s}}, link: 50GB/s}}\n\
+         nodes:\n  - {{name: node, count: {ranks}, devices: {{kind: one, count: 1}}, nics: {{count: 1, bandwidth: 50GB/s}}}}\n\
+         network: {{kind: switch, latency: 5us}}\n"
+    );
+    let topology = Topology::from_yaml(&text, "switch.yaml").unwrap();
+    let group = Group::along(Axis::Data);
+    let operation = Operation::Collective {
+        kind: Collective::AllReduce,
+        role: CollectiveRole::Gradients,
+        group: GroupId(0),
+        bytes: Bytes::new(1 << 30),
+        data_type: DataType::Fp32,
+    };
+    let instruction = Instruction {
+        name: 0,
+        operation,
+        stream: StreamId(0),
+        after: Vec::new(),
+        reads: Vec::new(),
+        writes: Vec::new(),
+        micro_batch: None,
+        phase: Phase::Update,
+    };
+    let list = StageProgram {
+        stage: 0,
+        streams: vec![Stream::Group(GroupId(0))],
+        groups: vec![group],
+        peers: Vec::new(),
+        buffers: Vec::new(),
+        instructions: vec![instruction],
+        names: vec!["gradients".into()],
+        metrics: Vec::new(),
+        arena: Bytes::ZERO,
+    };
+    let mesh = Mesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[]).unwrap();
+    let program = Program {
+        list_of_rank: Program::one_list_a_stage(&mesh),
+        mesh,
+        precision: DataType::Fp32,
+        lists: vec![list],
+        samples: ranks,
+        predictions: ranks,
+        tokens: None,
+        model_flops: Flops::ZERO,
+        hardware_flops: Flops::ZERO,
+    };
+    let costs = CostModel::new(None, &topology);
+    Case { program, topology, costs }
+}
+
+/// A transformer of 24 layers of 1,024 on 256 GPUs, 8 by tensor, 8 by pipeline and 4 by data: 1.4 million instructions in a step.
+pub fn small_transformer() -> Case {
+    Case::compiled(
+        r#"{"family": "gpt", "layers": 24, "hidden": 1024, "heads": 16, "vocab": 51200, "sequence": 1024}"#,
+        r#"{"global_batch": 192, "precision": "bf16", "optimizer": "adam",
+            "layout": {"data": 4, "tensor": 8, "pipeline": 8, "micro_batch": 1}}"#,
+        "dgx-a100-80g",
+        32,
+    )
+}
+
+/// GPT-3 175B on 1,024 GPUs: 8 by tensor, 8 by pipeline, 16 by data, 96 micro-batches in order 1F1B.
+pub fn gpt_175b() -> Case {
+    Case::compiled(
+        r#"{"family": "gpt", "layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}"#,
+        r#"{"global_batch": 1536, "precision": "bf16", "optimizer": "adam",
+            "layout": {"data": 16, "tensor": 8, "pipeline": 8, "sequence_parallel": true, "recompute": "selective", "micro_batch": 1,
+                       "zero": 1}}"#,
+        "dgx-a100-80g",
+        128,
+    )
+}
+
+/// A model of 1.01 trillion parameters on 99,840 GPUs: 8 by tensor, 16 by pipeline, 780 by data, 8 micro-batches in order 1F1B: 25.6 million
+/// tokens a step.
+pub fn trillion() -> Case {
+    Case::compiled(
+        r#"{"family": "gpt", "layers": 128, "hidden": 25600, "heads": 160, "vocab": 51200, "sequence": 4096}"#,
+        r#"{"global_batch": 6240, "precision": "bf16", "optimizer": "adam",
+            "layout": {"data": 780, "tensor": 8, "pipeline": 16, "sequence_parallel": true, "recompute": "selective", "micro_batch": 1,
+                       "zero": 1}}"#,
+        "dgx-h100",
+        12_480,
+    )
+}

@@ -1,0 +1,313 @@
+//! A list of instructions as the interpreter runs it: stream by stream, cut into blocks.
+//!
+//! Streams run in order, so a rank's progress is one number a stream. Kernels that follow each other with nobody waiting for one in between, nor one
+//! in between waiting for anybody, are one block, and one event.
+//!
+//! When a block has ended has to be known where a handoff may still be under way. So it is kept in a slot of the rank's, which a later
+//! block takes over as soon as all who ask have asked.
+//! It must not know time, and what instructions take.
+
+use crate::lowering::{LoweredList, Step};
+use foretell_program::{Phase, StageProgram};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// What ranks that run one list have in common.
+#[derive(Debug)]
+pub(crate) struct Code {
+    /// Stream by stream.
+    pub(crate) blocks: Vec<Block>,
+    /// The instructions stream by stream.
+    order: Vec<u32>,
+    /// Where each stream's blocks begin; one more than there are streams.
+    pub(crate) streams: Vec<u32>,
+    waits: Vec<Wait>,
+    /// How many end times a rank keeps.
+    pub(crate) slots: u32,
+    /// The block of each collective of each group; of each message to and from each peer.
+    pub(crate) collectives: Vec<Vec<u32>>,
+    pub(crate) sends: Vec<Vec<u32>>,
+    pub(crate) receives: Vec<Vec<u32>>,
+    /// Whether it computes or loads anything.
+    pub(crate) uses_processor: bool,
+    /// Whether exchanges of one group, or with one peer, stand in several streams, so that they may go on at once.
+    pub(crate) exchanges_overlap: bool,
+}
+
+/// Instructions that are run in one go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) step: Step,
+    /// Its instructions: places in the order of streams.
+    first: u32,
+    count: u32,
+    pub(crate) stream: u16,
+    pub(crate) counts_as: Use,
+    first_wait: u32,
+    wait_count: u32,
+    /// Where its end is kept, or [`NO_SLOT`].
+    pub(crate) slot: u32,
+    /// The streams in which someone waits for it, bit by bit: see [`Code::streams_of`].
+    pub(crate) wakes: u64,
+}
+
+/// What an instant counts as; of several things at once the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Use {
+    Optimizer,
+    Compute,
+    Communication,
+    Data,
+}
+
+/// A block of another stream that must have ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    pub(crate) stream: u16,
+    pub(crate) block: u32,
+    pub(crate) slot: u32,
+}
+
+/// Of a block whose end nobody asks for.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// The bit of [`Block::wakes`] that stands for this stream and all after it.
+const LAST_BIT: u16 = 63;
+
+impl Code {
+    /// The code of a list. Kernels are joined where `joins` says so.
+    pub(crate) fn new(list: &StageProgram, lowered: &LoweredList, joins: Joins) -> Self {
+        let order = Order::new(list);
+        let mut code = Self {
+            order: Vec::with_capacity(list.instructions.len()),
+            blocks: Vec::with_capacity(list.instructions.len()),
+            streams: vec![0],
+            waits: Vec::with_capacity(order.before.len()),
+            slots: 0,
+            collectives: Vec::new(),
+            sends: Vec::new(),
+            receives: Vec::new(),
+            uses_processor: lowered.steps.iter().any(|step| matches!(step, Step::Compute | Step::Load)),
+            exchanges_overlap: false,
+        };
+        let slot_of = slots(list, &order, &mut code.slots);
+        let mut block_of = vec![0u32; list.instructions.len()];
+        for (stream, instructions) in order.of_stream.iter().enumerate() {
+            let mut previous: Option<u32> = None;
+            for &instruction in instructions {
+                let counts_as = use_of(list, lowered, instruction);
+                let step = lowered.steps[instruction as usize];
+                let is_joined = previous.replace(instruction).is_some_and(|before| {
+                    joins == Joins::Kernels
+                        && matches!((lowered.steps[before as usize], step), (Step::Compute, Step::Compute))
+                        && order.consumers(before).is_empty()
+                        && order.waits(instruction).is_empty()
+                        && use_of(list, lowered, before) == counts_as
+                });
+                let bit = |one: &u32| 1 << list.instructions[*one as usize].stream.0.min(LAST_BIT);
+                match code.blocks.last_mut().filter(|_| is_joined) {
+                    Some(block) => block.count += 1,
+                    None => code.blocks.push(Block {
+                        step,
+                        first: code.order.len() as u32,
+                        count: 1,
+                        stream: stream as u16,
+                        counts_as,
+                        first_wait: 0,
+                        wait_count: order.waits(instruction).len() as u32,
+                        slot: NO_SLOT,
+                        wakes: 0,
+                    }),
+                }
+                // Only the last of a block has someone who waits for it.
+                if let Some(block) = code.blocks.last_mut() {
+                    block.slot = slot_of[instruction as usize];
+                    block.wakes = order.consumers(instruction).iter().map(bit).fold(0, |all, one| all | one);
+                }
+                block_of[instruction as usize] = code.blocks.len() as u32 - 1;
+                code.order.push(instruction);
+            }
+            code.streams.push(code.blocks.len() as u32);
+        }
+        for block in &mut code.blocks {
+            block.first_wait = code.waits.len() as u32;
+            code.waits.extend(order.waits(code.order[block.first as usize]).iter().map(|&before| Wait {
+                stream: list.instructions[before as usize].stream.0,
+                block: block_of[before as usize],
+                slot: slot_of[before as usize],
+            }));
+        }
+        let blocks = |instructions: &Vec<u32>| instructions.iter().map(|&one| block_of[one as usize]).collect();
+        code.collectives = lowered.collectives.iter().map(blocks).collect();
+        code.sends = lowered.sends.iter().map(|messages| blocks(&messages.instructions)).collect();
+        code.receives = lowered.receives.iter().map(|messages| blocks(&messages.instructions)).collect();
+        let stream = |block: &u32| code.blocks[*block as usize].stream;
+        let overlap = |blocks: &Vec<u32>| blocks.windows(2).any(|pair| stream(&pair[0]) != stream(&pair[1]));
+        code.exchanges_overlap = code.collectives.iter().chain(&code.sends).chain(&code.receives).any(overlap);
+        code
+    }
+
+    /// What a block waits for beside the one before it.
+    pub(crate) fn waits(&self, block: &Block) -> &[Wait] {
+        &self.waits[block.first_wait as usize..(block.first_wait + block.wait_count) as usize]
+    }
+
+    /// A block's instructions.
+    pub(crate) fn instructions(&self, block: &Block) -> &[u32] {
+        &self.order[block.places()]
+    }
+
+    pub(crate) fn stream_count(&self) -> usize {
+        self.streams.len() - 1
+    }
+
+    /// The streams of a mask such as [`Block::wakes`].
+    pub(crate) fn streams_of(&self, mut mask: u64) -> impl Iterator<Item = u16> + use<> {
+        let last = if mask >> LAST_BIT & 1 == 1 { self.stream_count() as u16 } else { 0 };
+        mask &= !(1 << LAST_BIT);
+        let first = std::iter::from_fn(move || {
+            let stream = mask.trailing_zeros() as u16;
+            mask &= mask.wrapping_sub(1);
+            (stream < LAST_BIT).then_some(stream)
+        });
+        first.chain(LAST_BIT..last)
+    }
+}
+
+impl Block {
+    /// Its instructions' places in the order of streams.
+    pub(crate) fn places(&self) -> Range<usize> {
+        self.first as usize..(self.first + self.count) as usize
+    }
+}
+
+/// Whether kernels that follow each other are joined to blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joins {
+    Kernels,
+    Nothing,
+}
+
+/// What of a list is in each stream, and who waits for whom across streams.
+struct Order {
+    of_stream: Vec<Vec<u32>>,
+    /// An instruction's place in its stream.
+    place: Vec<u32>,
+    /// Of each instruction in turn those of other streams that it waits for, and where they begin; one more than there are instructions.
+    before: Vec<u32>,
+    before_offsets: Vec<u32>,
+    /// Of each instruction in turn those of other streams that wait for it, and where they begin.
+    after: Vec<u32>,
+    after_offsets: Vec<u32>,
+}
+
+impl Order {
+    fn new(list: &StageProgram) -> Self {
+        let count = list.instructions.len();
+        let mut order = Self {
+            of_stream: vec![Vec::new(); list.streams.len()],
+            place: Vec::with_capacity(count),
+            before: Vec::with_capacity(count),
+            before_offsets: Vec::with_capacity(count + 1),
+            after: Vec::new(),
+            after_offsets: vec![0; count + 1],
+        };
+        order.before_offsets.push(0);
+        for (index, instruction) in (0..).zip(&list.instructions) {
+            let stream = &mut order.of_stream[instruction.stream.0 as usize];
+            order.place.push(stream.len() as u32);
+            stream.push(index);
+            let first = order.before.len();
+            for before in instruction.after.iter().map(|one| one.0) {
+                let is_elsewhere = list.instructions[before as usize].stream != instruction.stream;
+                if is_elsewhere && !order.before[first..].contains(&before) {
+                    order.before.push(before);
+                    order.after_offsets[before as usize + 1] += 1;
+                }
+            }
+            order.before_offsets.push(order.before.len() as u32);
+        }
+        order.turn_around();
+        order
+    }
+
+    /// From whom each waits for to who waits for each.
+    fn turn_around(&mut self) {
+        for index in 1..self.after_offsets.len() {
+            self.after_offsets[index] += self.after_offsets[index - 1];
+        }
+        let mut next = self.after_offsets.clone();
+        self.after = vec![0; self.before.len()];
+        for (instruction, range) in (0..).zip(self.before_offsets.windows(2)) {
+            for &before in &self.before[range[0] as usize..range[1] as usize] {
+                let next = &mut next[before as usize];
+                self.after[*next as usize] = instruction;
+                *next += 1;
+            }
+        }
+    }
+
+    fn waits(&self, instruction: u32) -> &[u32] {
+        let offsets = &self.before_offsets[instruction as usize..instruction as usize + 2];
+        &self.before[offsets[0] as usize..offsets[1] as usize]
+    }
+
+    fn consumers(&self, instruction: u32) -> &[u32] {
+        let offsets = &self.after_offsets[instruction as usize..instruction as usize + 2];
+        &self.after[offsets[0] as usize..offsets[1] as usize]
+    }
+}
+
+/// Gives each instruction that someone waits for a slot for its end. One of a stream takes over that of an earlier one of the stream when
+/// all who waited for that have ended before it ends.
+fn slots(list: &StageProgram, order: &Order, count: &mut u32) -> Vec<u32> {
+    /// How many of a stream's oldest slots are looked at.
+    const LOOKED_AT: usize = 4;
+    let streams = list.streams.len();
+    let mut slot_of = vec![NO_SLOT; list.instructions.len()];
+    let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
+    // Of each stream, how many of every stream have ended when its last so far has (vector clocks; Fidge 1988).
+    let mut ended = vec![0u32; streams * streams];
+    // The same at the end of each instruction that someone waits for.
+    let mut at_end: Vec<u32> = Vec::new();
+    let mut row_of = vec![NO_SLOT; list.instructions.len()];
+    for (index, instruction) in (0..).zip(&list.instructions) {
+        let stream = instruction.stream.0 as usize;
+        let own = &mut ended[stream * streams..(stream + 1) * streams];
+        for &before in order.waits(index) {
+            // Of one that comes later in the list nothing is known.
+            if let Some(row) = Some(row_of[before as usize]).filter(|&row| row != NO_SLOT) {
+                let theirs = &at_end[row as usize * streams..(row as usize + 1) * streams];
+                own.iter_mut().zip(theirs).for_each(|(own, &theirs)| *own = (*own).max(theirs));
+            }
+        }
+        own[stream] = order.place[index as usize] + 1;
+        if order.consumers(index).is_empty() {
+            continue;
+        }
+        let has_ended = |one: &u32| own[list.instructions[*one as usize].stream.0 as usize] > order.place[*one as usize];
+        let is_free = |holder: &u32| order.consumers(*holder).iter().all(has_ended);
+        let free = taken[stream].iter().take(LOOKED_AT).position(is_free).and_then(|place| taken[stream].remove(place));
+        slot_of[index as usize] = free.map_or_else(
+            || {
+                *count += 1;
+                *count - 1
+            },
+            |holder| slot_of[holder as usize],
+        );
+        taken[stream].push_back(index);
+        row_of[index as usize] = (at_end.len() / streams) as u32;
+        at_end.extend_from_slice(own);
+    }
+    slot_of
+}
+
+fn use_of(list: &StageProgram, lowered: &LoweredList, instruction: u32) -> Use {
+    let index = instruction as usize;
+    match lowered.steps[index] {
+        Step::Compute if list.instructions[index].phase == Phase::Update => Use::Optimizer,
+        Step::Compute => Use::Compute,
+        Step::Load => Use::Data,
+        Step::Collective { .. } | Step::Send { .. } | Step::Receive { .. } => Use::Communication,
+    }
+}

@@ -1,0 +1,191 @@
+//! The part of the interpreter that deals with processors, and with what shares them or links.
+
+use super::{Alone, Event, Fluid, Interpreter, Owner, Task, at_pace};
+use crate::fairness::ActivityId;
+use foretell_units::Picoseconds;
+
+/// How much of a processor reading gets beside a kernel, as a share of the kernel's: next to nothing, and not nothing, so that it ends.
+const READING: f64 = 0.01;
+
+impl Interpreter<'_> {
+    pub(super) fn compute(&mut self, task: Task) {
+        let (now, work) = (self.queue.now(), self.work(task));
+        let counts_as = self.block(task).counts_as;
+        self.ranks[task.rank as usize].meter.begin(counts_as, now);
+        let processor = self.processor_of(task.rank);
+        let resource = self.ranks[task.rank as usize].processor;
+        if self.processors[processor].alone.is_none() && self.share.users(resource) == 0 {
+            let end = now + work;
+            let state = &mut self.processors[processor];
+            state.alone = Some(Alone { task, end });
+            self.queue.schedule(end, Event::Alone { task, generation: state.generation });
+        } else {
+            self.join(resource);
+            self.add_fluid(Owner::Task(task), work, [(resource, 1.0)], 1.0);
+        }
+    }
+
+    /// Lets a block that has its processor to itself from now on begin at a time to come.
+    pub(super) fn compute_later(&mut self, task: Task, start: Picoseconds) -> bool {
+        let processor = self.processor_of(task.rank);
+        let resource = self.ranks[task.rank as usize].processor;
+        if self.processors[processor].alone.is_some() || self.share.users(resource) > 0 {
+            return false;
+        }
+        let (end, counts_as) = (start + self.work(task), self.block(task).counts_as);
+        let state = &mut self.processors[processor];
+        state.alone = Some(Alone { task, end });
+        self.queue.schedule(end, Event::Alone { task, generation: state.generation });
+        self.ranks[task.rank as usize].meter.kernel_begins(counts_as, start);
+        true
+    }
+
+    /// Reading takes the processor's share that communication takes, and no link. It leaves the processor to kernels, as the executor's
+    /// streams do, and goes on when they wait.
+    pub(super) fn load(&mut self, task: Task) {
+        let (now, work) = (self.queue.now(), self.work(task));
+        let counts_as = self.block(task).counts_as;
+        self.ranks[task.rank as usize].meter.begin(counts_as, now);
+        let rank = &self.lowered.ranks[task.rank as usize];
+        let share = self.lowered.costs.parameters(rank.kind).communication_share;
+        if share > 0.0 {
+            let resource = rank.processor;
+            self.join(resource);
+            self.add_fluid(Owner::Task(task), work, [(resource, share)], READING / share);
+        } else {
+            self.queue.schedule(now + work, Event::Timer(task));
+        }
+    }
+
+    /// Someone else comes onto a processor: the kernels that had it to themselves become a fluid activity.
+    pub(super) fn join(&mut self, resource: u32) {
+        let now = self.queue.now();
+        let state = &mut self.processors[(resource - self.first_processor) as usize];
+        if let Some(Alone { task, end }) = state.alone.take() {
+            state.generation += 1;
+            let left = end.saturating_sub(now);
+            if left > self.work(task) {
+                // It has not begun yet.
+                self.ranks[task.rank as usize].meter.cancel_kernel();
+                self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
+                return;
+            }
+            self.mark_alone(task, end);
+            self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
+        }
+    }
+
+    /// Takes some of a rank's processor from what runs there, if anything does. Who is idle loses nothing: that a stream's thread has to
+    /// be gone over to is in its handoff.
+    pub(super) fn interrupt(&mut self, rank: u32) {
+        let work = self.ranks[rank as usize].interruption;
+        if work > Picoseconds::ZERO && self.is_busy(rank) {
+            let resource = self.ranks[rank as usize].processor;
+            self.join(resource);
+            self.add_fluid(Owner::Nobody, work, [(resource, 1.0)], 1.0);
+        }
+    }
+
+    /// Whether something runs on a rank's processor.
+    fn is_busy(&self, rank: u32) -> bool {
+        let processor = self.processor_of(rank);
+        self.processors[processor].alone.is_some() || self.share.users(self.first_processor + processor as u32) > 0
+    }
+
+    pub(super) fn add_fluid(
+        &mut self,
+        owner: Owner,
+        work: Picoseconds,
+        demands: impl IntoIterator<Item = (u32, f64)>,
+        growth: f64,
+    ) {
+        let now = self.queue.now();
+        let activity = self.share.add(demands, 1.0, growth);
+        let index = activity as usize;
+        let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
+        let fluid = Fluid { owner, left: work.0 as f64, since: now, generation };
+        if index < self.fluids.len() {
+            self.fluids[index] = fluid;
+        } else {
+            self.fluids.push(fluid);
+        }
+        if self.share.rate(activity) > 0.0 {
+            // It uses nothing that anyone shares, and will not be heard of again.
+            self.queue.schedule(now + work, Event::Fluid { activity, generation });
+        }
+    }
+
+    /// Finds the rates after what changed at this instant, and foretells anew who ends when.
+    pub(super) fn update_rates(&mut self) {
+        let now = self.queue.now();
+        let mut share = std::mem::take(&mut self.share);
+        share.solve(|activity, before, rate| {
+            let fluid = self.fluids[activity as usize];
+            self.mark_fluid(&fluid, before, now);
+            let fluid = &mut self.fluids[activity as usize];
+            fluid.left = (fluid.left - before * now.saturating_sub(fluid.since).0 as f64).max(0.0);
+            fluid.since = now;
+            fluid.generation += 1;
+            if rate > 0.0 {
+                let end = now + Picoseconds((fluid.left / rate).ceil() as u64);
+                self.queue.schedule(end, Event::Fluid { activity, generation: fluid.generation });
+            }
+        });
+        self.share = share;
+    }
+
+    pub(super) fn finish_fluid(&mut self, activity: ActivityId, generation: u32) {
+        let fluid = self.fluids[activity as usize];
+        if fluid.generation != generation {
+            return;
+        }
+        self.fluids[activity as usize].generation += 1;
+        self.mark_fluid(&fluid, self.share.rate(activity), self.queue.now());
+        self.share.remove(activity);
+        match fluid.owner {
+            Owner::Task(task) => self.finish(task),
+            Owner::Exchange(exchange) => self.finish_exchange(exchange),
+            Owner::Hop(hop) => self.hopped(hop),
+            Owner::Nobody => {}
+        }
+    }
+
+    /// Notes which kernels of a block have ended by now, that had the processor to itself and would end then.
+    pub(super) fn mark_alone(&mut self, task: Task, end: Picoseconds) {
+        let work = self.work(task);
+        self.mark(task, work.0 as f64 - end.saturating_sub(self.queue.now()).0 as f64, |done| {
+            Picoseconds((end.0 + done.round() as u64).saturating_sub(work.0))
+        });
+    }
+
+    /// The same of one that went on at a rate since its rate was last found.
+    fn mark_fluid(&mut self, fluid: &Fluid, rate: f64, now: Picoseconds) {
+        if let Owner::Task(task) = fluid.owner
+            && rate > 0.0
+        {
+            let before = self.work(task).0 as f64 - fluid.left;
+            let done = before + rate * now.saturating_sub(fluid.since).0 as f64;
+            let since = fluid.since;
+            self.mark(task, done, |done| {
+                let time = since + Picoseconds(((done - before).max(0.0) / rate).round() as u64);
+                time.min(now)
+            });
+        }
+    }
+
+    fn mark(&mut self, task: Task, done: f64, time_of: impl Fn(f64) -> Picoseconds) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let state = &self.ranks[task.rank as usize];
+        let instructions = state.code.instructions(&state.code.blocks[task.block as usize]);
+        if instructions.len() < 2 {
+            return;
+        }
+        let durations = &self.lowered.work(task.rank as usize).durations;
+        let quantile = self.scenario.quantile as usize;
+        let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &one| {
+            *sum += durations[one as usize][quantile];
+            Some(at_pace(*sum, state.pace).0 as f64)
+        });
+        recorder.progress(task.rank, instructions, ends, done, time_of);
+    }
+}

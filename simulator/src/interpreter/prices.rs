@@ -1,0 +1,179 @@
+//! What every exchange of a run takes, found before it begins: each different one of a group or a channel once.
+
+use crate::exchange::Cost;
+use crate::lowering::Lowered;
+use crate::network::Shape;
+use crate::pairing::{Channel, GroupSet};
+use crate::simulation::Quantile;
+use foretell_units::{Picoseconds, Seconds};
+use std::collections::BTreeSet;
+
+/// The prices of all exchanges.
+#[derive(Debug)]
+pub(super) struct Prices<'a> {
+    prices: Vec<Price<'a>>,
+    /// Where those of each group, then of each channel, begin.
+    first: Vec<u32>,
+    /// Processors that nobody can find full, whatever goes on there at once.
+    roomy: Vec<bool>,
+    /// Exchanges that no sample says anything of.
+    pub(super) uncalibrated: BTreeSet<String>,
+}
+
+/// What an exchange takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Price<'a> {
+    pub(super) latency: Picoseconds,
+    pub(super) flow: Picoseconds,
+    /// The same, not rounded.
+    pub(super) flow_seconds: Seconds,
+    /// Bytes that each of its flows carries, and a second of it when nothing hinders them.
+    pub(super) bytes: f64,
+    pub(super) pace: f64,
+    pub(super) processor_share: Option<f64>,
+    pub(super) shape: Option<&'a Shape>,
+    /// Whether it can meet nobody, on a link or on a processor.
+    pub(super) shares_nothing: bool,
+}
+
+/// Whose an exchange is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Party<'a> {
+    Group(&'a GroupSet),
+    /// With its number among the channels.
+    Channel(u32, &'a Channel),
+}
+
+/// The party of a number: groups come first, then channels.
+pub(super) fn party<'a>(lowered: &'a Lowered<'a>, party: u32) -> Party<'a> {
+    match lowered.groups.get(party as usize) {
+        Some(group) => Party::Group(group),
+        None => {
+            let channel = party - lowered.groups.len() as u32;
+            Party::Channel(channel, &lowered.channels[channel as usize])
+        }
+    }
+}
+
+impl<'a> Prices<'a> {
+    pub(super) fn new(lowered: &'a Lowered<'a>, quantile: Quantile) -> Self {
+        let mut uncalibrated = BTreeSet::new();
+        let (mut prices, mut first) = (Vec::new(), Vec::with_capacity(lowered.groups.len() + lowered.channels.len() + 1));
+        for group in &lowered.groups {
+            first.push(prices.len() as u32);
+            for which in 0..group.collectives.distinct().len() {
+                let (cost, shape) = group.cost(lowered.costs, which, quantile);
+                if !cost.source.is_calibrated() || group.is_stepped(which) {
+                    let kind = group.collectives.distinct()[which].kind;
+                    uncalibrated.insert(format!("{} of {} ranks", kind.name(), group.size));
+                }
+                prices.push(Price::new(&cost, shape));
+            }
+        }
+        for channel in &lowered.channels {
+            first.push(prices.len() as u32);
+            for which in 0..channel.bytes.distinct().len() {
+                let cost = channel.cost(lowered.costs, which, quantile);
+                if !cost.source.is_calibrated() {
+                    uncalibrated.insert("send and receive".into());
+                }
+                prices.push(Price::new(&cost, Some(&channel.shape)));
+            }
+        }
+        first.push(prices.len() as u32);
+        let mut all = Self { prices, first, roomy: Vec::new(), uncalibrated };
+        all.find_room(lowered);
+        all
+    }
+
+    /// The price of an exchange of a party that is its `which`-th different one.
+    pub(super) fn of(&self, party: u32, which: u32) -> &Price<'a> {
+        &self.prices[(self.first[party as usize] + which) as usize]
+    }
+
+    /// What an exchange that takes `price` needs of a rank's processor: nothing of one that cannot be full.
+    pub(super) fn processor_share(&self, lowered: &Lowered<'_>, price: &Price<'_>, rank: u32) -> (u32, f64) {
+        let own = &lowered.ranks[rank as usize];
+        (own.processor, if self.is_roomy(lowered, rank) { 0.0 } else { share_of(lowered, price, own.kind) })
+    }
+
+    /// What communication that was not measured needs of a rank's processor: nothing of one that cannot be full.
+    pub(super) fn communication_share(&self, lowered: &Lowered<'_>, rank: u32) -> (u32, f64) {
+        let own = &lowered.ranks[rank as usize];
+        (own.processor, if self.is_roomy(lowered, rank) { 0.0 } else { whole_share(lowered, own.kind) })
+    }
+
+    /// Whether nobody can find a rank's processor full.
+    pub(super) fn is_roomy(&self, lowered: &Lowered<'_>, rank: u32) -> bool {
+        self.roomy[lowered.ranks[rank as usize].processor as usize - lowered.first_processor()]
+    }
+
+    /// Finds the processors that cannot be full even if all groups and channels want them at once, each for one exchange at a time, and the
+    /// exchanges that therefore share nothing.
+    fn find_room(&mut self, lowered: &Lowered<'_>) {
+        let first = lowered.first_processor();
+        let mut wanted = vec![0.0; lowered.processors];
+        for rank in &lowered.ranks {
+            let wanted = &mut wanted[rank.processor as usize - first];
+            let code = &lowered.codes[rank.list];
+            let is_interrupted = lowered.costs.parameters(rank.kind).interruption > Seconds::ZERO;
+            if code.uses_processor || code.exchanges_overlap || is_interrupted {
+                *wanted += f64::INFINITY;
+            }
+            let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
+            for party in rank.groups.iter().copied().chain(channels) {
+                let shares = self.prices[self.range(party)].iter().map(|price| share_of(lowered, price, rank.kind));
+                let is_stepped = lowered.groups.get(party as usize).is_some_and(|group| !group.hops.is_empty());
+                let of_steps = if is_stepped { whole_share(lowered, rank.kind) } else { 0.0 };
+                *wanted += shares.fold(of_steps, f64::max);
+            }
+        }
+        self.roomy = wanted.iter().map(|&wanted| wanted <= 1.0).collect();
+        for number in 0..self.first.len() as u32 - 1 {
+            let is_roomy = |rank: u32| self.roomy[lowered.ranks[rank as usize].processor as usize - first];
+            let are_roomy = match party(lowered, number) {
+                Party::Group(group) => group.members.iter().all(|&(member, _)| is_roomy(member)),
+                Party::Channel(_, channel) => is_roomy(channel.sender) && is_roomy(channel.receiver),
+            };
+            let range = self.range(number);
+            for price in &mut self.prices[range] {
+                price.shares_nothing = are_roomy && price.shape.is_none_or(|shape| shape.loads.is_empty());
+            }
+        }
+    }
+
+    fn range(&self, party: u32) -> std::ops::Range<usize> {
+        self.first[party as usize] as usize..self.first[party as usize + 1] as usize
+    }
+}
+
+impl<'a> Price<'a> {
+    fn new(cost: &Cost, shape: Option<&'a Shape>) -> Self {
+        Self {
+            latency: cost.latency.into(),
+            flow: cost.flow.into(),
+            flow_seconds: cost.flow,
+            bytes: cost.bytes,
+            pace: cost.bytes / cost.flow.value(),
+            processor_share: cost.processor_share,
+            shape,
+            shares_nothing: false,
+        }
+    }
+
+    /// The links that its flows load, with the load for each byte that a flow carries.
+    pub(super) fn loads(&self) -> &'a [(usize, f64)] {
+        self.shape.map_or(&[], |shape| shape.loads.as_slice())
+    }
+}
+
+/// The share of the processor of a device that an exchange takes.
+fn share_of(lowered: &Lowered<'_>, price: &Price<'_>, kind: usize) -> f64 {
+    let whole = price.processor_share.unwrap_or(lowered.costs.parameters(kind).communication_share);
+    (whole / lowered.costs.speed(kind)).min(1.0)
+}
+
+/// That of one whose share was not measured.
+fn whole_share(lowered: &Lowered<'_>, kind: usize) -> f64 {
+    (lowered.costs.parameters(kind).communication_share / lowered.costs.speed(kind)).min(1.0)
+}

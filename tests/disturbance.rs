@@ -1,0 +1,67 @@
+//! `simulate` with jitter, stragglers and collectives step by step, as a user asks for them.
+
+mod common;
+
+use common::{Scratch, text};
+use serde_json::Value;
+
+const PLAN: &str = "model: {family: gpt, layers: 4, hidden: 256, heads: 4, vocab: 512, sequence: 64}\n\
+                    topology: dgx-a100-80g\n\
+                    nodes: 2\n\
+                    global_batch: 16\n\
+                    precision: bf16\n\
+                    layout: {data: 4, tensor: 2, pipeline: 2, micro_batch: 1}\n";
+
+fn simulated(more: &[&str]) -> Value {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    scratch.json(&[&["simulate", "--plan", text(&plan)], more].concat())
+}
+
+fn number(document: &Value, path: &str) -> f64 {
+    document.pointer(path).and_then(Value::as_f64).expect("a number")
+}
+
+#[test]
+fn a_straggler_costs_what_it_holds_up_and_the_answer_says_so() {
+    let usual = simulated(&[]);
+    assert!(usual.get("disturbance").is_none());
+    let slow = simulated(&["--straggler", "3=1.5"]);
+    assert_eq!(number(&slow, "/disturbance/undisturbed_step_seconds"), number(&usual, "/step_seconds"));
+    let cost = number(&slow, "/step_seconds") - number(&usual, "/step_seconds");
+    assert!(cost > 0.0 && (number(&slow, "/disturbance/cost_seconds") - cost).abs() < 1e-12, "{slow}");
+    // Folded, all but few ranks are still alike, and the answer is that of simulating everyone.
+    let everyone = simulated(&["--straggler", "3=1.5", "--fold", "off"]);
+    assert!((number(&slow, "/step_seconds") / number(&everyone, "/step_seconds") - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn jitter_follows_from_its_seed() {
+    let of = |seed: &str| number(&simulated(&["--jitter", "0.05", "--seed", seed]), "/step_seconds");
+    assert_eq!(of("1").to_bits(), of("1").to_bits());
+    assert_ne!(of("1").to_bits(), of("2").to_bits());
+}
+
+#[test]
+fn collectives_can_be_run_step_by_step() {
+    let (flow, steps) = (simulated(&[]), simulated(&["--collectives", "steps"]));
+    let ratio = number(&steps, "/step_seconds") / number(&flow, "/step_seconds");
+    assert!((0.5..2.0).contains(&ratio), "{ratio}");
+    assert!(number(&steps, "/events") > number(&flow, "/events"));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_mend() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    for (arguments, word) in [
+        (["--straggler", "3"], "hint: 7=1.3"),
+        (["--straggler", "3=-1"], "not more than 0"),
+        (["--straggler", "16=2"], "16 ranks"),
+        (["--jitter", "20"], "between 0 and 2"),
+    ] {
+        let output = scratch.run(&[&["simulate", "--plan", text(&plan)], &arguments[..]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(word), "{arguments:?}: {said}");
+    }
+}
