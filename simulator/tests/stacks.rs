@@ -78,7 +78,8 @@ fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
         .iter()
         .filter_map(|instruction| match instruction.operation {
             foretell_program::Operation::Compute { kernel, accumulate, .. } => {
-                Some(costs.kernel_cost(&kernel, accumulate, program.precision, 0).launch.value())
+                let launch = costs.kernel_cost(&kernel, accumulate, program.precision, 0).launch;
+                Some(launch.value() * costs.launch_share(0, instruction.phase))
             }
             _ => None,
         })
