@@ -150,7 +150,7 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
     for (what, time) in parts {
         row(what, format!("{time} ({})", percent(share(time, summary.step))));
     }
-    row("calibrated", if summary.calibrated { "yes" } else { "no: datasheet figures, expect larger errors" }.to_owned());
+    row("calibrated", if summary.calibrated { "yes" } else { "no: partly estimates, expect larger errors" }.to_owned());
     table(&[Column::words(""), Column::words("")], &rows)
 }
 

@@ -1,8 +1,10 @@
 //! How long a kernel takes on a device under a software stack, and which of its work the stack fuses away.
 
+use super::format::ProductFormat;
 use super::nccl::Reachable;
 use super::product::{Product, product_time};
-use super::profile::{AttentionKind, Category, Cluster, ProductFormat, StackKind};
+use super::profile::Cluster;
+use super::stack::{AttentionKind, Category, StackKind};
 use foretell_models::{Attention, Kernel, Window};
 use foretell_program::{Collective, CollectiveRole, Phase};
 use foretell_units::{DataType, Seconds};

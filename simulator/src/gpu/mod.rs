@@ -7,15 +7,17 @@
 //! collectives by NCCL's own rule (`nccl`).
 //! Nothing here knows a model, a layout or a run: two rows of a table differ by what the compiler made of them, and by nothing else.
 
+mod format;
 mod kernels;
 mod nccl;
 mod parameter;
 mod product;
 mod profile;
+mod stack;
 
+pub use format::ProductFormat;
 pub use kernels::{GpuCosts, KernelTime, Trained, Workload};
 pub use nccl::{Algorithm, Protocol, Reachable};
 pub use product::{Product, product_time};
-pub use profile::{
-    AttentionKind, Category, Cluster, GpuKind, LinkKind, MemoryRules, Network, ProductFormat, ProfileError, Profiles, StackKind,
-};
+pub use profile::{Cluster, GpuKind, LinkKind, Network, ProfileError, Profiles};
+pub use stack::{AttentionKind, Category, MemoryRules, StackKind};

@@ -3,7 +3,9 @@
 //! A value is named by whose it is and what it is: `stack nanotron elementwise`, `device t4 product:fp16`, `network latency_scale`. Each is a
 //! positive number. A fit that leaves a value out leaves what the other profile files assume.
 
-use super::profile::{AttentionKind, Category, Cluster, GpuKind, ProductFormat, StackKind};
+use super::format::ProductFormat;
+use super::profile::{Cluster, GpuKind};
+use super::stack::{AttentionKind, Category, StackKind};
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use serde::de::IntoDeserializer;

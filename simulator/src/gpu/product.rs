@@ -5,7 +5,8 @@
 //! A last wave that is not full costs as much as a full one, but for what stream-K and split-K kernels win back (`quantisation` between 0,
 //! all of it, and 1, nothing). Fitted on `bf16_op_efficiency.csv` (SimuMax): mean error 3.0 % over 183 A100 shapes.
 
-use super::profile::{GpuKind, ProductFormat};
+use super::format::ProductFormat;
+use super::profile::GpuKind;
 use foretell_units::Seconds;
 
 /// The sizes of a (batched) matrix product, and what it moves.

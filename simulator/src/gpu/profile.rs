@@ -1,10 +1,11 @@
 //! The profile files: devices, links and software stacks, read once from what is compiled in.
 
+use super::format::ProductFormat;
+use super::stack::StackKind;
 use foretell_topologies::DeviceKind;
-use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
-use serde::{Deserialize, Serialize};
+use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::LazyLock;
 use thiserror::Error;
 
@@ -15,6 +16,10 @@ const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// What plans may call a stack, and the profile that holds for it.
 const ALIASES: [(&str, &str); 3] = [("fsdp2", "torchtitan"), ("megatron-lm", "megatron-core"), ("deepspeed", "deepspeed-3d")];
+
+fn one() -> f64 {
+    1.0
+}
 
 /// Why the profiles do not say what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -35,86 +40,6 @@ pub enum ProfileError {
         /// What was asked for.
         name: String,
     },
-}
-
-/// The number format of the operands of matrix products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ProductFormat {
-    /// IEEE single precision, without tensor cores.
-    Fp32,
-    /// TensorFloat-32.
-    Tf32,
-    /// IEEE half precision.
-    Fp16,
-    /// bfloat16.
-    Bf16,
-    /// 8-bit floating point, scaled by tensor or by row.
-    Fp8,
-    /// 8-bit floating point, scaled by blocks of 32.
-    Mxfp8,
-    /// 4-bit floating point, scaled by blocks of 16.
-    Nvfp4,
-}
-
-impl ProductFormat {
-    /// The name in profiles and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ProductFormat::Fp32 => "fp32",
-            ProductFormat::Tf32 => "tf32",
-            ProductFormat::Fp16 => "fp16",
-            ProductFormat::Bf16 => "bf16",
-            ProductFormat::Fp8 => "fp8",
-            ProductFormat::Mxfp8 => "mxfp8",
-            ProductFormat::Nvfp4 => "nvfp4",
-        }
-    }
-
-    /// Bytes of an operand's element.
-    pub const fn bytes(self) -> f64 {
-        match self {
-            ProductFormat::Fp32 | ProductFormat::Tf32 => 4.0,
-            ProductFormat::Fp16 | ProductFormat::Bf16 => 2.0,
-            ProductFormat::Fp8 | ProductFormat::Mxfp8 => 1.0,
-            ProductFormat::Nvfp4 => 0.5625,
-        }
-    }
-
-    /// That of products in a run's number format.
-    pub const fn of(precision: DataType) -> Self {
-        match precision {
-            DataType::Fp32 | DataType::Fp64 | DataType::Int32 => ProductFormat::Fp32,
-            DataType::Tf32 => ProductFormat::Tf32,
-            DataType::Fp16 => ProductFormat::Fp16,
-            DataType::Bf16 => ProductFormat::Bf16,
-            DataType::Fp8 => ProductFormat::Fp8,
-        }
-    }
-
-    /// Whether operands are narrower than activations and are made from them by a kernel of their own.
-    pub const fn is_cast(self) -> bool {
-        matches!(self, ProductFormat::Fp8 | ProductFormat::Mxfp8 | ProductFormat::Nvfp4)
-    }
-
-    /// The format that stands in where a device has no figure for this one.
-    const fn wider(self) -> Option<Self> {
-        match self {
-            ProductFormat::Nvfp4 => Some(ProductFormat::Mxfp8),
-            ProductFormat::Mxfp8 => Some(ProductFormat::Fp8),
-            ProductFormat::Fp8 => Some(ProductFormat::Bf16),
-            ProductFormat::Bf16 => Some(ProductFormat::Fp16),
-            ProductFormat::Fp16 => Some(ProductFormat::Tf32),
-            ProductFormat::Tf32 => Some(ProductFormat::Fp32),
-            ProductFormat::Fp32 => None,
-        }
-    }
-}
-
-impl fmt::Display for ProductFormat {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
 }
 
 /// A device: its data sheet, and what of it kernels reach.
@@ -232,18 +157,6 @@ impl LinkKind {
     }
 }
 
-fn half() -> ProductFormat {
-    ProductFormat::Bf16
-}
-
-fn unpadded() -> usize {
-    1
-}
-
-fn one() -> f64 {
-    1.0
-}
-
 /// What joins the nodes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -254,224 +167,6 @@ pub struct Network {
     pub latency_scale: f64,
     /// Where the figures are from.
     pub source: String,
-}
-
-/// What kind of work an instruction is, as far as frameworks launch or fuse it differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Category {
-    /// Matrix products and convolutions.
-    Product,
-    /// Attention.
-    Attention,
-    /// Collectives and messages.
-    Exchange,
-    /// Adding a bias.
-    Bias,
-    /// The sum of a gradient over rows, for a bias.
-    BiasGradient,
-    /// GELU, SiLU, ReLU and their gradients.
-    Activation,
-    /// Residual additions and dropout.
-    Residual,
-    /// Norms and their gradients.
-    Norm,
-    /// Rotary embedding.
-    Rope,
-    /// Rearranging: splits, joins, what gathers leave.
-    Rearrange,
-    /// Embedding look-ups.
-    Embedding,
-    /// Cross-entropy.
-    Loss,
-    /// Routing to experts and back.
-    Routing,
-    /// The optimizer.
-    Optimizer,
-    /// The gradient's norm, zeroing, narrowing and other work on whole buckets.
-    Bucket,
-    /// Pooling and everything else.
-    Other,
-}
-
-/// How attention is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum AttentionKind {
-    /// One kernel (FlashAttention, cuDNN): so much of what the device's profile says it reaches.
-    Fused {
-        /// The share.
-        scale: f64,
-    },
-    /// Products, softmax and dropout one after the other: bytes moved for each score, forward and backward.
-    Unfused {
-        /// Forward: products' scores, scale, mask, softmax, dropout.
-        forward_bytes: f64,
-        /// Backward.
-        backward_bytes: f64,
-    },
-}
-
-/// How a framework's memory differs from the Program's arena.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MemoryRules {
-    /// Bytes of a parameter.
-    pub parameter: f64,
-    /// Bytes of its gradient.
-    pub gradient: f64,
-    /// The same in runs in IEEE half precision, where it is another.
-    #[serde(default)]
-    pub half_gradient: Option<f64>,
-    /// Bytes of its optimizer state, master copy included.
-    pub optimizer: f64,
-    /// What activations take, as a share of the Program's.
-    pub activations: f64,
-    /// Bytes kept of each score of attention that is not fused: softmax, what dropout keeps and leaves.
-    #[serde(default)]
-    pub score: f64,
-    /// Bytes kept of each logit beside the Program's: copies and gradients in single precision.
-    #[serde(default)]
-    pub logit: f64,
-    /// CUDA's context, NCCL's buffers, cuBLAS's workspaces: in what the allocator does not count.
-    pub context: Bytes,
-    /// Reserved and not used by the allocator, as a share of what is allocated.
-    pub fragmentation: f64,
-}
-
-/// A software stack.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StackKind {
-    /// The share of the devices' product efficiency that its kernels reach.
-    #[serde(default = "one")]
-    pub product_scale: f64,
-    /// The same beside [`StackKind::product_scale`], by device; 1 where none is stated.
-    #[serde(default)]
-    pub product: BTreeMap<String, f64>,
-    /// The same, by the format of the product; 1 where none is stated.
-    #[serde(default)]
-    pub format: BTreeMap<ProductFormat, f64>,
-    /// The share of that, that products of many experts in one kernel reach.
-    #[serde(default = "one")]
-    pub expert_product: f64,
-    /// Kernels that the host launches for each expert's product: 1 where they are launched one by one, 0 where one kernel does all.
-    #[serde(default)]
-    pub expert_launches: f64,
-    /// The time of exchanges of tokens between experts over what the links' rates give.
-    #[serde(default = "one")]
-    pub exchange: f64,
-    /// Whether `tensor` leaves experts whole, which spread over it, unless the run says.
-    #[serde(default)]
-    pub whole_experts: bool,
-    /// Whether a token that goes to several experts of one node crosses the network once (DeepEP, HybridEP).
-    #[serde(default)]
-    pub once_per_node: bool,
-    /// How attention is computed.
-    pub attention: AttentionKind,
-    /// The bytes that memory-bound kernels move, as a share of the Program's; 1 where none is stated, 0 where they are fused away.
-    #[serde(default)]
-    pub traffic: BTreeMap<Category, f64>,
-    /// The time of memory-bound kernels over what their bytes take: how far the stack's are from streaming.
-    #[serde(default = "one")]
-    pub elementwise: f64,
-    /// The time of collectives and messages over what NCCL's rule and the links' rates give: other traffic, skew between ranks.
-    #[serde(default = "one")]
-    pub communication: f64,
-    /// Kernels that the host launches for an instruction of each of these kinds; 1 where none is stated.
-    #[serde(default)]
-    pub launches: BTreeMap<Category, f64>,
-    /// What the host needs to launch a kernel. It runs ahead of the device as far as it can.
-    pub host_launch: Seconds,
-    /// What a launch in the backward pass takes of that: less where autograd launches it from compiled code.
-    #[serde(default = "one")]
-    pub backward_launch: f64,
-    /// Whether the host waits for the device between the passes of a micro-batch (Megatron's timers did).
-    #[serde(default)]
-    pub waits_between_passes: bool,
-    /// Whether the host waits for messages between stages before it launches more.
-    #[serde(default)]
-    pub waits_for_messages: bool,
-    /// What the host needs between two micro-batches of a stage (schedule, timers, loss).
-    #[serde(default)]
-    pub micro_batch_overhead: Seconds,
-    /// What a step takes beside all that.
-    pub step_overhead: Seconds,
-    /// What communication runs beside kernels, where the plan does not say.
-    pub overlap: foretell_program::Overlap,
-    /// How much longer kernels take beside communication.
-    pub compute_slowdown: f64,
-    /// How much longer communication takes beside kernels.
-    pub communication_slowdown: f64,
-    /// Bytes of a gradient's element on the network.
-    pub gradient_bytes: f64,
-    /// Whether parameters are gathered in the narrow format of products, where they have one.
-    #[serde(default)]
-    pub narrow_gather: bool,
-    /// Bytes moved to cast one element of an operand to a narrow format.
-    #[serde(default)]
-    pub cast_bytes: f64,
-    /// The format of matrix products, where the run does not say.
-    #[serde(default = "half")]
-    pub precision: ProductFormat,
-    /// Bytes of parameters or gradients that are communicated together; more than a block has is all of the block.
-    pub bucket: Bytes,
-    /// What is computed again, where the run does not say.
-    #[serde(default)]
-    pub recompute: foretell_program::Recompute,
-    /// Whether, where the run does not say, more is computed again than that if it would not fit into the device's memory.
-    #[serde(default)]
-    pub recompute_to_fit: bool,
-    /// Whether Megatron's sequence parallelism is on where tensor parallelism is, unless the run says.
-    #[serde(default)]
-    pub sequence_parallel: bool,
-    /// The vocabulary is made a multiple of this and the tensor-parallel size together; 1 where it is left as it is.
-    #[serde(default = "unpadded")]
-    pub vocabulary_multiple: usize,
-    /// The share of BERT's longest sequences (512) that is computed: less than 1 where padding is left out, wholly or by bins of lengths.
-    #[serde(default = "one")]
-    pub sequence_share: f64,
-    /// What a message takes longer where ranks of `tensor` send parts of it, which the receivers put together (DeepSpeed's partitioned tensors, whose
-    /// sizes the host waits for).
-    #[serde(default)]
-    pub partitioned_message: Seconds,
-    /// The share of product efficiency in eight bits that is left where they are scaled by row.
-    #[serde(default = "one")]
-    pub scaled_by_row: f64,
-    /// Bytes of a message between stages for each byte of the Program's: 2 where activations travel in single precision.
-    #[serde(default = "one")]
-    pub message_scale: f64,
-    /// How its memory differs from the Program's.
-    pub memory: MemoryRules,
-    /// The 10th and 90th percentile of a measurement over its prediction, from the rows that it was fitted on.
-    pub spread: [f64; 2],
-    /// Where the figures are from.
-    pub source: String,
-    /// Whether it was fitted on measurements.
-    #[serde(default)]
-    pub estimated: bool,
-}
-
-impl StackKind {
-    /// The share of a device's product efficiency.
-    pub fn product_share(&self, device: &str, format: ProductFormat) -> f64 {
-        self.product_scale * self.product.get(device).copied().unwrap_or(1.0) * self.format_of(format)
-    }
-
-    /// The share of product efficiency in a format, beside other shares.
-    pub fn format_of(&self, format: ProductFormat) -> f64 {
-        self.format.get(&format).copied().unwrap_or(1.0)
-    }
-
-    /// The share of a kind's bytes that are moved.
-    pub fn traffic_of(&self, category: Category) -> f64 {
-        self.traffic.get(&category).copied().unwrap_or(1.0)
-    }
-
-    /// Kernels launched for an instruction of a kind.
-    pub fn launches_of(&self, category: Category) -> f64 {
-        self.launches.get(&category).copied().unwrap_or(1.0)
-    }
 }
 
 /// Devices, links and a network.
