@@ -3,6 +3,9 @@
 //! A rank's pace is how many times as long as foretold its device takes for everything in this step. It must not know what that is.
 
 use foretell_program::Rank;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, LogNormal};
 
 /// How ranks differ from their costs. The same one gives the same paces, whatever else is simulated.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,7 +29,7 @@ impl Disturbance {
         if self.is_none() {
             return Vec::new();
         }
-        let mut paces: Vec<f64> = (0..ranks as u64).map(|rank| self.draw(rank)).collect();
+        let mut paces = self.draws(ranks as u64);
         for &(rank, times) in &self.stragglers {
             if let Some(pace) = paces.get_mut(rank.0) {
                 *pace *= times;
@@ -35,25 +38,17 @@ impl Disturbance {
         paces
     }
 
-    /// A log-normal draw of mean 1. It follows from the seed and the rank alone.
-    fn draw(&self, rank: u64) -> f64 {
-        let variance = (self.jitter * self.jitter).ln_1p();
-        let uniform = |nth: u64| {
-            let bits = mix(mix(self.seed).wrapping_add(2 * rank + nth)) >> 11;
-            (bits as f64 + 0.5) / (1u64 << 53) as f64
+    /// Draws of mean 1, each from a stream of its own: a rank's follows from the seed and the rank alone.
+    fn draws(&self, ranks: u64) -> Vec<f64> {
+        // A coefficient of variation that is no number of at least 0 is of no distribution, and disturbs nothing.
+        let Ok(paces) = LogNormal::from_mean_cv(1.0, self.jitter) else { return vec![1.0; ranks as usize] };
+        let draw = |rank| {
+            let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+            random.set_stream(rank);
+            paces.sample(&mut random)
         };
-        // Box and Muller (1958).
-        let normal = (-2.0 * uniform(0).ln()).sqrt() * (std::f64::consts::TAU * uniform(1)).cos();
-        (normal * variance.sqrt() - variance / 2.0).exp()
+        (0..ranks).map(draw).collect()
     }
-}
-
-/// A number of which every bit depends on every bit of another (SplitMix64; Steele, Lea and Flood 2014).
-fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ impl Graphics {
         Reachable::of_devices(devices.iter().map(|device| device.0), &self.cluster)
     }
 
-    /// What a collective takes alone, if `bytes` is its whole tensor in the Program and each flow carries `flow_bytes` of it.
+    /// What a collective takes alone, if `bytes` is its whole tensor in the Program and each flow carries `flow_share` of it.
     pub(crate) fn collective(
         &self,
         reach: &Reachable,

@@ -156,9 +156,9 @@ struct RankState<'a> {
     /// When its host has launched each instruction, if it never waits; empty where launches take no time.
     launched: &'a [Picoseconds],
     meter: Meter,
-    /// How far its host is behind that, and whether messages hold it up.
+    /// How far its host is behind that, for what held it up.
     behind: Picoseconds,
-    /// Whether the host launches nothing more before an instruction has ended.
+    /// Whether the host launches nothing more before an instruction has ended; empty where it waits for none.
     host_waits: &'a [bool],
 }
 
