@@ -9,11 +9,12 @@ use crate::plan::Precision;
 use crate::plan_file::PlanFile;
 use clap::Args;
 use foretell_executor::{
-    CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
+    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
 use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
-use foretell_planner::{Fixed, space};
+use foretell_planner::{Fixed, Request, families};
 use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile, reuse_distances};
+use foretell_simulator::CostModel;
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::collections::BTreeMap;
@@ -62,13 +63,13 @@ pub struct Patience {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&arguments.topology, None)?;
-    executable_here(&topology)?;
+    let backend = executable_here(&topology)?;
     let mut needs = Needs::default();
     let mut precision = arguments.precision.map_or(DataType::Fp32, DataType::from);
     let models = match (&arguments.plan, &arguments.model) {
         (Some(path), _) => {
             let loaded = PlanFile::load(path)?;
-            supported(&loaded.plan)?;
+            supported(&loaded.plan, backend)?;
             let compiled = loaded.compile()?;
             needs.add(&compiled);
             precision = loaded.plan.precision;
@@ -81,7 +82,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let sequences = model.model.sample().is_sequence();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
         let base = Plan { precision, batch_norm_group: None, ..Plan::new(Default::default(), batch) };
-        supported(&base)?;
+        supported(&base, backend)?;
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
             let base = Plan { optimizer, ..base.clone() };
             needs.add_layouts(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
@@ -220,7 +221,7 @@ pub fn this_program() -> Result<PathBuf, Failure> {
 
 /// How the command line starts ranks: as this program again.
 pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new() })
+    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new(), backend: Backend::Cpu })
 }
 
 /// Operand by operand, the median of the distances in all places where a kernel stands.
@@ -248,10 +249,13 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Adds those of every layout in a plan's space. Layouts that do not fit the devices are left out.
+    /// Adds those of every family of layouts in a plan's space. Layouts that do not fit the devices are left out.
     pub fn add_layouts(&mut self, model: &Model, name: &str, base: &Plan, topology: &Topology, devices: usize, fixed: &Fixed) {
-        let memory = topology.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO);
-        for layout in space::layouts(&base.layout, devices, usize::MAX, base.global_batch, fixed) {
+        let memory = topology.least_memory();
+        let costs = CostModel::new(None, topology);
+        let request = Request { devices, fixed: fixed.clone(), ..Request::new(model, name, topology, &costs, base) };
+        // What has no space will be refused where it is searched.
+        for layout in families(&request).unwrap_or_default() {
             // What cannot be laid out has no kernels.
             let Ok(compiled) = compile(model, name, &Plan { layout, ..base.clone() }) else { continue };
             if compiled.arenas().into_iter().all(|arena| arena <= memory) {
@@ -264,7 +268,7 @@ impl Needs {
     pub fn add(&mut self, compiled: &Compiled) {
         let stages = compiled.training.lists.iter();
         for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
-            match &instruction.operation {
+            match &*instruction.operation {
                 Operation::Compute { kernel, accumulate, .. } => {
                     for index in 0..kernel.parts() {
                         let timed = (kernel.for_member(index).without_constants(), *accumulate);

@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use crate::output;
 use clap::Args;
+use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices};
 use foretell_executor::machine;
 use serde_json::json;
-use std::path::Path;
 
 /// Say what this machine has (cores, vector units, shared memory, GPUs, MPI, rights), and what is missing
 #[derive(Debug, Args)]
@@ -47,14 +47,12 @@ fn findings() -> Vec<Finding> {
         .into_iter()
         .filter(|flag| flags.split_whitespace().any(|one| one == *flag))
         .collect::<Vec<_>>();
-    let gpu = Path::new("/dev/nvidia0").exists();
-    let cuda = library("libcuda.so");
-    let nccl = library("libnccl.so");
+    let gpus = devices();
     let mpi = command("mpirun");
     let missing = foretell_lab::missing();
     let missing_for_quotas = foretell_lab::missing_for_quotas();
     let finding = |what, found, detail: String| Finding { what, found, detail };
-    vec![
+    let mut findings = vec![
         finding(
             "processor",
             !cores.is_empty(),
@@ -66,13 +64,10 @@ fn findings() -> Vec<Finding> {
             !vector.is_empty(),
             if vector.is_empty() { "plain loops are used".into() } else { vector.join(", ") },
         ),
-        finding(
-            "NVIDIA GPU",
-            gpu,
-            said(gpu, "/dev/nvidia0 is there, but this version executes on processors only", "no /dev/nvidia0"),
-        ),
-        finding("CUDA driver", cuda, said(cuda, "libcuda.so", "libcuda.so was not found; only needed for GPUs")),
-        finding("NCCL", nccl, said(nccl, "libnccl.so", "libnccl.so was not found; only needed for GPUs")),
+        finding("NVIDIA GPUs", gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty()), said_of(&gpus)),
+    ];
+    findings.extend(Library::ALL.map(library));
+    findings.extend([
         finding("MPI", mpi, said(mpi, "mpirun, but this version starts its ranks itself", "no mpirun; not needed")),
         finding(
             "rights for a lab",
@@ -90,21 +85,43 @@ fn findings() -> Vec<Finding> {
                 Some(missing) => format!("a lab's devices can have no `cpu_quota`: missing is {missing}"),
             },
         ),
-    ]
+    ]);
+    findings
+}
+
+/// What the driver says of GPUs.
+fn said_of(gpus: &Result<Vec<DeviceDescription>, CudaError>) -> String {
+    match gpus {
+        Ok(gpus) if gpus.is_empty() => "the driver shows none".into(),
+        Ok(gpus) => {
+            let each = |gpu: &DeviceDescription| {
+                let (major, minor) = gpu.capability;
+                format!("{} ({:.0} GiB, sm_{major}{minor})", gpu.name, gpu.memory as f64 / f64::from(1 << 30))
+            };
+            gpus.iter().map(each).collect::<Vec<_>>().join(", ")
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+/// One of NVIDIA's libraries, loaded as a run would load it.
+fn library(library: Library) -> Finding {
+    let what = match library {
+        Library::Driver => "CUDA driver",
+        Library::Nvrtc => "NVRTC",
+        Library::CublasLt => "cuBLASLt",
+        Library::Cudnn => "cuDNN",
+        Library::Nccl => "NCCL",
+    };
+    let detail = match library.version() {
+        Some(version) => format!("{version}: {}", library.purpose()),
+        None => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
+    };
+    Finding { what, found: library.is_present(), detail }
 }
 
 fn said(found: bool, yes: &str, no: &str) -> String {
     if found { yes.into() } else { no.into() }
-}
-
-/// Whether a shared library lies in one of the loader's usual folders.
-fn library(name: &str) -> bool {
-    let listed = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/cuda/lib64"];
-    listed.split(':').chain(usual).filter(|folder| !folder.is_empty()).any(|folder| {
-        std::fs::read_dir(folder)
-            .is_ok_and(|entries| entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(name)))
-    })
 }
 
 /// Whether a program is on the path.

@@ -8,8 +8,9 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, Foretold};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
+use foretell_executor::backend::devices;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, supported};
+use foretell_executor::{Backend, Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_topologies::{Architecture, Topology};
@@ -33,7 +34,7 @@ pub struct Arguments {
     /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
-    /// Let several ranks share a core: to check layouts, not to time them
+    /// Let several ranks share a core or a GPU: to check layouts, not to time them
     #[arg(long)]
     oversubscribe: bool,
 }
@@ -64,8 +65,8 @@ pub struct TrainingArguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
-    executable_here(&loaded.topology)?;
-    arguments.training.possible(&loaded.model.model, &loaded.plan)?;
+    let backend = executable_here(&loaded.topology)?;
+    arguments.training.possible(&loaded.model.model, &loaded.plan, backend)?;
     if loaded.file.input.is_some() {
         output::note(
             "the plan's `input` is simulated only: here each rank reads or generates its samples on a thread of its own",
@@ -74,7 +75,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     let ranks = foretold.compiled.training.mesh.world_size();
-    enough_cores(ranks, &loaded.topology, arguments.oversubscribe)?;
+    enough_devices(ranks, &loaded.topology, backend, arguments.oversubscribe)?;
     predict::fitting(&foretold, &loaded)?;
     predict::remarks(&loaded.topology, &foretold.prediction, ranks);
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
@@ -86,30 +87,44 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     output::line(&format!("the run is in {0}; `foretell check {0}` lays the prediction beside it", folder.path().display()))
 }
 
-/// Refuses a topology whose devices are not this machine's processors, before anything is measured or trained on them.
-pub fn executable_here(topology: &Topology) -> Result<(), Failure> {
-    if topology.device_kinds().iter().any(|kind| kind.architecture != Architecture::Cpu) {
-        let hint = "this version executes on this machine's processors; use `local`";
-        return Err(Failure::Input(format!("the devices of `{}` are not here; hint: {hint}", topology.name())));
-    }
+/// What runs kernels on a topology's devices. Refuses those that are not this machine's, before anything is measured or trained on them.
+pub fn executable_here(topology: &Topology) -> Result<Backend, Failure> {
+    let name = topology.name();
+    let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));
+    let mut architectures: Vec<Architecture> = topology.device_kinds().iter().map(|kind| kind.architecture).collect();
+    architectures.dedup();
+    let backend = match architectures[..] {
+        [Architecture::Cpu] => Backend::Cpu,
+        [Architecture::Gpu] => match devices() {
+            Ok(gpus) if !gpus.is_empty() => Backend::Cuda { gpus: gpus.len() },
+            Ok(_) => return refused(format!("the devices of `{name}` are GPUs, and the driver shows none"), "use `local`"),
+            Err(error) => return refused(format!("the devices of `{name}` are not here: {error}"), "or use `local`"),
+        },
+        _ => {
+            return refused(format!("the devices of `{name}` are not here"), "use `local`, or a topology of this machine's GPUs");
+        }
+    };
     if topology.node_count() > 1 && !topology.is_lab() {
+        let nodes = topology.node_count();
         let hint = "use `local`, or a topology that says `lab: true`, whose hosts are made of this machine's cores";
-        let (name, nodes) = (topology.name(), topology.node_count());
-        return Err(Failure::Input(format!("`{name}` has {nodes} nodes, and this machine is one; hint: {hint}")));
+        return refused(format!("`{name}` has {nodes} nodes, and this machine is one"), hint);
     }
-    Ok(())
+    Ok(backend)
 }
 
-/// Refuses more ranks than this machine has cores, whatever its topology file says, unless that is wanted. A lab's devices share cores:
+/// Refuses more ranks than this machine has cores, or GPUs, whatever its topology file says, unless that is wanted. A lab's devices share cores:
 /// each is as fast as that leaves it, which a calibration measures.
-pub fn enough_cores(ranks: usize, topology: &Topology, oversubscribe: bool) -> Result<(), Failure> {
+pub fn enough_devices(ranks: usize, topology: &Topology, backend: Backend, oversubscribe: bool) -> Result<(), Failure> {
     if topology.is_lab() {
         return Ok(());
     }
-    let cores = machine::core_count();
-    if ranks > cores && !oversubscribe {
+    let (devices, each) = match backend {
+        Backend::Cpu => (machine::core_count(), "core"),
+        Backend::Cuda { gpus } => (gpus, "GPU"),
+    };
+    if ranks > devices && !oversubscribe {
         let hint = "use a smaller layout, or `--oversubscribe` to check it without timing it";
-        return Err(Failure::Input(format!("{ranks} ranks cannot have a core each: this machine has {cores}; hint: {hint}")));
+        return Err(Failure::Input(format!("{ranks} ranks cannot have a {each} each: this machine has {devices}; hint: {hint}")));
     }
     Ok(())
 }
@@ -117,11 +132,11 @@ pub fn enough_cores(ranks: usize, topology: &Topology, oversubscribe: bool) -> R
 impl TrainingArguments {
     /// Refuses what cannot be trained, before anything is measured: no steps, a precision that is not executed, data that are not there,
     /// or fewer of them than a batch.
-    pub fn possible(&self, model: &Model, plan: &Plan) -> Result<(), Failure> {
+    pub fn possible(&self, model: &Model, plan: &Plan, backend: Backend) -> Result<(), Failure> {
         if self.steps == Some(0) || self.epochs == Some(0) {
             return Err(Failure::Input("a run of no steps trains nothing; hint: ask for 1 at least".into()));
         }
-        supported(plan)?;
+        supported(plan, backend)?;
         let shape = model.sample();
         Dataset::open(&self.data_for(model), &shape, self.seed)
             .and_then(|data| data.steps_per_epoch(plan.global_batch))
@@ -194,7 +209,7 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
         "evaluation": outcome.evaluations.last(),
         "world_size": outcome.world_size,
-        "backend": "cpu",
+        "backend": outcome.backend.name(),
     })
 }
 

@@ -70,7 +70,9 @@ undone!(SimulationError, foretell_reports::ReportError, foretell_export::ExportE
 impl From<PlannerError> for Failure {
     fn from(error: PlannerError) -> Self {
         match error {
-            PlannerError::Model(_) | PlannerError::NoLayout { .. } => Failure::Input(error.to_string()),
+            PlannerError::Model(_) | PlannerError::NoLayout { .. } | PlannerError::Objective { .. } => {
+                Failure::Input(error.to_string())
+            }
             // The design's 1: no layout fits.
             PlannerError::OutOfMemory { .. } | PlannerError::Simulation(_) => Failure::Undone(error.to_string()),
         }

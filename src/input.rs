@@ -62,7 +62,7 @@ pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) 
         .map(|list| {
             let mut by_input = BTreeMap::new();
             for instruction in &list.instructions {
-                if let Operation::Load { input, samples, .. } = instruction.operation {
+                if let Operation::Load { input, samples, .. } = *instruction.operation {
                     *by_input.entry(input).or_insert(0) += samples;
                 }
             }

@@ -1,6 +1,7 @@
 //! `foretell lab`: the described hosts, made of network namespaces on this machine; and how `execute` and `calibrate` come to run in them.
 
 use crate::calibrate::{launch_options, this_program};
+use crate::execute::executable_here;
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
@@ -135,6 +136,7 @@ impl Ground {
     /// That of a topology. A lab that is not up is brought up, and taken down by [`close`](Self::close), or however else this process ends.
     pub fn of(topology: &Topology, transport: TransportKind, logs: Option<PathBuf>) -> Result<Self, Failure> {
         let mut options = launch_options(transport, logs)?;
+        options.backend = executable_here(topology)?;
         if !topology.is_lab() {
             return Ok(Self { lab: None, options });
         }

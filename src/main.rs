@@ -8,12 +8,14 @@ mod doctor;
 mod execute;
 mod export;
 mod failure;
+mod import;
 mod input;
 mod inputs;
 mod lab;
 mod library;
 mod output;
 mod plan;
+mod plan_answers;
 mod plan_file;
 mod predict;
 mod run;
@@ -47,6 +49,7 @@ enum Command {
     Check(check::Arguments),
     Score(score::Arguments),
     Export(export::Arguments),
+    Import(import::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
+        Command::Import(arguments) => import::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),

@@ -3,15 +3,16 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::output;
+use crate::plan_answers;
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use clap::Args;
 use foretell_models::Model;
 use foretell_planner::{Fixed, Planned, Request, plan};
-use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
+use foretell_program::{Layout, MOST_RANKS, Optimizer, Plan, Profile, Stack};
 use foretell_reports::layouts_table;
 use foretell_topologies::{Architecture, Topology, TopologyReference};
-use foretell_units::{Bytes, DataType};
+use foretell_units::{Bytes, DataType, Seconds};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -30,9 +31,18 @@ pub struct Arguments {
     /// How many layouts to show
     #[arg(long, default_value_t = 5, value_name = "K")]
     top: usize,
-    /// Say what the search did and why the best is best
+    /// Say what the search did, why the best is best, what the others lose, and what would change the answer
     #[arg(long)]
     explain: bool,
+    /// The best layout at each size: the devices double from the first number to the second
+    #[arg(long, value_name = "8..4096", value_parser = sizes, conflicts_with_all = ["output", "explain", "front"])]
+    scaling: Option<(usize, usize)>,
+    /// What can be traded for what: the layouts than which none is faster, smaller and on fewer devices at once
+    #[arg(long, conflicts_with_all = ["output", "explain"])]
+    front: bool,
+    /// Write the plot of `--scaling` or `--front` (SVG and PNG) into a folder
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
     /// Write the best plan to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -77,7 +87,13 @@ pub struct Choices {
     /// Let several ranks share a device, to check layouts, not to time them: as many ranks as `--fix` says with data, tensor and pipeline
     #[arg(long)]
     pub oversubscribe: bool,
-    /// What to make best; this version knows time only
+    /// Stop searching after so long, with what there is: the gap says what that cost
+    #[arg(long, value_name = "10s")]
+    pub time_limit: Option<Seconds>,
+    /// What an hour of the nodes may cost, in the currency of the topology's file
+    #[arg(long, value_name = "PRICE")]
+    pub price_limit: Option<f64>,
+    /// What to make best
     #[arg(long, value_enum, default_value_t = Objective::Time)]
     pub objective: Objective,
 }
@@ -123,10 +139,6 @@ pub struct Setting {
 impl Choices {
     /// Finds what was named and takes defaults for what was not.
     pub fn setting(&self) -> Result<Setting, Failure> {
-        if self.objective != Objective::Time {
-            let hint = "leave out `--objective`, or use `--objective time`";
-            return Err(Failure::Input(format!("this version plans for time only; hint: {hint}")));
-        }
         let model = inputs::model(&self.model)?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let mut taken = Vec::new();
@@ -154,14 +166,14 @@ impl Choices {
         Ok(Setting { model, topology, base, taken })
     }
 
-    /// The ranks that may be used: a device each; with `--oversubscribe`, as with `mpirun`, those of the layout that is fixed.
+    /// The ranks that may be used: a device each, as far as the money goes; with `--oversubscribe`, as with `mpirun`, those of the layout that is fixed.
     pub fn devices(&self, topology: &Topology) -> usize {
         match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
             (true, Some(data), Some(tensor), Some(pipeline)) => {
                 let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
                 others.into_iter().fold(data, usize::saturating_mul)
             }
-            _ => topology.device_count(),
+            _ => self.price_limit.map_or(topology.device_count(), |limit| affordable(topology, limit)),
         }
     }
 
@@ -169,9 +181,17 @@ impl Choices {
     pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
         let costs = predict::costs(profile, &setting.topology, &setting.base)?;
+        let devices = self.devices(&setting.topology);
+        if devices == 0 {
+            let hint = "allow more, or leave out `--price-limit`; every node needs a `price_per_hour`";
+            return Err(Failure::Input(format!("no node of `{}` is as cheap as that; hint: {hint}", setting.topology.name())));
+        }
+        let is_over = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value());
         let request = Request {
             fixed: self.fix.clone(),
-            devices: self.devices(&setting.topology),
+            devices,
+            objective: self.objective.into(),
+            stop: &is_over,
             oversubscription: predict::oversubscription(self.oversubscribe),
             memory_limit: self.memory_limit,
             top,
@@ -186,6 +206,43 @@ impl Choices {
     pub fn plan_file(&self, plan: &Plan) -> PlanFile {
         let topology = TopologyReference::Named(self.topology.clone());
         PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan)
+    }
+}
+
+/// How many devices the first nodes have that together cost no more an hour; none where one of these has no price.
+fn affordable(topology: &Topology, limit: f64) -> usize {
+    let (mut price, mut devices) = (0.0, 0);
+    for group in topology.node_groups() {
+        let Some(each) = group.price_per_hour else { break };
+        for _ in 0..group.count {
+            price += each;
+            if price > limit {
+                return devices;
+            }
+            devices += group.devices;
+        }
+    }
+    devices
+}
+
+/// Reads `8..4096`.
+fn sizes(text: &str) -> Result<(usize, usize), String> {
+    let wrong = || format!("`{text}` is no range of numbers of devices; hint: write for example 8..4096");
+    let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+    match (from.trim().parse(), to.trim().parse()) {
+        (Ok(from), Ok(to)) if from > 0 && from <= to && to <= MOST_RANKS => Ok((from, to)),
+        _ => Err(wrong()),
+    }
+}
+
+impl From<Objective> for foretell_planner::Objective {
+    fn from(objective: Objective) -> Self {
+        match objective {
+            Objective::Time => Self::Time,
+            Objective::Cost => Self::Cost,
+            Objective::Energy => Self::Energy,
+            Objective::Goodput => Self::Goodput,
+        }
     }
 }
 
@@ -235,7 +292,17 @@ fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let planned = arguments.choices.search(&setting, profile.as_ref(), arguments.top)?;
+    if arguments.scaling.is_some() || arguments.front {
+        return points(arguments, &setting, json);
+    }
+    let planned = match arguments.choices.search(&setting, profile.as_ref(), arguments.top) {
+        Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
+            let enough = plan_answers::enough_nodes(&arguments.choices, &setting)?;
+            let change = enough.map_or_else(String::new, |nodes| format!("; it fits on {nodes} such nodes"));
+            return Err(Failure::Undone(format!("{reason}{change}")));
+        }
+        planned => planned?,
+    };
     let Some(best) = planned.candidates.first() else {
         return Err(Failure::Undone("the search returned nothing".into()));
     };
@@ -251,11 +318,16 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     let title = format!("{} on {} ({} devices)", setting.model.name, setting.topology.name(), setting.topology.device_count());
     output::line(&format!("{title}\n{}", layouts_table(&rows)))?;
+    for (index, candidate) in planned.candidates.iter().enumerate() {
+        output::line(&format!("{}: {}", index + 1, plan_answers::words(&candidate.plan.layout)))?;
+    }
     if !setting.taken.is_empty() {
         output::line(&format!("taken by default: {}", setting.taken.join(", ")))?;
     }
     if arguments.explain {
-        output::line(&explanation(&planned, &setting.topology))?;
+        let costs = predict::costs(profile.as_ref(), &setting.topology, &setting.base)?;
+        let limit = plan_answers::limit(&arguments.choices, &setting.topology);
+        output::line(&plan_answers::explanation(&planned, &setting, &costs, limit)?)?;
     }
     match &arguments.output {
         Some(path) => output::line(&format!("the first is in {}", path.display())),
@@ -275,22 +347,19 @@ pub fn document(choices: &Choices, planned: &Planned) -> serde_json::Value {
     })
 }
 
-fn explanation(planned: &Planned, topology: &Topology) -> String {
-    let search = &planned.search;
-    let mut text = format!(
-        "searched {} layouts in {:.2} s: {} do not divide the model, {} do not fit, {} cannot be among the best by their bounds, {} simulated; \
-         none left can be faster than {:.3} ms (gap {:.1} %)",
-        search.layouts,
-        search.wall_seconds,
-        search.indivisible,
-        search.out_of_memory,
-        search.bounded_out,
-        search.simulated,
-        search.lower_bound_seconds * 1e3,
-        search.gap * 100.0
-    );
-    for (index, candidate) in planned.candidates.iter().enumerate().take(3) {
-        text.push_str(&format!("\n\nlayout {}\n{}", index + 1, predict::table(&candidate.prediction, topology)));
+/// Answers `--scaling` and `--front`.
+fn points(arguments: &Arguments, setting: &Setting, json: bool) -> Result<(), Failure> {
+    let (name, points) = match arguments.scaling {
+        Some(sizes) => ("scaling", plan_answers::scaling(&arguments.choices, setting, sizes)?),
+        None => ("front", plan_answers::front(&arguments.choices, setting)?),
+    };
+    if let Some(folder) = &arguments.plots {
+        let plot = plan_answers::plot(name, setting, &points);
+        output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;
+        output::write(&folder.join(format!("{name}.png")), &plot.png()?)?;
     }
-    text
+    if json {
+        return output::json(&json!({ name: points }));
+    }
+    output::line(&format!("{} on {}\n{}", setting.model.name, setting.topology.name(), plan_answers::points_table(&points)))
 }

@@ -3,13 +3,15 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Plan, Profile, Rank, Recompute};
+use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, Recompute};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
-    CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, predict_with, simulate,
+    CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, device_memory, device_memory_by_stage,
+    predict_with, simulate,
 };
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// A plan's Programs and what is foretold of them.
@@ -22,6 +24,8 @@ pub struct Foretold {
     pub simulation: Simulation,
     /// Where jitter or stragglers were asked for, the step without them.
     pub undisturbed: Option<Seconds>,
+    /// The first device that has too little memory, if any has.
+    misfit: Option<Misfit>,
 }
 
 /// Whether several ranks may share a device.
@@ -58,16 +62,66 @@ pub fn foretell_with(loaded: &LoadedPlan, profile: Option<&Profile>, options: &O
         simulate(&compiled.training, &loaded.topology, &costs, &options)
     });
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
-    let mut prediction = with_memory(prediction, &compiled, &loaded.topology);
+    let memory = Memory::of(&compiled, &loaded.plan, &loaded.topology, &costs);
+    let mut prediction = memory.applied(prediction);
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    Ok(Foretold { compiled, prediction, simulation, undisturbed })
+    Ok(Foretold { compiled, prediction, simulation, undisturbed, misfit: memory.misfit })
 }
 
-/// With the whole arena: it is also evaluation's, of which the simulator knows nothing.
-pub fn with_memory(mut prediction: Prediction, compiled: &Compiled, topology: &Topology) -> Prediction {
-    prediction.peak_memory_bytes = compiled.arenas();
-    prediction.fits = misfit(compiled, topology).is_none();
-    prediction
+/// What devices hold of a plan's Programs.
+pub struct Memory {
+    /// Of each stage the most of any of its ranks.
+    peaks: Vec<Bytes>,
+    footprints: Vec<Footprint>,
+    misfit: Option<Misfit>,
+}
+
+impl Memory {
+    /// With the whole arena, which is also evaluation's, of which the simulator knows nothing; or with what the plan's stack holds, where that is not ours.
+    pub fn of(compiled: &Compiled, plan: &Plan, topology: &Topology, costs: &CostModel) -> Self {
+        let training = &compiled.training;
+        let mesh = &training.mesh;
+        let (ranks, devices) = (mesh.world_size(), topology.device_count());
+        let mut known: BTreeMap<(usize, usize), Bytes> = BTreeMap::new();
+        let (mut peaks, mut footprints) = (compiled.arenas(), training.footprints());
+        let is_own = plan.stack.is_own();
+        let mut need_of = |rank: Rank, kind: usize| {
+            if is_own {
+                return compiled.arena_of(rank);
+            }
+            let list = training.list_index(rank);
+            let held = || device_memory(&training.lists[list], training.precision, costs, kind).total();
+            *known.entry((list, kind)).or_insert_with(held)
+        };
+        // Ranks go round the devices, as in the simulator, so that several may share one.
+        let mut misfit = None;
+        for (index, device) in topology.devices().take(ranks).enumerate() {
+            let sharers: Vec<Rank> = (index..ranks).step_by(devices).map(Rank).collect();
+            let kind = topology.kind_index(device);
+            let need = sharers.iter().map(|&rank| need_of(rank, kind)).fold(Bytes::ZERO, |sum, need| sum + need);
+            let limit = topology.device_kind(device).memory;
+            if need <= limit || misfit.is_some() {
+                continue;
+            }
+            let largest = sharers.iter().copied().max_by_key(|&rank| (need_of(rank, kind), std::cmp::Reverse(rank)));
+            let stage = largest.map_or(0, |rank| mesh.stage_of(rank));
+            let kind = topology.device_kind(device).name.clone();
+            misfit = Some(Misfit { stage, ranks: sharers.len(), need, kind, limit });
+        }
+        if !is_own {
+            footprints = device_memory_by_stage(training, topology, costs);
+            peaks = footprints.iter().map(Footprint::total).collect();
+        }
+        Self { peaks, footprints, misfit }
+    }
+
+    /// A prediction that says so.
+    pub fn applied(&self, mut prediction: Prediction) -> Prediction {
+        prediction.peak_memory_bytes.clone_from(&self.peaks);
+        prediction.memory_by_component.clone_from(&self.footprints);
+        prediction.fits = self.misfit.is_none();
+        prediction
+    }
 }
 
 /// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data
@@ -79,10 +133,10 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Res
 
 /// Refuses a plan that does not fit its devices.
 pub fn fitting(foretold: &Foretold, loaded: &LoadedPlan) -> Result<(), Failure> {
-    let Some(Misfit { stage, ranks, need, kind, limit }) = misfit(&foretold.compiled, &loaded.topology) else {
+    let Some(Misfit { stage, ranks, need, kind, limit }) = &foretold.misfit else {
         return Ok(());
     };
-    let who = if ranks > 1 { format!("stage {stage} and what shares its device need") } else { format!("stage {stage} needs") };
+    let who = if *ranks > 1 { format!("stage {stage} and what shares its device need") } else { format!("stage {stage} needs") };
     let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
     let plan = loaded.path.display();
     Err(Failure::Undone(format!(
@@ -90,9 +144,9 @@ pub fn fitting(foretold: &Foretold, loaded: &LoadedPlan) -> Result<(), Failure> 
     )))
 }
 
-/// A device that has less memory than its ranks' arenas take.
+/// A device that has less memory than its ranks need.
 struct Misfit {
-    /// The stage whose arena is the largest of them.
+    /// The stage of that which needs the most.
     stage: usize,
     /// The ranks on the device.
     ranks: usize,
@@ -100,21 +154,6 @@ struct Misfit {
     /// The kind of the device, and its memory.
     kind: String,
     limit: Bytes,
-}
-
-/// The first device that is too small. Ranks go round the devices, as in the simulator, so that several may share one.
-fn misfit(compiled: &Compiled, topology: &Topology) -> Option<Misfit> {
-    let mesh = &compiled.training.mesh;
-    let (ranks, devices) = (mesh.world_size(), topology.device_count());
-    topology.devices().take(ranks).enumerate().find_map(|(index, device)| {
-        let sharers: Vec<Rank> = (index..ranks).step_by(devices).map(Rank).collect();
-        let need = sharers.iter().map(|&rank| compiled.arena_of(rank)).fold(Bytes::ZERO, |sum, arena| sum + arena);
-        let kind = topology.device_kind(device);
-        let largest = sharers.iter().copied().max_by_key(|&rank| (compiled.arena_of(rank), std::cmp::Reverse(rank)))?;
-        let misfit =
-            Misfit { stage: mesh.stage_of(largest), ranks: sharers.len(), need, kind: kind.name.clone(), limit: kind.memory };
-        (need > kind.memory).then_some(misfit)
-    })
 }
 
 /// What a person sees of a prediction.

@@ -2,7 +2,7 @@
 
 use crate::calibrate::{Needs, Patience, measure, to_yaml};
 use crate::check::check;
-use crate::execute::{self, TrainingArguments, enough_cores, executable_here, train};
+use crate::execute::{self, TrainingArguments, enough_devices, executable_here, train};
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::output;
@@ -39,10 +39,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
     let setting = choices.setting()?;
     // What cannot be trained here is said before minutes are spent on measuring.
-    executable_here(&setting.topology)?;
+    let backend = executable_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);
-    enough_cores(devices, &setting.topology, choices.oversubscribe)?;
-    arguments.training.possible(&setting.model.model, &setting.base)?;
+    enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
+    arguments.training.possible(&setting.model.model, &setting.base, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
     folder.clear()?;

@@ -5,9 +5,9 @@ use crate::output::note;
 use crate::plan_file::LoadedPlan;
 use crate::predict::Foretold;
 use clap::Args;
-use foretell_models::GraphOptions;
+use foretell_planner::checkpoint_bytes;
 use foretell_reports::{Column, table};
-use foretell_simulator::{PowerModel, Prediction, Reliability, RunningCost, running_cost};
+use foretell_simulator::{PowerModel, Prediction, Reliability, RunningCost, Unsaid, reliability, running_cost};
 use foretell_topologies::{DeviceId, NodeId};
 use foretell_units::{Bytes, Joules, Seconds};
 use serde_json::{Value, json};
@@ -62,6 +62,13 @@ struct Goodput {
     is_best: bool,
 }
 
+impl Questions {
+    /// Whether it is asked what a step or a run costs.
+    pub fn asks_for_cost(&self) -> bool {
+        self.cost || self.steps.is_some() || self.samples.is_some() || self.tokens.is_some()
+    }
+}
+
 /// Answers what is asked.
 pub fn answer(
     questions: &Questions,
@@ -95,13 +102,6 @@ fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result
     }
 }
 
-/// What a checkpoint holds: parameters and the optimizer's state of each, all in single precision.
-fn state(loaded: &LoadedPlan) -> Result<Bytes, Failure> {
-    const SINGLE_PRECISION: usize = 4;
-    let graph = loaded.model.model.graph(&loaded.model.name, &GraphOptions::ONE)?;
-    Ok(Bytes::new((graph.parameter_count() * SINGLE_PRECISION * (1 + loaded.plan.optimizer_states())) as u64))
-}
-
 fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: usize) -> Result<Option<Goodput>, Failure> {
     let topology = &loaded.topology;
     let nodes: BTreeSet<NodeId> = (0..devices).map(|device| topology.node_of(DeviceId(device))).collect();
@@ -110,29 +110,17 @@ fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: u
     if !is_asked && !nodes.iter().any(|node| between(node).is_some()) {
         return Ok(None);
     }
-    let missing = |what: &str, hint: &str| {
-        let message = format!("`{}` does not say {what}; hint: write `{hint}`", topology.name());
-        if is_asked {
-            return Err(Failure::Input(message));
+    let state = checkpoint_bytes(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
+    let reliability = match reliability(topology, devices, state) {
+        Ok(reliability) => reliability,
+        Err(Unsaid { what, hint }) => {
+            let message = format!("`{}` does not say {what}; hint: write `{hint}`", topology.name());
+            if is_asked {
+                return Err(Failure::Input(message));
+            }
+            note(&format!("no goodput: {message}"));
+            return Ok(None);
         }
-        note(&format!("no goodput: {message}"));
-        Ok(None)
-    };
-    let rates: Option<f64> = nodes.iter().map(|node| between(node).map(|time| 1.0 / time.value())).sum();
-    let Some(failures_a_second) = rates.filter(|rate| *rate > 0.0) else {
-        return missing("of every node how often it fails", "mean_time_between_failures: 5000h");
-    };
-    let Some(storage) = topology.storage_bandwidth() else {
-        return missing("how fast checkpoints are written", "storage: {bandwidth: 40GB/s}");
-    };
-    let Some(restart) = topology.restart_time() else {
-        return missing("how long a restart takes", "restart_time: 10min");
-    };
-    let state = state(loaded)?;
-    let reliability = Reliability {
-        mean_time_between_failures: Seconds::new(1.0 / failures_a_second),
-        checkpoint: state / storage,
-        restart: restart + state / storage,
     };
     let (interval, goodput) = match questions.checkpoint_every {
         Some(0) => return Err(Failure::Input("--checkpoint-every 0 is never; hint: ask for 1 at least".into())),

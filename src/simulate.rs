@@ -121,7 +121,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let options = options(arguments);
+    let options = options(arguments, json);
     let mut foretold = predict::foretell_with(&loaded, profile.as_ref(), &options)?;
     let waiting = input::waiting(&loaded, &foretold.compiled.training, &foretold.prediction);
     if let Some(waiting) = &waiting {
@@ -211,9 +211,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 /// What is simulated; spans are kept where something is made of them.
-fn options(arguments: &Arguments) -> Options {
-    let needs_spans =
-        arguments.trace.is_some() || arguments.plots.is_some() || arguments.report.is_some() || arguments.critical_path;
+fn options(arguments: &Arguments, json: bool) -> Options {
+    let draws = arguments.trace.is_some() || arguments.plots.is_some() || arguments.report.is_some();
+    // What a step's energy is follows from what the devices do when.
+    let needs_spans = draws || arguments.critical_path || json || arguments.running.asks_for_cost();
     Options {
         oversubscription: predict::oversubscription(arguments.oversubscribe),
         folding: arguments.fold.into(),

@@ -49,7 +49,7 @@ pub fn answer(
             let program = &foretold.compiled.training;
             let costs = what_if.costs(&costs);
             let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
-            let prediction = predict::with_memory(prediction, &foretold.compiled, &topology);
+            let prediction = predict::Memory::of(&foretold.compiled, &loaded.plan, &topology, &costs).applied(prediction);
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,

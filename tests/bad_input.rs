@@ -183,7 +183,14 @@ fn a_folder_without_a_finished_run_is_refused() {
 }
 
 #[test]
-fn options_that_this_version_does_not_know_yet_say_so() {
+fn objectives_of_which_the_topology_does_not_say_enough_are_refused_with_the_line_that_would() {
     let scratch = Scratch::new();
-    says(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--objective", "cost"], 2), &["--objective"]);
+    let plan = |objective: &str| {
+        refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64", "--objective", objective], 2)
+    };
+    says(&plan("cost"), &["does not say what an hour of every node costs", "price_per_hour"]);
+    says(&plan("goodput"), &["mean_time_between_failures"]);
+    let text = refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--price-limit", "1"], 2);
+    says(&text, &["no node of `local` is as cheap as that", "price_per_hour"]);
+    says(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--scaling", "8"], 2), &["8..4096"]);
 }

@@ -127,6 +127,26 @@ fn oversubscribing_uses_as_many_ranks_as_the_layout_that_is_fixed() {
 }
 
 #[test]
+fn plan_scales_and_trades_and_stops_in_time() {
+    let scratch = Scratch::new();
+    let job = ["plan", "--model", "mlp", "--topology", "dgx-a100-80g", "--global-batch", "512"];
+    let scaling = scratch.json(&[&job[..], &["--scaling", "8..16", "--plots", "plots"]].concat());
+    let points = scaling["scaling"].as_array().expect("a list of points");
+    assert_eq!(points.len(), 2, "{scaling}");
+    assert_eq!(points[0]["efficiency"], 1.0);
+    assert!(scratch.path("plots/scaling.svg").exists() && scratch.path("plots/scaling.png").exists());
+    let front = scratch.json(&[&job[..], &["--front"]].concat());
+    let points = front["front"].as_array().expect("a list of points");
+    let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
+    for one in points.iter().map(figures) {
+        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
+        assert!(!points.iter().map(figures).any(|other| beats(&other)), "{front}");
+    }
+    let stopped = scratch.json(&[&job[..], &["--time-limit", "1us"]].concat());
+    assert!(number(&stopped["search"], "gap") >= 0.0 && number(&stopped["search"], "simulated") >= 1.0, "{stopped}");
+}
+
+#[test]
 fn folding_leaves_the_answer_as_it_is() {
     let scratch = Scratch::new();
     let layout = "layout: {data: 4, tensor: 2, pipeline: 2, micro_batch: 2}";
@@ -136,7 +156,7 @@ fn folding_leaves_the_answer_as_it_is() {
     );
     let [folded, unfolded] = ["on", "off"].map(|fold| scratch.json(&["simulate", "--plan", text(&plan), "--fold", fold]));
     assert_eq!(number(&unfolded, "simulated_ranks"), 16.0);
-    assert_eq!(number(&folded, "simulated_ranks"), 4.0, "of each stage a leaf of the trees that sum gradients, and another");
+    assert_eq!(number(&folded, "simulated_ranks"), 2.0, "one of each stage");
     let steps = [&folded, &unfolded].map(|document| number(document, "step_seconds"));
     assert!((steps[0] / steps[1] - 1.0).abs() < 1e-9, "{steps:?}");
 }

@@ -52,6 +52,8 @@ struct Case {
     blocking: bool,
     /// Whether `tensor` takes whole experts.
     whole_experts: bool,
+    /// What `tensor` shares out of single operators.
+    operators: &'static str,
     precision: &'static str,
     seed: u64,
     /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages' own.
@@ -108,7 +110,7 @@ impl Case {
     fn plan(&self) -> String {
         let Case { model, data, tensor, pipeline, context, expert, micro_batch, schedule, recompute, optimizer, bucket, .. } =
             self;
-        let Case { zero, sequence_parallel, precision, context_method, .. } = self;
+        let Case { zero, sequence_parallel, precision, context_method, operators, .. } = self;
         let (schedule, virtual_stages) = schedule;
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
         let batch = self.global_batch();
@@ -129,7 +131,7 @@ impl Case {
              training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
              layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
-             sequence_parallel: {sequence_parallel}{experts}{cuts}}}\n{overlap}"
+             sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}}}\n{overlap}"
         )
     }
 
@@ -151,9 +153,28 @@ impl Case {
             schedule: ("1f1b", 1),
             cuts: None,
             uneven: None,
+            operators: "{}",
             ..self.clone()
         }
     }
+}
+
+/// What `tensor` may share out of single operators: what some cannot share out they leave to the rule. Patterns that match in every model.
+const OPERATORS: [&str; 8] = [
+    "{\"*\": batch}",
+    "{\"*\": outputs}",
+    "{\"*\": inputs}",
+    "{\"*\": batch, \"*1*\": outputs}",
+    "{\"*\": batch, \"*1*\": inputs}",
+    "{\"*\": outputs, \"*1*\": batch, \"*0*\": whole}",
+    "{\"*\": inputs, \"*1*\": batch}",
+    "{\"*1*\": whole, \"*0*\": batch}",
+];
+
+/// What may be shared out of a model: what is tied must be shared out alike wherever it is used, and of an LSTM only the vocabulary or samples can be.
+fn operators_of(model: &str, operators: &'static str) -> &'static str {
+    let is_tied = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
+    if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
 }
 
 /// With the number of blocks that each can be cut between.
@@ -238,6 +259,7 @@ prop_compose! {
         precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
         expert in 1usize..3,
         seed in 0u64..100,
+        operators in prop_oneof![Just("{}"), proptest::sample::select(OPERATORS.to_vec())],
         uneven in proptest::option::weighted(0.25, proptest::sample::select([&SHARES[..], &MESHES, &SEQUENCES].concat())),
     ) -> Case {
         let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
@@ -261,9 +283,11 @@ prop_compose! {
         let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };
         let experts = if model.contains("experts: 4") { 4 } else { 6 };
         let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
+        let has_tensor = uneven.map_or(tensor > 1, |one| one.text.contains("tensor"));
+        let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, optimizer, bucket,
-            zero, hybrid, sequence_parallel, clip, blocking, whole_experts, precision, seed, uneven,
+            zero, hybrid, sequence_parallel, clip, blocking, whole_experts, operators, precision, seed, uneven,
         }
     }
 }
@@ -336,6 +360,7 @@ fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
             clip: index % 2 == 0,
             blocking: index % 2 == 0,
             whole_experts: false,
+            operators: if uneven.text.contains("tensor") && index % 2 == 1 { OPERATORS[0] } else { "{}" },
             seed: 5,
             uneven: Some(uneven),
         });
@@ -366,6 +391,7 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
             clip: false,
             blocking: false,
             whole_experts: false,
+            operators: "{}",
             precision,
             seed: 1,
             uneven: None,
@@ -411,6 +437,7 @@ fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {
                 clip: true,
                 blocking: false,
                 whole_experts,
+                operators: "{}",
                 seed: 7,
                 uneven: None,
             });
@@ -448,6 +475,7 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
                 clip: false,
                 blocking: false,
                 whole_experts: false,
+                operators: "{}",
                 seed: 5,
                 uneven: None,
             });
@@ -491,9 +519,52 @@ fn ring_attention_obeys_the_law() {
             clip: false,
             blocking: false,
             whole_experts: false,
+            operators: "{}",
             seed: 5,
             uneven: None,
         });
+    }
+}
+
+/// Of every model, with dropout and without, over several axes at a time, in stages, and where gradients and parameters are sharded.
+#[test]
+fn operators_that_are_shared_out_one_by_one_obey_the_law() {
+    let every = std::env::var("FORETELL_LAW_CASES").is_ok();
+    for (index, (model, _)) in MODELS.into_iter().enumerate() {
+        for (number, operators) in OPERATORS.into_iter().enumerate() {
+            let (data, tensor, pipeline) = [(1, 2, 1), (2, 2, 1), (1, 2, 2), (1, 4, 1)][(index + number) % 4];
+            let operators = operators_of(model, operators);
+            let is_first = number == 0 || operators != OPERATORS[0];
+            if !is_first || !(every || (index + number) % 4 == 0) {
+                continue;
+            }
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context: 1,
+                context_method: "gather",
+                expert: 1,
+                precision: if (index + number) % 8 == 7 { "bf16" } else { "fp32" },
+                cuts: None,
+                micro_batch: 8,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: if number % 3 == 1 { "full" } else { "none" },
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: if data > 1 { 1 + index % 3 } else { 0 },
+                hybrid: false,
+                sequence_parallel: (index + number) % 16 == 5,
+                clip: number % 2 == 0,
+                blocking: false,
+                whole_experts: false,
+                operators,
+                seed: 5,
+                uneven: None,
+            });
+        }
     }
 }
 
@@ -534,6 +605,7 @@ fn dropout_drops_the_same_in_every_dimension() {
                 clip: false,
                 blocking: false,
                 whole_experts: false,
+                operators: "{}",
                 seed: 5,
                 uneven: None,
             });

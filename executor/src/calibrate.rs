@@ -2,7 +2,7 @@
 
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Job, Overheads, Report};
-use crate::launcher::{LaunchOptions, Ranks, TransportKind};
+use crate::launcher::{Backend, LaunchOptions, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
@@ -74,8 +74,8 @@ pub fn calibrate(
         .map(|(kind, speeds)| RelativeSpeed { device: kind.clone(), speed: speeds.iter().sum::<f64>() / speeds.len() as f64 });
     Ok(Profile {
         device: device.into(),
-        machine: MachineIdentity { cores, ..machine::identity(devices) },
-        backend: "cpu".into(),
+        machine: MachineIdentity { cores, ..identity(devices, options) },
+        backend: options.backend.name().into(),
         transport: if options.transport == TransportKind::Tcp || cores.is_some() { "tcp" } else { "shared_memory" }.into(),
         measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         instruction_overhead: each(|overheads| overheads.instruction),
@@ -95,6 +95,17 @@ pub fn calibrate(
         kernels: kernels.collect(),
         exchanges: exchanges.collect(),
     })
+}
+
+/// The machine that was measured; of GPUs their name is the device's.
+fn identity(devices: usize, options: &LaunchOptions) -> MachineIdentity {
+    let identity = machine::identity(devices);
+    match (options.backend, crate::backend::devices()) {
+        (Backend::Cuda { .. }, Ok(gpus)) => {
+            MachineIdentity { device: gpus.into_iter().next().map_or(identity.device, |gpu| gpu.name), ..identity }
+        }
+        _ => identity,
+    }
 }
 
 /// The quantiles of paces at equal steps of probability.

@@ -4,6 +4,7 @@
 //! spread over about as many bytes as a step touches: one timed over and over on the same few bytes would find them in the cache.
 
 use crate::arena::Arena;
+use crate::backend::cuda::{CudaTimer, DeviceAddress};
 use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
@@ -33,6 +34,10 @@ const WINDOW: f64 = 0.05;
 const MOST_SETS: u64 = 64;
 /// The most bytes that a kernel's operands are spread over: beyond any second-level cache.
 const MOST_FOOTPRINT: u64 = 32 << 20;
+/// The same on a GPU: beyond its second-level cache of tens of megabytes.
+const MOST_GPU_FOOTPRINT: u64 = 256 << 20;
+/// Bytes of an operand in a GPU's memory that are made before they are repeated.
+const FILLED: usize = 4 << 20;
 /// How many sets further the next turn is: a prime beyond the most sets, so that all have their turn.
 const STRIDE: usize = 67;
 
@@ -40,7 +45,7 @@ const STRIDE: usize = 67;
 pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), ExecutorError> {
     let everyone: Vec<usize> = (0..member.world_size).collect();
     let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
-    let mut bench = KernelBench::new(job, job.devices.get(member.rank.0).is_some_and(CalibratedDevice::is_partial))?;
+    let mut bench = KernelBench::new(member, job, job.devices.get(member.rank.0).is_some_and(CalibratedDevice::is_partial))?;
     let partial = job.devices.get(member.rank.0).filter(|device| device.is_partial());
     let mut watch = Watch::new(job.kernels.len());
     let started = clock::now();
@@ -238,10 +243,16 @@ struct KernelBench {
     /// What the durations are differences of: the time of a device that is not always running is the processor's. How cores are shared is not
     /// in the samples; the simulator has ranks share them.
     clock: fn() -> u64,
-    backend: CpuBackend,
+    processor: Processor,
     arena: Arena,
     footprint: u64,
     precision: DataType,
+}
+
+/// What runs the kernels that are timed.
+enum Processor {
+    Cpu(Box<CpuBackend>),
+    Cuda(Box<CudaTimer>),
 }
 
 /// The operands of a call, set by set.
@@ -250,17 +261,46 @@ struct OperandSets {
 }
 
 impl KernelBench {
-    fn new(job: &CalibrationJob, is_partial: bool) -> Result<Self, ExecutorError> {
+    fn new(member: &Member, job: &CalibrationJob, is_partial: bool) -> Result<Self, ExecutorError> {
         let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel, job.precision)).max().unwrap_or(0);
-        let arena = Arena::new(Bytes::new(largest.max(job.footprint.count().min(MOST_FOOTPRINT)) + largest))?;
+        let most = if member.device.is_some() { MOST_GPU_FOOTPRINT } else { MOST_FOOTPRINT };
+        let footprint = job.footprint.count().min(most);
+        let arena = member.arena(Bytes::new(largest.max(footprint) + largest))?;
         let clock = if is_partial { clock::thread_processor_time } else { clock::now };
-        let footprint = job.footprint.count().min(MOST_FOOTPRINT);
-        Ok(Self { clock, backend: CpuBackend::new(), arena, footprint, precision: job.precision })
+        let processor = match arena.driver() {
+            Some(driver) => Processor::Cuda(Box::new(CudaTimer::new(driver)?)),
+            None => Processor::Cpu(Box::default()),
+        };
+        Ok(Self { clock, processor, arena, footprint, precision: job.precision })
     }
 
     fn time(&mut self, kernel: &Kernel, accumulate: bool, reuse: &[Bytes], patience: Seconds) -> Result<Timed, ExecutorError> {
-        let sets = self.operand_sets(kernel, reuse);
+        let sets = self.operand_sets(kernel, reuse)?;
         let hyperparameters = Hyperparameters { learning_rate: 1e-6, momentum: 0.9, ..Hyperparameters::default() };
+        let backend = match &mut self.processor {
+            Processor::Cpu(backend) => backend,
+            Processor::Cuda(timer) => {
+                let (hyperparameters, precision) = (&hyperparameters, self.precision);
+                let calls: Vec<KernelCall<'_>> = sets
+                    .sets
+                    .iter()
+                    .map(|(reads, writes)| KernelCall {
+                        kernel,
+                        reads,
+                        writes,
+                        accumulate,
+                        hyperparameters,
+                        group_index: 0,
+                        samples_before: 0,
+                        precision,
+                    })
+                    .collect();
+                let started = clock::now();
+                // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
+                let seconds = unsafe { timer.time(&calls, patience, FEWEST..MOST) }?;
+                return Ok(Timed { seconds, elapsed: (clock::now() - started) as f64 * 1e-9 });
+            }
+        };
         let mut seconds = Vec::new();
         let mut spent = 0.0;
         let mut round = 0usize;
@@ -277,7 +317,7 @@ impl KernelBench {
             }
             let start = (self.clock)();
             // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
-            unsafe { self.backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
+            unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
                 instruction: 0,
                 name: kernel.name().into(),
                 source,
@@ -295,30 +335,32 @@ impl KernelBench {
 
     /// Gives each operand as many places as it takes to come back to one after `reuse` bytes, and fills them with numbers that are usual. Where
     /// nothing is said of the reuse, as many as fill the footprint.
-    fn operand_sets(&mut self, kernel: &Kernel, reuse: &[Bytes]) -> OperandSets {
+    fn operand_sets(&mut self, kernel: &Kernel, reuse: &[Bytes]) -> Result<OperandSets, ExecutorError> {
         let bytes = operand_bytes(kernel, self.precision);
         let types = operand_types(kernel, self.precision);
         let one = set_bytes(kernel, self.precision).max(1);
         let most = (self.footprint / one).clamp(1, MOST_SETS);
         let mut offset = 0;
-        let mut places = |index: usize, size: &Bytes, data_type: DataType, below: Option<usize>| -> Vec<Operand> {
+        let mut places = |index: usize, size: &Bytes, data_type: DataType, below: Option<usize>| {
             let count = reuse.get(index).map_or(most, |distance| (distance.count() / one).clamp(1, most));
             let mut place = || {
                 let start = offset;
-                offset += size.count().next_multiple_of(64);
+                offset += size.count().next_multiple_of(if self.arena.driver().is_some() { 256 } else { 64 });
                 let pointer = self.arena.at(Bytes::new(start), *size).unwrap_or(std::ptr::null_mut());
                 let operand = Operand { pointer, bytes: size.count() as usize };
-                fill(&operand, data_type, below);
-                operand
+                fill_in(&self.processor, &operand, data_type, below)?;
+                Ok(operand)
             };
-            (0..count).map(|_| place()).collect()
+            (0..count).map(|_| place()).collect::<Result<Vec<Operand>, ExecutorError>>()
         };
         let side = bytes.reads.iter().zip(&types.reads).enumerate();
-        let reads: Vec<Vec<Operand>> =
-            side.map(|(index, (size, &data_type))| places(index, size, data_type, integers_of(kernel, index))).collect();
+        let reads: Vec<Vec<Operand>> = side
+            .map(|(index, (size, &data_type))| places(index, size, data_type, integers_of(kernel, index)))
+            .collect::<Result<_, _>>()?;
         let side = bytes.writes.iter().zip(&types.writes).enumerate();
-        let mut writes: Vec<Vec<Operand>> =
-            side.map(|(index, (size, &data_type))| places(reads.len() + index, size, data_type, None)).collect();
+        let mut writes: Vec<Vec<Operand>> = side
+            .map(|(index, (size, &data_type))| places(reads.len() + index, size, data_type, None))
+            .collect::<Result<_, _>>()?;
         if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
             write.clone_from(&reads[index]);
         }
@@ -329,14 +371,14 @@ impl KernelBench {
             let side = |operands: &[Vec<Operand>]| operands.iter().map(|places| turn(round, places)).collect();
             (side(&reads), side(&writes))
         };
-        OperandSets { sets: (0..rounds).map(set).collect() }
+        Ok(OperandSets { sets: (0..rounds).map(set).collect() })
     }
 }
 
 /// The bytes of one set of a kernel's operands.
 fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
     let bytes = operand_bytes(kernel, precision);
-    bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(64)).sum()
+    bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(256)).sum()
 }
 
 /// What bounds the integers in a kernel's read, if they are integers.
@@ -361,6 +403,24 @@ fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
         }
         _ => None,
     }
+}
+
+/// Fills an operand, in a GPU's memory through the host's.
+fn fill_in(processor: &Processor, operand: &Operand, data_type: DataType, below: Option<usize>) -> Result<(), ExecutorError> {
+    let Processor::Cuda(timer) = processor else {
+        fill(operand, data_type, below);
+        return Ok(());
+    };
+    // The same numbers again and again: what a kernel does with them takes as long, and the host makes them slowly.
+    let length = operand.bytes.min(FILLED);
+    let mut words = vec![0_u32; length.div_ceil(4)];
+    fill(&Operand { pointer: words.as_mut_ptr().cast(), bytes: length }, data_type, below);
+    for start in (0..operand.bytes).step_by(FILLED) {
+        let place = DeviceAddress::of(operand.pointer).after(start);
+        // SAFETY: the place lies in the operand, which lies in the arena, and the words are as long.
+        unsafe { timer.copy_in(place, words.as_ptr().cast(), length.min(operand.bytes - start)) }?;
+    }
+    Ok(())
 }
 
 /// Fills an operand with positive numbers around a half, or with integers below a bound, spread about.

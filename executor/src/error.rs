@@ -30,6 +30,9 @@ pub enum ExecutorError {
     /// A rank could not be reached.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// A GPU, or what belongs to it, fails.
+    #[error(transparent)]
+    Cuda(#[from] crate::backend::CudaError),
     /// The arena does not fit.
     #[error(
         "{wanted} for a rank's arena could not be had: {reason}; hint: use more ranks, a smaller micro-batch or `recompute: full`"
@@ -102,7 +105,9 @@ impl ExecutorError {
     pub fn is_consequence(&self) -> bool {
         matches!(
             self,
-            ExecutorError::OtherStream | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
+            ExecutorError::OtherStream
+                | ExecutorError::Cuda(crate::backend::CudaError::Aborted)
+                | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
         )
     }
 }

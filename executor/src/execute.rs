@@ -3,7 +3,7 @@
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{Bits, EvaluationReport, Job, Report, StepReport, TrainingJob};
-use crate::launcher::{LaunchOptions, Ranks};
+use crate::launcher::{Backend, LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{data::Dataset, supported};
 use foretell_program::{MetricKind, Rank, Timeline, compile};
@@ -88,6 +88,8 @@ pub struct Outcome {
     pub timeline: Option<Timeline>,
     /// Ranks.
     pub world_size: usize,
+    /// What ran the kernels.
+    pub backend: Backend,
 }
 
 impl Outcome {
@@ -109,7 +111,7 @@ pub fn execute(
     options: &LaunchOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Outcome, ExecutorError> {
-    supported(&job.plan)?;
+    supported(&job.plan, options.backend)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
     let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
@@ -127,8 +129,14 @@ pub fn execute(
     let mut collector = Collector::new(mesh.world_size(), compiled.training.predictions, compiled.training.samples);
     let predictions_per_sample = compiled.training.predictions / compiled.training.samples.max(1);
     let mut arenas = vec![Bytes::ZERO; mesh.stage_count()];
-    let mut outcome =
-        Outcome { steps: Vec::new(), evaluations: Vec::new(), arenas: Vec::new(), timeline: None, world_size: mesh.world_size() };
+    let mut outcome = Outcome {
+        steps: Vec::new(),
+        evaluations: Vec::new(),
+        arenas: Vec::new(),
+        timeline: None,
+        world_size: mesh.world_size(),
+        backend: options.backend,
+    };
     let mut running = mesh.world_size();
     while running > 0 {
         let (rank, report) = ranks.next()?;

@@ -2,6 +2,8 @@
 //! So a parameter starts the same in every layout.
 
 use crate::arena::Arena;
+use crate::backend::cuda::DeviceAddress;
+use crate::error::ExecutorError;
 use crate::half::Half;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
 use foretell_program::{Coordinates, Initial, InitialShare, Placements, StageMesh, StageProgram};
@@ -18,11 +20,16 @@ pub(crate) fn initialise(
     coordinates: Coordinates,
     arena: &Arena,
     seed: u64,
-) {
+) -> Result<(), ExecutorError> {
+    let stream = arena.driver().map(|driver| driver.create_stream()).transpose()?;
     for buffer in &stage.buffers {
         let Some(initial) = &buffer.initial else { continue };
         let Some(pointer) = arena.at(buffer.offset, buffer.bytes) else { continue };
         let elements: usize = buffer.shape.iter().product();
+        // A GPU's memory is filled from a copy; in words, so that it is aligned.
+        let mut copy = vec![0_u32; if arena.driver().is_some() { (buffer.bytes.count() as usize).div_ceil(4) } else { 0 }];
+        let place = pointer;
+        let pointer = if arena.driver().is_some() { copy.as_mut_ptr().cast() } else { place };
         let half = Half::of(buffer.data_type);
         let mut widened = vec![0.0; if half.is_some() { elements } else { 0 }];
         let filled = match half {
@@ -30,7 +37,7 @@ pub(crate) fn initialise(
             // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
             None => unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) },
         };
-        match initial {
+        match &**initial {
             Initial::Share(share) => filled.copy_from_slice(&share_of(share, graph, mesh, coordinates, seed)),
             Initial::Bucket { members, axis } => {
                 let first = axis.map_or(0, |axis| coordinates.along(axis) * elements);
@@ -49,7 +56,14 @@ pub(crate) fn initialise(
             // SAFETY: the place lies inside the arena, holds that many aligned numbers of sixteen bits, and no thread runs yet.
             half.narrow(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u16>(), elements) }, &widened);
         }
+        if let (Some(driver), Some(stream)) = (arena.driver(), stream) {
+            let bytes = buffer.bytes.count() as usize;
+            // SAFETY: the place lies inside the arena, and the copy is as long and lives until the stream is done.
+            unsafe { driver.copy_in(DeviceAddress::of(place), pointer, bytes, stream) }?;
+            driver.synchronize(stream)?;
+        }
     }
+    Ok(())
 }
 
 /// The part of a tensor's start that a rank holds.
@@ -144,7 +158,7 @@ mod tests {
             let graph = model.graph("mlp", &GraphOptions::ONE).expect("it is a model");
             let (mesh, stage) = (&compiled.training.mesh, compiled.training.list_of(Rank(1)).clone());
             let arena = Arena::new(stage.arena).expect("a small arena");
-            initialise(&stage, &graph, mesh.stage(0), mesh.coordinates(Rank(1)), &arena, 3);
+            initialise(&stage, &graph, mesh.stage(0), mesh.coordinates(Rank(1)), &arena, 3).expect("it is filled");
             (stage, arena)
         };
         let (single, single_arena) = started(DataType::Fp32);

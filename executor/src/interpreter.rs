@@ -2,15 +2,23 @@
 //!
 //! It knows no layouts. Each stream of the Programs is a thread that owns what the stream needs: a process group, a channel to one
 //! peer, the data set; kernels run on the calling thread. Training and evaluation are two Programs over one arena and the same streams.
+//! Where the arena is a GPU's memory, each stream has one of the GPU's, too: to be done is then to be queued there, and to wait for another stream is to
+//! have the GPU wait for its event ([`queues`]).
 
+mod device;
+#[cfg(test)]
+mod device_tests;
 mod playlist;
+mod queues;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 pub(crate) use playlist::StreamKey;
 
 use crate::arena::Arena;
+use crate::backend::cuda::CudaBackend;
 use crate::backend::{CpuBackend, Hyperparameters};
 use crate::board::{Board, MOST_STREAMS};
 use crate::error::ExecutorError;
@@ -19,6 +27,7 @@ use crate::samples::Samples;
 use crate::transport::{StreamNumber, Transport};
 use foretell_program::{Group, Mesh, MetricKind, Program, Rank};
 use playlist::Playlist;
+use queues::Queues;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -38,8 +47,12 @@ pub(crate) struct Step {
     pub(crate) program: usize,
     /// The samples of the global batch.
     pub(crate) samples: Arc<Samples>,
+    /// The samples of the next run of the same Program, if they are known: they are made ready while this one runs.
+    pub(crate) next: Option<Arc<Samples>>,
     /// What the optimizer is told.
     pub(crate) hyperparameters: Hyperparameters,
+    /// Whether it must be known when each instruction ran. A processor's interpreter knows it anyway; a GPU's is faster without.
+    pub(crate) is_timed: bool,
 }
 
 struct Shared {
@@ -58,12 +71,20 @@ struct Shared {
     spans: Vec<Mutex<Vec<RawSpan>>>,
     main: std::thread::Thread,
     transport: Arc<dyn Transport>,
+    /// Where the arena is a GPU's memory.
+    queues: Option<Queues>,
+}
+
+/// What runs kernels.
+enum Processor {
+    Cpu(Box<CpuBackend>),
+    Cuda(Box<CudaBackend>),
 }
 
 /// One rank's streams.
 pub(crate) struct Interpreter {
     shared: Arc<Shared>,
-    backend: CpuBackend,
+    processor: Processor,
     workers: Vec<std::thread::JoinHandle<()>>,
     step_number: u64,
 }
@@ -101,11 +122,27 @@ impl Interpreter {
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =
             programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
+        let (processor, queues) = match arena.driver() {
+            None => (Processor::Cpu(Box::default()), None),
+            Some(driver) => {
+                let backend = CudaBackend::new(Arc::clone(driver))?;
+                let queues = Queues::new(driver, &backend, &playlists, &keys)?;
+                (Processor::Cuda(Box::new(backend)), Some(queues))
+            }
+        };
+        let step = Step {
+            program: 0,
+            samples: Arc::clone(&samples),
+            next: None,
+            hyperparameters: Hyperparameters::default(),
+            is_timed: false,
+        };
         let shared = Arc::new(Shared {
             playlists,
+            queues,
             numbers: keys.iter().map(|key| stream_number(key, &groups, &mesh, rank)).collect(),
             board: Board::new(keys.len()),
-            step: RwLock::new(Step { program: 0, samples: Arc::clone(&samples), hyperparameters: Hyperparameters::default() }),
+            step: RwLock::new(step),
             begun: AtomicU64::new(0),
             ended: keys.iter().map(|_| AtomicU64::new(0)).collect(),
             spans: keys.iter().map(|_| Mutex::new(Vec::new())).collect(),
@@ -115,14 +152,22 @@ impl Interpreter {
         });
         shared.board.enter(0);
         // From here on it ends the threads that it has, should one not start.
-        let mut interpreter =
-            Self { shared: Arc::clone(&shared), backend: CpuBackend::new(), workers: Vec::new(), step_number: 0 };
-        for (slot, key) in shared.keys.iter().enumerate().skip(1) {
-            let line = Line::open(key, &groups, &mesh, precision, rank, &transport)?;
+        let mut interpreter = Self { shared: Arc::clone(&shared), processor, workers: Vec::new(), step_number: 0 };
+        let mut lines: Vec<Option<Line>> = vec![None];
+        for key in shared.keys.iter().skip(1) {
+            lines.push(Some(Line::open(key, &groups, &mesh, precision, rank, &transport)?));
+        }
+        let mut ways = match &shared.queues {
+            Some(queues) => ways::connect(queues, &shared.keys, &groups, rank, &mut lines)?.into_iter().map(Some).collect(),
+            None => Vec::new(),
+        };
+        for (slot, (key, line)) in shared.keys.iter().zip(lines).enumerate() {
+            let Some(line) = line else { continue };
+            let way = ways.get_mut(slot).and_then(Option::take);
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("{key} stream"))
-                .spawn(move || live(&shared, slot, line))
+                .spawn(move || live(&shared, slot, line, way))
                 .map_err(|error| ExecutorError::system("start a stream's thread", error))?;
             interpreter.workers.push(worker);
         }
@@ -134,14 +179,20 @@ impl Interpreter {
         let shared = &self.shared;
         shared.board.reset();
         let playlist = &shared.playlists[step.program];
-        let hyperparameters = step.hyperparameters;
+        let own = step.clone();
+        if let Some(queues) = &shared.queues {
+            queues.begin(&own, playlist)?;
+        }
         *shared.step.write().unwrap_or_else(PoisonError::into_inner) = step;
         self.step_number += 1;
         shared.begun.store(self.step_number, Ordering::SeqCst);
         for worker in &self.workers {
             worker.thread().unpark();
         }
-        let result = compute(shared, playlist, &mut self.backend, &hyperparameters);
+        let result = match &mut self.processor {
+            Processor::Cpu(backend) => compute(shared, playlist, backend, &own.hyperparameters),
+            Processor::Cuda(backend) => device::compute(shared, playlist, backend, &own),
+        };
         if let Err(error) = result {
             shared.fail(error);
         }
@@ -163,17 +214,24 @@ impl Interpreter {
     }
 
     /// The sums that a Program's last run left on this rank, as far as they count.
-    pub(crate) fn metrics(&self, program: usize, mesh: &Mesh, rank: Rank) -> Vec<(MetricKind, f64)> {
+    pub(crate) fn metrics(&self, program: usize, mesh: &Mesh, rank: Rank) -> Result<Vec<(MetricKind, f64)>, ExecutorError> {
         let playlist = &self.shared.playlists[program];
         let coordinates = mesh.coordinates(rank);
         let counting = playlist.metrics.iter().filter(|(metric, _)| metric.counts_at(coordinates));
-        // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
-        counting.map(|(metric, operand)| (metric.kind, f64::from(unsafe { operand.pointer.cast::<f32>().read() }))).collect()
+        let value = |operand: &crate::backend::Operand| match &self.shared.queues {
+            // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
+            None => Ok(unsafe { operand.pointer.cast::<f32>().read() }),
+            Some(queues) => queues.number(operand),
+        };
+        counting.map(|(metric, operand)| Ok((metric.kind, f64::from(value(operand)?)))).collect()
     }
 
-    /// When each instruction of a Program's last run ran, in the order of the list.
-    pub(crate) fn spans(&self, program: usize) -> Vec<RawSpan> {
+    /// When each instruction of a Program's last run ran, in the order of the list; nothing where that was not asked for and is not known.
+    pub(crate) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
         let playlist = &self.shared.playlists[program];
+        if let Some(queues) = &self.shared.queues {
+            return queues.spans(program);
+        }
         let mut spans = vec![RawSpan::default(); playlist.stage.instructions.len()];
         for (list, recorded) in playlist.lists.iter().zip(&self.shared.spans) {
             let recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +239,7 @@ impl Interpreter {
                 spans[id as usize] = span;
             }
         }
-        spans
+        Ok(spans)
     }
 }
 
@@ -190,6 +248,9 @@ impl Shared {
     /// that nobody who is woken by the board goes on to wait there.
     fn fail(&self, error: ExecutorError) {
         self.transport.abort(None);
+        if let Some(collectives) = self.queues.as_ref().and_then(|queues| queues.driver.collectives()) {
+            collectives.abort();
+        }
         self.board.fail(error);
     }
 }

@@ -1,12 +1,13 @@
 //! The launcher: starts one process a rank, hands out the job, listens to all of them, and leaves none behind.
 
+use crate::backend::Library;
 use crate::error::ExecutorError;
 use crate::job::{Job, Order, Report};
 use crate::line::STREAM_COUNT;
 use crate::machine;
 use crate::rank::{
-    ADDRESS_VARIABLE, CORE_VARIABLE, LAUNCHER_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME, TRANSPORT_VARIABLE,
-    WORLD_VARIABLE,
+    ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
+    TRANSPORT_VARIABLE, WORLD_VARIABLE,
 };
 use crate::transport::{ControlServer, Event, RunKey, Segment, SegmentShape, TransportError};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -31,6 +32,43 @@ pub enum TransportKind {
     Tcp,
 }
 
+/// What runs the kernels of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// A core of the processor for each rank.
+    #[default]
+    Cpu,
+    /// NVIDIA GPUs: one for each rank, in turn where there are fewer.
+    Cuda {
+        /// How many of this machine's are used.
+        gpus: usize,
+    },
+}
+
+impl Backend {
+    /// As reports and the command line call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Cuda { .. } => "cuda",
+        }
+    }
+
+    /// Whether the ranks' GPUs can reach each other without the host: each has one of its own, and NCCL is there.
+    fn is_direct(self, world_size: usize) -> bool {
+        matches!(self, Backend::Cuda { gpus } if world_size > 1 && world_size <= gpus) && Library::Nccl.is_present()
+    }
+
+    /// The GPU of a rank.
+    pub(crate) fn gpu_of(self, rank: usize) -> Option<usize> {
+        match self {
+            Backend::Cpu => None,
+            Backend::Cuda { gpus } => Some(rank % gpus.max(1)),
+        }
+    }
+}
+
 /// How to start ranks.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
@@ -42,6 +80,8 @@ pub struct LaunchOptions {
     pub logs: Option<PathBuf>,
     /// Where ranks are put, in turn; none to put them on this machine's cores.
     pub places: Vec<Place>,
+    /// What runs their kernels.
+    pub backend: Backend,
 }
 
 /// Where a rank is put.
@@ -138,6 +178,7 @@ impl Ranks {
             }
         }
         let mut ranks = Self { server, segments, children: Vec::new(), ended: Vec::new() };
+        let is_direct = options.backend.is_direct(world_size);
         for rank in 0..world_size {
             let place = places.of(rank);
             let node = nodes.iter().position(|ranks| ranks.contains(&rank)).unwrap_or_default();
@@ -157,9 +198,19 @@ impl Ranks {
                 .env(TRANSPORT_VARIABLE, transport)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
-            if let Some(core) = place.core {
+            // A rank with a GPU has a thread that launches and one that reads samples: they need a core each.
+            let gpu = options.backend.gpu_of(rank);
+            if let Some(core) = place.core.filter(|_| gpu.is_none()) {
                 command.env(CORE_VARIABLE, core.to_string());
             }
+            match gpu {
+                Some(gpu) => command.env(GPU_VARIABLE, gpu.to_string()),
+                None => command.env_remove(GPU_VARIABLE),
+            };
+            match is_direct {
+                true => command.env(NCCL_VARIABLE, "1"),
+                false => command.env_remove(NCCL_VARIABLE),
+            };
             // Messages between hosts take long beside a wake-up, and who waits by trying again and again takes time from its own
             // kernels, from those that it shares a core with, or from its quota.
             if places.is_lab {

@@ -44,35 +44,37 @@ pub use error::ExecutorError;
 pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
 pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TrainingJob};
-pub use launcher::{LaunchOptions, Place, TransportKind};
+pub use launcher::{Backend, LaunchOptions, Place, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
 
 use foretell_program::Plan;
 use foretell_units::DataType;
 
-/// Refuses what can be simulated but not executed by this version.
+/// Refuses what can be simulated but not executed by this version on a backend.
 ///
 /// # Errors
 /// [`ExecutorError::Unsupported`], naming what can be used instead.
-pub fn supported(plan: &Plan) -> Result<(), ExecutorError> {
+pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
     if !plan.stack.is_own() {
         return Err(ExecutorError::Unsupported {
             what: format!("a run of the stack `{}`", plan.stack.name()),
             hint: "leave out `stack`, or use `stack: foretell`; others can be simulated".into(),
         });
     }
-    if plan.precision == DataType::Tf32 {
-        return Err(ExecutorError::Unsupported {
+    match (plan.precision, backend) {
+        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16, _) | (DataType::Tf32, Backend::Cuda { .. }) => Ok(()),
+        (DataType::Tf32, Backend::Cpu) => Err(ExecutorError::Unsupported {
             what: "precision tf32 on processors, which have no such arithmetic".into(),
             hint: "use `precision: fp32`, which takes as much memory and is more exact".into(),
-        });
-    }
-    if !matches!(plan.precision, DataType::Fp32 | DataType::Bf16 | DataType::Fp16) {
-        return Err(ExecutorError::Unsupported {
-            what: format!("precision {} on processors", plan.precision),
+        }),
+        (precision, Backend::Cpu) => Err(ExecutorError::Unsupported {
+            what: format!("precision {precision} on processors"),
             hint: "use `precision: fp32`, `bf16` or `fp16`".into(),
-        });
+        }),
+        (precision, Backend::Cuda { .. }) => Err(ExecutorError::Unsupported {
+            what: format!("precision {precision} on GPUs"),
+            hint: "use `precision: bf16`, `fp16`, `tf32` or `fp32`".into(),
+        }),
     }
-    Ok(())
 }

@@ -1,6 +1,6 @@
 //! What the interpreter costs beside kernels and communication, found by having it interpret Programs that do next to nothing.
 
-use crate::arena::Arena;
+use crate::backend::cuda::CudaTimer;
 use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
 use crate::calibration::summarise;
 use crate::clock;
@@ -12,8 +12,8 @@ use crate::rank::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Group, GroupId, Instruction, InstructionId, Mesh, Operation,
-    Phase, Program, Sample, StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh,
+    Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) fn measure(member: &Member) -> Result<Overheads, ExecutorError> {
     let straight = run(member, &program(member, INSTRUCTIONS, TINY, false)?)?;
     let usual = run(member, &program(member, INSTRUCTIONS, USUAL, false)?)?;
     let handing = run(member, &program(member, INSTRUCTIONS, USUAL, true)?)?;
-    let kernel = time_kernel()?;
+    let kernel = time_kernel(member)?;
     let count = INSTRUCTIONS as f64;
     let each = |total: &Sample, less: Seconds| {
         let part = |time: Seconds| ((time - empty.median) / count - less).max(Seconds::ZERO);
@@ -66,7 +66,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
     let buffer = Buffer {
         name: "x".into(),
         role: BufferRole::Activation,
-        shape: vec![elements],
+        shape: [elements].into(),
         data_type: DataType::Fp32,
         parent: None,
         offset: Bytes::ZERO,
@@ -87,8 +87,9 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
             },
             false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },
         };
-        let after = if handing && index > 0 { vec![InstructionId(index as u32 - 1)] } else { Vec::new() };
-        let (reads, writes) = (vec![BufferId(0)], vec![BufferId(0)]);
+        let after = if handing && index > 0 { Few::from_slice(&[InstructionId(index as u32 - 1)]) } else { Few::new() };
+        let (reads, writes) = (Few::from_slice(&[BufferId(0)]), Few::from_slice(&[BufferId(0)]));
+        let operation = operation.into();
         let stream = StreamId(u16::from(other));
         Instruction { name: 0, operation, stream, after, reads, writes, micro_batch: None, phase: Phase::Forward }
     };
@@ -100,6 +101,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         buffers: vec![buffer.clone()],
         instructions: (0..count).map(instruction).collect(),
         names: vec!["overhead".into()],
+        passes: Vec::new(),
         metrics: Vec::new(),
         arena: bytes,
     };
@@ -118,7 +120,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
 
 /// Times whole steps of a Program.
 fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
-    let arena = Arena::new(Bytes::new(4 * USUAL as u64))?;
+    let arena = member.arena(Bytes::new(4 * USUAL as u64))?;
     let mut other = vec![0u8; BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
@@ -131,15 +133,15 @@ fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
         std::hint::black_box(&mut other).fill(round as u8);
         let start = clock::now();
         let hyperparameters = Hyperparameters::default();
-        interpreter.run(Step { program: 0, samples: Arc::clone(&samples), hyperparameters })?;
+        interpreter.run(Step { program: 0, samples: Arc::clone(&samples), next: None, hyperparameters, is_timed: false })?;
         seconds.push((clock::now() - start) as f64 * 1e-9);
     }
     seconds.drain(..RUNS / 4);
     Ok(summarise(seconds))
 }
 
-fn time_kernel() -> Result<Seconds, ExecutorError> {
-    let arena = Arena::new(Bytes::new(64))?;
+fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
+    let arena = member.arena(Bytes::new(64))?;
     let operand = Operand { pointer: arena.at(Bytes::ZERO, Bytes::new(64)).unwrap_or(std::ptr::null_mut()), bytes: 64 };
     let mut backend = CpuBackend::new();
     let kernel = Kernel::Relu { elements: TINY };
@@ -154,6 +156,11 @@ fn time_kernel() -> Result<Seconds, ExecutorError> {
         samples_before: 0,
         precision: DataType::Fp32,
     };
+    if let Some(driver) = arena.driver() {
+        // SAFETY: the operand is the whole arena, and ReLU may work in place.
+        let seconds = unsafe { CudaTimer::new(driver)?.time(&[call], Seconds::new(0.01), 5..100) }?;
+        return Ok(summarise(seconds).median);
+    }
     let start = clock::now();
     for _ in 0..INSTRUCTIONS {
         // SAFETY: the operand is the whole arena, and ReLU may work in place.

@@ -1,5 +1,7 @@
 //! A rank's process: joins the run, does its job, says how it went.
 
+use crate::arena::Arena;
+use crate::backend::cuda::{Driver, NvidiaDriver, Reach};
 use crate::calibration;
 use crate::error::ExecutorError;
 use crate::job::{Job, Order, Report};
@@ -10,6 +12,7 @@ use crate::transport::{
     Announcement, ControlClient, Mixed, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
 };
 use foretell_program::Rank;
+use foretell_units::Bytes;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
@@ -24,6 +27,10 @@ pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
 pub(crate) const ADDRESS_VARIABLE: &str = "FORETELL_ADDRESS";
 pub(crate) const SPIN_VARIABLE: &str = "FORETELL_SPIN_MICROSECONDS";
 pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
+/// The GPU of a rank that has one.
+pub(crate) const GPU_VARIABLE: &str = "FORETELL_GPU";
+/// Set where the ranks' GPUs reach each other by NCCL.
+pub(crate) const NCCL_VARIABLE: &str = "FORETELL_NCCL";
 
 /// How long ranks wait for each other at the start.
 pub(crate) const START_TIME: Duration = Duration::from_secs(30);
@@ -64,9 +71,19 @@ pub(crate) struct Member {
     pub(crate) world_size: usize,
     pub(crate) control: Arc<ControlClient>,
     pub(crate) transport: Arc<dyn Transport>,
+    /// The GPU on which it runs kernels; none where the processor does.
+    pub(crate) device: Option<Arc<dyn Driver>>,
 }
 
 impl Member {
+    /// Memory for a rank's arena: the host's, or that of the rank's GPU.
+    pub(crate) fn arena(&self, size: Bytes) -> Result<Arena, ExecutorError> {
+        match &self.device {
+            Some(driver) => Arena::on_device(size, Arc::clone(driver)),
+            None => Arena::new(size),
+        }
+    }
+
     fn receive_job(&self) -> Result<Job, ExecutorError> {
         Ok(self.control.receive(Some(START_TIME))?)
     }
@@ -89,14 +106,21 @@ impl Member {
     /// when the rank may leave.
     fn listen_for_orders(&self) -> Result<mpsc::Receiver<()>, ExecutorError> {
         let (control, transport) = (Arc::clone(&self.control), Arc::clone(&self.transport));
+        let device = self.device.clone();
+        let abort = move |lost| {
+            transport.abort(lost);
+            if let Some(collectives) = device.as_ref().and_then(|device| device.collectives()) {
+                collectives.abort();
+            }
+        };
         let (sender, receiver) = mpsc::channel();
         let listen = move || {
             loop {
                 match control.receive(None) {
-                    Ok(Order::Abort { lost }) => transport.abort(lost),
+                    Ok(Order::Abort { lost }) => abort(lost),
                     Ok(Order::Leave) => break,
                     Err(_) => {
-                        transport.abort(None);
+                        abort(None);
                         break;
                     }
                 }
@@ -122,6 +146,13 @@ fn join() -> Result<Member, ExecutorError> {
         patience.spin = Duration::from_micros(microseconds as u64);
     }
     let timeout = START_TIME;
+    let device = match number(GPU_VARIABLE) {
+        Ok(index) => {
+            let reach = if std::env::var_os(NCCL_VARIABLE).is_some() { Reach::Direct } else { Reach::Host };
+            Some(Arc::new(NvidiaDriver::open(index, reach)?) as Arc<dyn Driver>)
+        }
+        Err(_) => None,
+    };
     let near = match variable(TRANSPORT_VARIABLE)?.as_str() {
         "tcp" => None,
         _ => {
@@ -134,7 +165,7 @@ fn join() -> Result<Member, ExecutorError> {
     if variable(TRANSPORT_VARIABLE)? == "shared_memory" {
         let near = near.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
         let (control, _) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
-        return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport: Arc::new(near) });
+        return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport: Arc::new(near), device });
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
     let listener = TcpListener::bind(SocketAddr::new(address, 0))
@@ -148,7 +179,7 @@ fn join() -> Result<Member, ExecutorError> {
         Some(near) => Arc::new(Mixed::new(near, far)?),
         None => Arc::new(far),
     };
-    Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport })
+    Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport, device })
 }
 
 fn variable(name: &str) -> Result<String, ExecutorError> {

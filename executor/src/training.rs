@@ -1,7 +1,7 @@
 //! A rank's training run: compile, lay out the arena, start, then step after step.
 
-use crate::arena::Arena;
 use crate::backend::Hyperparameters;
+use crate::clock;
 use crate::data::{Dataset, Split};
 use crate::error::ExecutorError;
 use crate::initialise::initialise;
@@ -10,7 +10,6 @@ use crate::job::{EvaluationReport, Report, StepReport, TrainingJob};
 use crate::rank::Member;
 use crate::recording::Recording;
 use crate::samples::Samples;
-use crate::{clock, supported};
 use foretell_models::GraphOptions;
 use foretell_program::{Compiled, Plan, compile};
 use std::sync::Arc;
@@ -18,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How often a rank reports its steps: often enough to follow a run.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Steps whose instructions are timed where that costs time, on a GPU: the first, which warms up, and enough for steady medians.
+const TIMED_STEPS: usize = 21;
 
 const TRAINING: usize = 0;
 const EVALUATION: usize = 1;
@@ -41,20 +43,25 @@ pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize) -> Hyperparam
 
 /// Trains as one rank of a run.
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
-    supported(&job.plan)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(member.rank);
-    let arena = Arena::new(compiled.arena_of(member.rank))?;
+    let arena = member.arena(compiled.arena_of(member.rank))?;
     // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
-    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arena, job.seed);
+    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arena, job.seed)?;
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arena, Arc::clone(&member.transport), Arc::new(samples))?;
-    let mut run = Run { member, job, compiled: &compiled, dataset, interpreter, unsent: Vec::new(), sent: Instant::now() };
+    let mut run =
+        Run { member, job, compiled: &compiled, dataset, interpreter, upcoming: None, unsent: Vec::new(), sent: Instant::now() };
     run.steps()?;
+    if let Some(driver) = arena.driver() {
+        // Into the rank's log: what the whole GPU has in use, beside the arena that was foretold.
+        let (free, all) = driver.memory()?;
+        eprintln!("GPU memory: arena {}, in use {}, all {all} bytes", arena.size().count(), all - free);
+    }
     member.control.send(&Report::Finished { arena: arena.size() })?;
     Ok(())
 }
@@ -65,6 +72,8 @@ struct Run<'a> {
     compiled: &'a Compiled,
     dataset: Arc<Dataset>,
     interpreter: Interpreter,
+    /// The samples of a step to come, with its number.
+    upcoming: Option<(usize, Arc<Samples>)>,
     /// Steps that the launcher has not heard of yet.
     unsent: Vec<StepReport>,
     sent: Instant,
@@ -81,7 +90,10 @@ impl Run<'_> {
             if within == 0 {
                 order = self.dataset.epoch_order(epoch as u64);
             }
-            self.step(step, order.batch(within, self.job.plan.global_batch)?, &mut recording)?;
+            let batch = self.job.plan.global_batch;
+            // The first of an epoch are not known before that begins.
+            let next = (step + 1 < total && within + 1 < per_epoch).then(|| order.batch(within + 1, batch)).transpose()?;
+            self.step(step, order.batch(within, batch)?, next, &mut recording)?;
             if self.job.evaluate && (within + 1 == per_epoch || step + 1 == total) {
                 self.evaluate(step, epoch)?;
             }
@@ -93,15 +105,34 @@ impl Run<'_> {
         }
     }
 
-    fn step(&mut self, step: usize, indices: Vec<usize>, recording: &mut Recording) -> Result<(), ExecutorError> {
+    fn samples(&self, indices: Vec<usize>) -> Samples {
+        Samples { dataset: Arc::clone(&self.dataset), split: Split::Training, indices }
+    }
+
+    /// `next` are the samples of the step after it, if that is known.
+    fn step(
+        &mut self,
+        step: usize,
+        indices: Vec<usize>,
+        next: Option<Vec<usize>>,
+        recording: &mut Recording,
+    ) -> Result<(), ExecutorError> {
         let start = clock::now();
         let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
-        let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Training, indices };
-        self.interpreter.run(Step { program: TRAINING, samples: Arc::new(samples), hyperparameters })?;
-        let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank);
-        let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING);
+        let samples = match self.upcoming.take() {
+            Some((known, samples)) if known == step => samples,
+            _ => Arc::new(self.samples(indices)),
+        };
+        let next = next.map(|indices| Arc::new(self.samples(indices)));
+        self.upcoming = next.clone().map(|samples| (step + 1, samples));
+        let is_timed = self.job.timeline.is_some() && step < TIMED_STEPS;
+        self.interpreter.run(Step { program: TRAINING, samples, next, hyperparameters, is_timed })?;
+        let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank)?;
+        let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING)?;
         let end = clock::now();
-        recording.add(step, start, end, spans);
+        if !spans.is_empty() {
+            recording.add(step, start, end, spans);
+        }
         let learning_rate = f64::from(hyperparameters.learning_rate).into();
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         self.unsent.push(StepReport { step, start, end, learning_rate, metrics });
@@ -122,8 +153,9 @@ impl Run<'_> {
             let indices = self.dataset.evaluation_indices(batch, global_batch)?;
             let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices };
             let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
-            self.interpreter.run(Step { program: EVALUATION, samples: Arc::new(samples), hyperparameters })?;
-            for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank) {
+            let samples = Arc::new(samples);
+            self.interpreter.run(Step { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
+            for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)? {
                 match metrics.iter_mut().find(|(known, _)| *known == kind) {
                     Some(sum) => sum.1 += value,
                     None => metrics.push((kind, value)),

@@ -34,7 +34,7 @@ fn every_instruction_has_operands_as_its_kernel_wants_them() {
                     let compiled = compile(&model, "model", &plan).expect("it can be laid out");
                     let stages = compiled.training.lists.iter().chain(&compiled.evaluation.lists);
                     for (stage, instruction) in stages.flat_map(|stage| stage.instructions.iter().map(move |one| (stage, one))) {
-                        let Operation::Compute { kernel, .. } = &instruction.operation else { continue };
+                        let Operation::Compute { kernel, .. } = &*instruction.operation else { continue };
                         if matches!(kernel, Kernel::Slice { .. } | Kernel::Interleave { .. } | Kernel::Deinterleave { .. }) {
                             continue;
                         }

@@ -17,6 +17,7 @@ use schema::{COLLECTIVE, COMPUTE, Node, SEND, read};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// One dimension of ASTRA-sim's analytical network.
 struct Network {
@@ -106,9 +107,9 @@ fn all_reduce(bytes: u64) -> Program {
     // A compiled one, so that what a collective is made of is the compiler's to say.
     let mut program = compile(&Model::named("mlp").unwrap(), "mlp", &plan).unwrap().training;
     let list = &mut program.lists[0];
-    let is_reduction = |one: &&Instruction| matches!(one.operation, Operation::Collective { kind: Collective::AllReduce, .. });
+    let is_reduction = |one: &&Instruction| matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce, .. });
     let mut only = list.instructions.iter().find(is_reduction).unwrap().clone();
-    if let Operation::Collective { bytes: size, group: of, .. } = &mut only.operation {
+    if let Operation::Collective { bytes: size, group: of, .. } = Arc::make_mut(&mut only.operation) {
         (*size, *of) = (Bytes::new(bytes), group);
     }
     only.after.clear();

@@ -213,7 +213,7 @@ const PICOSECONDS_A_MICROSECOND: u64 = 1_000_000;
 impl RankWriter<'_> {
     fn add(&mut self, instruction: &Instruction, span: &Span) -> Result<(), ExportError> {
         let id = InstructionId(self.of_instruction.len() as u32);
-        let nodes = match instruction.operation {
+        let nodes = match *instruction.operation {
             Operation::Compute { kernel, .. } => {
                 let ops = Value::Int64(kernel.flops().value() as u64);
                 let bytes = Value::Uint64(kernel.bytes(self.chakra.program.precision).count());

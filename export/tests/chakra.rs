@@ -6,7 +6,7 @@ mod schema;
 use foretell_export::{AstraSim, Chakra, ExportError};
 use foretell_models::Model;
 use foretell_program::{
-    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, Span, StageLayout,
+    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, Share, Span, StageLayout,
     Timeline, compile,
 };
 use foretell_topologies::Topology;
@@ -39,6 +39,8 @@ fn layouts() -> Vec<Layout> {
         Layout { tensor: 2, pipeline: 2, virtual_stages: 2, schedule: Schedule::ZeroBubbleV, ..basic.clone() },
         Layout { data: 2, tensor: 2, pipeline: 2, zero: 2, virtual_stages: 2, schedule: Schedule::Interleaved, ..basic.clone() },
         Layout { context: 2, context_method: ContextMethod::Ring, tensor: 2, pipeline: 2, ..basic.clone() },
+        // Samples of all operators over `tensor`.
+        Layout { tensor: 2, micro_batch: 2, operators: [("*", Share::Batch)].into_iter().collect(), ..basic.clone() },
         // Stages whose meshes differ, and ranks with unequal shares: who sends to whom is listed rank by rank.
         Layout {
             stages: Some(vec![
@@ -118,7 +120,7 @@ fn sizes_and_work_are_those_of_the_program() {
             let list = program.list_of(Rank(rank));
             let (mut expected, mut expected_flops, mut expected_loaded) = (0, 0, 0);
             for instruction in &list.instructions {
-                match instruction.operation {
+                match *instruction.operation {
                     Operation::Compute { kernel, .. } => expected_flops += kernel.flops().value() as u64,
                     // Sent and received.
                     Operation::Collective { kind: Collective::Shift, bytes, .. } => expected += 2 * bytes.count(),
@@ -156,7 +158,7 @@ fn kernels_rounded_to_microseconds_keep_their_sum() {
         .spans
         .iter()
         .zip(&program.lists[0].instructions)
-        .filter(|(_, instruction)| matches!(instruction.operation, Operation::Compute { .. }))
+        .filter(|(_, instruction)| matches!(*instruction.operation, Operation::Compute { .. }))
         .map(|(span, _)| span.duration().0 as f64 / 1e6)
         .sum();
     let trace = &exported(&program).0[0];

@@ -129,7 +129,7 @@ impl Attention {
 
     /// Which part of the positions the member `index` of a group has.
     fn position_part(&self, index: usize) -> usize {
-        index / self.dropout.map_or(1, |dropout| dropout.head_ranks())
+        index / self.dropout.map_or(1, |dropout| dropout.sample_parts.max(1) * dropout.head_ranks())
     }
 
     /// Where in the whole the member `index` of a group is before which `samples_before` samples of the micro-batch lie on other ranks.
@@ -166,7 +166,7 @@ impl Attention {
     /// Into how many parts the whole is cut of which the rank's index in its group says which one is its own.
     pub(crate) fn parts(&self) -> usize {
         if let Some(dropout) = self.dropout {
-            return dropout.position_parts * dropout.head_ranks();
+            return dropout.position_parts * dropout.head_ranks() * dropout.sample_parts;
         }
         match self.ring {
             Some(ring) if self.causal => ring.parts,

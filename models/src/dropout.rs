@@ -83,6 +83,9 @@ pub struct Dropout {
     pub features: usize,
     /// Into how many parts ranks have cut the positions.
     pub parts: usize,
+    /// Into how many parts ranks of the group have cut the samples, too: of the rank's index in it that part varies fastest.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sample_parts: usize,
     /// The share that is dropped, and which of the model's dropouts it is.
     #[serde(flatten)]
     pub site: DropoutSite,
@@ -96,7 +99,7 @@ impl Dropout {
 
     /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
     pub fn without_place(self) -> Self {
-        Self { first_sample: 0, parts: 1, site: DropoutSite::ANY, ..self }
+        Self { first_sample: 0, parts: 1, sample_parts: 1, site: DropoutSite::ANY, ..self }
     }
 }
 
@@ -124,6 +127,9 @@ pub struct AttentionDropout {
     pub head_parts: usize,
     /// Into how many parts ranks have cut the query heads of each key head.
     pub group_parts: usize,
+    /// Into how many parts ranks of the group have cut the samples, too: of the rank's index in it that part varies fastest of all.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sample_parts: usize,
 }
 
 /// What of the whole a rank's attention has, as its dropout must know it: the first of each.
@@ -159,8 +165,17 @@ impl AttentionDropout {
 
     /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
     pub(crate) fn without_place(self) -> Self {
-        Self { site: DropoutSite::ANY, first_sample: 0, position_parts: 1, head_parts: 1, group_parts: 1 }
+        Self { site: DropoutSite::ANY, first_sample: 0, position_parts: 1, head_parts: 1, group_parts: 1, sample_parts: 1 }
     }
+}
+
+fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(parts: &usize) -> bool {
+    *parts == 1
 }
 
 #[cfg(test)]

@@ -334,6 +334,42 @@ impl Model {
         })
     }
 
+    /// How many equal blocks it is a stack of, between the first and the last: `None` where its blocks are not all alike.
+    pub fn repeated_layers(&self) -> Option<usize> {
+        match *self {
+            Self::Gpt { layers, .. } | Self::Llama { layers, .. } | Self::Bert { layers, .. } | Self::Vit { layers, .. } => {
+                Some(layers)
+            }
+            Self::Moe { layers, moe_every, dense_layers, .. } => (moe_every == 1 && dense_layers == 0).then_some(layers),
+            Self::Mlp { .. } | Self::Resnet { .. } | Self::Vgg { .. } | Self::T5 { .. } | Self::LstmSeq2seq { .. } => None,
+        }
+    }
+
+    /// How many experts its mixtures have, if it has any.
+    pub fn experts(&self) -> Option<usize> {
+        match *self {
+            Self::Moe { experts, .. } => Some(experts),
+            _ => None,
+        }
+    }
+
+    /// The same with another number of blocks, if it is a stack of equal ones ([`Model::repeated_layers`]).
+    pub fn with_repeated_layers(&self, count: usize) -> Option<Self> {
+        self.repeated_layers()?;
+        let mut model = self.clone();
+        match &mut model {
+            Self::Gpt { layers, .. }
+            | Self::Llama { layers, .. }
+            | Self::Bert { layers, .. }
+            | Self::Vit { layers, .. }
+            | Self::Moe { layers, .. } => *layers = count,
+            Self::Mlp { .. } | Self::Resnet { .. } | Self::Vgg { .. } | Self::T5 { .. } | Self::LstmSeq2seq { .. } => {
+                return None;
+            }
+        }
+        Some(model)
+    }
+
     /// The names in the zoo.
     pub fn names() -> &'static [&'static str] {
         zoo::NAMES

@@ -1,9 +1,9 @@
 //! The search over parallelism layouts.
 //!
 //! The nouns: a [`Request`] says what is to be laid out where, and which choices are [`Fixed`]; [`plan()`] enumerates the
-//! [`Layout`](foretell_program::Layout)s of the [`space`], drops those whose memory plan does not fit and those whose [`bound`] says that
-//! they cannot be among the best, has the simulator decide among the rest, in parallel, and returns [`Planned`]: [`Candidate`]s in order,
-//! and what the search did.
+//! [`Layout`](foretell_program::Layout)s of the [`space`] family by family, drops those that cannot fit and those of which a lower bound
+//! ([`least`]) says that they cannot be the best, has the simulator decide among the rest, in parallel, the least bound first, and
+//! returns [`Planned`]: [`Candidate`]s in order, and what the search did.
 //! The answer does not depend on the number of threads. This crate knows no kernels and reads no files.
 //!
 //! ```
@@ -22,9 +22,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod bound;
+mod answer;
+mod bounds;
+mod objective;
+mod pipeline;
+pub mod placements;
+mod probe;
+mod request;
 mod search;
 pub mod space;
+mod windows;
 
-pub use search::{Candidate, Planned, PlannerError, Request, Search, plan};
+pub use answer::{Candidate, Planned, PlannerError, Search};
+pub use bounds::{Least, families, layouts, least};
+pub use objective::{Objective, checkpoint_bytes};
+pub use request::Request;
+pub use search::plan;
 pub use space::{Fixed, FixedError};

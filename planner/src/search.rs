@@ -1,164 +1,31 @@
-//! The search: compile every layout, drop what does not fit, bound the rest, simulate in the order of the bounds until no bound left
-//! can be among the best.
+//! The search: families of layouts in the order of their bounds, then their members, then the simulator, until no bound left can be among
+//! the best.
 
-use crate::bound::compute_bound;
-use crate::space::{Fixed, layouts};
-use foretell_models::{GraphOptions, Model, ModelError};
-use foretell_program::{Layout, MOST_RANKS, MOST_SAMPLES, Plan, Recompute, compile};
-use foretell_simulator::{CostModel, Folding, Oversubscription, Prediction, SimulationError, predict};
-use foretell_topologies::Topology;
+use crate::answer::{Candidate, Planned, PlannerError, Search, USUAL_MEND, no_layout, nothing_left};
+use crate::bounds::{Bounds, Verdict};
+use crate::placements::with_placed_operators;
+use crate::request::Request;
+use crate::space::Family;
+use foretell_program::{Compiled, Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program, compile, compile_training};
+use foretell_simulator::{Folding, Options, Recording, device_memory_by_stage, predict_with};
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
-use serde::Serialize;
-use thiserror::Error;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
-/// Layouts that are simulated before the incumbents are looked at again: fixed, so that the answer does not depend on the number of threads.
-const ROUND: usize = 8;
+/// Families that are opened, and layouts that are simulated, before the incumbents are looked at again: fixed, so that the answer does not depend on
+/// the number of threads.
+const FAMILIES_AT_ONCE: usize = 16;
+const SIMULATIONS_AT_ONCE: usize = 4;
 
-/// What is to be laid out where.
-#[derive(Clone, Debug)]
-pub struct Request<'a> {
-    /// The model.
-    pub model: &'a Model,
-    /// Its name.
-    pub name: &'a str,
-    /// The devices.
-    pub topology: &'a Topology,
-    /// What things cost on them.
-    pub costs: &'a CostModel,
-    /// Everything but the layout; of the layout, what the search does not choose.
-    pub base: &'a Plan,
-    /// What the user has chosen.
-    pub fixed: Fixed,
-    /// The devices that may be used; all of the topology's if more.
-    pub devices: usize,
-    /// Whether several ranks may share a device.
-    pub oversubscription: Oversubscription,
-    /// Memory that a rank may use; the device's if there is less of it.
-    pub memory_limit: Option<Bytes>,
-    /// How many candidates to return.
-    pub top: usize,
-}
+/// Spaces of fewer layouts are searched until no gap is left.
+const SMALL: usize = 512;
 
-impl<'a> Request<'a> {
-    /// A request for the best of all layouts on all devices.
-    pub fn new(model: &'a Model, name: &'a str, topology: &'a Topology, costs: &'a CostModel, base: &'a Plan) -> Self {
-        Self {
-            model,
-            name,
-            topology,
-            costs,
-            base,
-            fixed: Fixed::default(),
-            devices: topology.device_count(),
-            oversubscription: Oversubscription::Refused,
-            memory_limit: None,
-            top: 1,
-        }
-    }
-}
-
-/// A layout that was simulated.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
-    /// The whole plan.
-    pub plan: Plan,
-    /// What is foretold of it.
-    pub prediction: Prediction,
-}
-
-/// What the search did: the contract's `search`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Search {
-    /// Layouts in the space.
-    pub layouts: usize,
-    /// Layouts that do not divide the model or the batch.
-    pub indivisible: usize,
-    /// Layouts that a lower bound showed to be slower than those returned, or that recompute what fits without.
-    pub bounded_out: usize,
-    /// Layouts that do not fit.
-    pub out_of_memory: usize,
-    /// Layouts that were simulated.
-    pub simulated: usize,
-    /// The best step time.
-    pub best_seconds: f64,
-    /// No layout of the space is faster than this.
-    pub lower_bound_seconds: f64,
-    /// Best over bound, less one.
-    pub gap: f64,
-    /// How long it took; whoever has a clock fills it in.
-    pub wall_seconds: f64,
-}
-
-/// The answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Planned {
-    /// The best layouts, the fastest first; never empty.
-    pub candidates: Vec<Candidate>,
-    /// What the search did.
-    pub search: Search,
-}
-
-/// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Error)]
-pub enum PlannerError {
-    /// The model's sizes contradict each other.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Nothing in the space can be laid out.
-    #[error("no layout of `{model}` with global batch {global_batch} divides {devices} devices as asked{reason}; hint: {hint}")]
-    NoLayout {
-        /// The model.
-        model: String,
-        /// The batch.
-        global_batch: usize,
-        /// The devices.
-        devices: usize,
-        /// What the compiler said of one of them.
-        reason: String,
-        /// The mend.
-        hint: String,
-    },
-    /// Everything is too large.
-    #[error("no layout fits: the smallest needs {needed} on a device of `{device}`, which has {limit}; hint: {hint}")]
-    OutOfMemory {
-        /// The least that any layout needs.
-        needed: Bytes,
-        /// The device.
-        device: String,
-        /// What a rank may use.
-        limit: Bytes,
-        /// The mend.
-        hint: String,
-    },
-    /// A layout could not be simulated.
-    #[error(transparent)]
-    Simulation(#[from] SimulationError),
-}
-
-/// A layout that fits, with its bound. Its Programs are not kept: few survivors are simulated, and those are compiled again.
-struct Survivor {
-    index: usize,
-    plan: Plan,
-    /// The arena of each stage.
-    arenas: Vec<Bytes>,
-    bound: Seconds,
-}
-
-/// What became of a layout before simulation.
-enum Fate {
-    Indivisible(String),
-    OutOfMemory(Bytes),
-    Survives(Box<Survivor>),
-}
-
-/// Finds the fastest layouts.
+/// Finds the best layouts.
 ///
 /// # Errors
 /// [`PlannerError`]: the model's or the request's sizes leave no layout, or none that fits.
 pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
-    let options = GraphOptions::ONE;
-    let blocks = request.model.graph(request.name, &options)?.blocks.len();
     let devices = request.devices;
     if devices > MOST_RANKS {
         return Err(no_layout(request, format!("more than {MOST_RANKS} are not laid out"), "use fewer nodes"));
@@ -166,132 +33,303 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     if request.base.global_batch > MOST_SAMPLES {
         return Err(no_layout(request, format!("a step has {MOST_SAMPLES} samples at most"), "use a smaller global batch"));
     }
-    let space = layouts(&request.base.layout, devices, blocks, request.base.global_batch, &request.fixed);
-    let mut search = Search { layouts: space.len(), ..Search::default() };
-    let limit = memory_limit(request);
+    request.objective.check(request)?;
+    let bounds = Bounds::new(request)?;
+    Searcher { request, bounds, search: Search::default(), heap: BinaryHeap::new(), kept: Vec::new(), least: None, reason: None }
+        .run()
+}
 
-    // What recomputes is only of use where its twin that keeps everything does not fit; so those that keep come first.
-    let (keeping, recomputing): (Vec<_>, Vec<_>) =
-        space.into_iter().enumerate().partition(|(_, layout)| layout.recompute == Recompute::None);
-    let mut fates = examine(request, &keeping, limit);
-    let fits = |layout: &Layout| {
-        let wanted = Layout { recompute: Recompute::None, ..layout.clone() };
-        keeping.iter().zip(&fates).any(|((_, twin), fate)| matches!(fate, Fate::Survives(_)) && *twin == wanted)
-    };
-    let (needless, needed): (Vec<_>, Vec<_>) = recomputing.into_iter().partition(|(_, layout)| fits(layout));
-    search.bounded_out += needless.len();
-    fates.extend(examine(request, &needed, limit));
+/// Something that is still to be looked at, the least bound first; of equal ones the first in the space.
+#[derive(Debug)]
+struct Open {
+    bound: f64,
+    /// The family, and the member of it.
+    index: (usize, usize),
+    what: What,
+}
 
-    let mut survivors = Vec::new();
-    let mut least: Option<Bytes> = None;
-    let mut reason = None;
-    for fate in fates {
-        match fate {
-            Fate::Indivisible(text) => {
-                search.indivisible += 1;
-                reason.get_or_insert(text);
+#[derive(Debug)]
+enum What {
+    Family(Box<Family>),
+    Member(Box<Layout>),
+}
+
+impl PartialEq for Open {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Open {}
+
+impl PartialOrd for Open {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Open {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.bound.total_cmp(&other.bound).then(self.index.cmp(&other.index))
+    }
+}
+
+/// A layout that was simulated and fits.
+struct Kept {
+    value: f64,
+    index: (usize, usize),
+    plan: Plan,
+}
+
+/// What became of a layout that was to be simulated.
+enum Fate {
+    Indivisible(String),
+    OutOfMemory(Bytes),
+    Simulated(Box<Kept>),
+}
+
+struct Searcher<'a> {
+    request: &'a Request<'a>,
+    bounds: Bounds<'a>,
+    search: Search,
+    heap: BinaryHeap<Reverse<Open>>,
+    /// The best so far, in order.
+    kept: Vec<Kept>,
+    /// The least memory of what does not fit.
+    least: Option<Bytes>,
+    /// What the compiler said of a layout.
+    reason: Option<String>,
+}
+
+impl Searcher<'_> {
+    fn run(mut self) -> Result<Planned, PlannerError> {
+        self.open_space();
+        let (compiled, left) = loop {
+            let left = self.look_at_all()?;
+            if self.kept.is_empty() {
+                return Err(nothing_left(self.request, self.least, self.bounds.memory_limit, self.reason));
             }
-            Fate::OutOfMemory(bytes) => {
-                search.out_of_memory += 1;
-                least = Some(least.map_or(bytes, |least| least.min(bytes)));
+            if let Some(compiled) = self.with_evaluation()? {
+                break (compiled, left);
             }
-            Fate::Survives(survivor) => survivors.push(*survivor),
+        };
+        self.search.bounded_out += self.heap.iter().map(|Reverse(open)| self.layouts_of(open)).sum::<usize>();
+        self.answer(&compiled, left)
+    }
+
+    /// Goes on until nothing left can be among the best; the least bound of what is left.
+    fn look_at_all(&mut self) -> Result<Option<f64>, PlannerError> {
+        while let Some(Reverse(next)) = self.heap.peek() {
+            if self.is_settled(next.bound) {
+                return Ok(Some(next.bound));
+            }
+            match next.what {
+                What::Family(_) => self.open_families(),
+                What::Member(_) => self.simulate_members()?,
+            }
+        }
+        Ok(None)
+    }
+
+    fn layouts_of(&self, open: &Open) -> usize {
+        match &open.what {
+            What::Family(family) => self.bounds.space.members(family).len(),
+            What::Member(_) => 1,
         }
     }
-    if survivors.is_empty() {
-        return Err(nothing_left(request, least, limit, reason));
-    }
-    decide(request, survivors, search)
-}
 
-fn memory_limit(request: &Request<'_>) -> Bytes {
-    let least = request.topology.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO);
-    request.memory_limit.map_or(least, |limit| limit.min(least))
-}
-
-/// Compiles layouts and drops what does not divide or does not fit.
-fn examine(request: &Request<'_>, layouts: &[(usize, Layout)], limit: Bytes) -> Vec<Fate> {
-    layouts
-        .par_iter()
-        .map(|(index, layout)| {
-            let plan = Plan { layout: layout.clone(), ..request.base.clone() };
-            let compiled = match compile(request.model, request.name, &plan) {
-                Ok(compiled) => compiled,
-                Err(error) => return Fate::Indivisible(error.to_string()),
-            };
-            let arenas = compiled.arenas();
-            let peak = arenas.iter().copied().max().unwrap_or(Bytes::ZERO);
-            if peak > limit {
-                return Fate::OutOfMemory(peak);
-            }
-            let bound = compute_bound(&compiled.training, request.topology, request.costs);
-            Fate::Survives(Box::new(Survivor { index: *index, plan, arenas, bound }))
-        })
-        .collect()
-}
-
-/// Simulates survivors in the order of their bounds, until the next bound is beyond the last candidate that would be returned.
-fn decide(request: &Request<'_>, mut survivors: Vec<Survivor>, mut search: Search) -> Result<Planned, PlannerError> {
-    survivors.sort_by(|a, b| a.bound.value().total_cmp(&b.bound.value()).then(a.index.cmp(&b.index)));
-    let mut candidates: Vec<(usize, Candidate)> = Vec::new();
-    let mut next = 0;
-    while next < survivors.len() {
-        let worst_kept = candidates.get(request.top.max(1) - 1).map(|(_, kept)| kept.prediction.step_seconds);
-        if worst_kept.is_some_and(|worst| survivors[next].bound > worst) {
-            break;
+    /// Whether nothing with this bound or a greater one has to be looked at any more.
+    fn is_settled(&self, bound: f64) -> bool {
+        if !self.kept.is_empty() && (self.request.stop)() {
+            return true;
         }
-        let round = &survivors[next..survivors.len().min(next + ROUND)];
-        let predicted: Vec<_> = round
+        let Some(worst) = self.kept.get(self.request.top.max(1) - 1) else { return false };
+        let best = self.kept[0].value;
+        bound > worst.value || self.search.layouts >= SMALL && best <= bound * (1.0 + self.request.tolerance)
+    }
+
+    fn open_space(&mut self) {
+        let families = with_placed_operators(self.request, self.bounds.space.families());
+        let bounds: Vec<Verdict> = families.par_iter().map(|family| self.bounds.of_family(family)).collect();
+        for (number, (family, verdict)) in families.into_iter().zip(bounds).enumerate() {
+            let members = self.bounds.space.members(&family).len();
+            self.search.layouts += members;
+            if let Some(bound) = self.judge(verdict, members) {
+                self.heap.push(Reverse(Open { bound, index: (number, 0), what: What::Family(Box::new(family)) }));
+            }
+        }
+    }
+
+    /// The bound of what may be worth looking at; what is not is counted.
+    fn judge(&mut self, verdict: Verdict, layouts: usize) -> Option<f64> {
+        match verdict {
+            Verdict::Least(bound) => return Some(bound),
+            Verdict::Indivisible(reason) => {
+                self.search.indivisible += layouts;
+                self.reason.get_or_insert(reason);
+            }
+            Verdict::OutOfMemory(bytes) => {
+                self.search.out_of_memory += layouts;
+                self.least = Some(self.least.map_or(bytes, |least| least.min(bytes)));
+            }
+        }
+        None
+    }
+
+    /// Bounds the members of the families whose bounds are least.
+    fn open_families(&mut self) {
+        let mut opened = Vec::new();
+        while opened.len() < FAMILIES_AT_ONCE
+            && let Some(Reverse(next)) = self.heap.peek()
+            && matches!(next.what, What::Family(_))
+            && let Some(Reverse(Open { bound, index, what: What::Family(family) })) = self.heap.pop()
+        {
+            let members = self.bounds.space.members(&family).into_iter().enumerate();
+            opened.extend(members.map(|(member, layout)| (bound, (index.0, member), layout, family.micro_batches)));
+        }
+        let verdicts: Vec<Verdict> =
+            opened.par_iter().map(|(_, _, layout, micro_batches)| self.bounds.of_member(layout, *micro_batches)).collect();
+        for ((of_family, index, layout, _), verdict) in opened.into_iter().zip(verdicts) {
+            if let Some(bound) = self.judge(verdict, 1) {
+                let bound = bound.max(of_family);
+                self.heap.push(Reverse(Open { bound, index, what: What::Member(Box::new(layout)) }));
+            }
+        }
+    }
+
+    /// Has the simulator decide among the members whose bounds are least.
+    fn simulate_members(&mut self) -> Result<(), PlannerError> {
+        let mut round = Vec::new();
+        while round.len() < SIMULATIONS_AT_ONCE
+            && let Some(Reverse(next)) = self.heap.peek()
+            && matches!(next.what, What::Member(_))
+            && !self.is_settled(next.bound)
+            && let Some(Reverse(Open { index, what: What::Member(layout), .. })) = self.heap.pop()
+        {
+            round.push((index, *layout));
+        }
+        let fates: Vec<Fate> =
+            round.into_par_iter().map(|(index, layout)| self.simulate(index, layout)).collect::<Result<_, PlannerError>>()?;
+        for fate in fates {
+            match fate {
+                Fate::Indivisible(reason) => drop(self.judge(Verdict::Indivisible(reason), 1)),
+                Fate::OutOfMemory(bytes) => drop(self.judge(Verdict::OutOfMemory(bytes), 1)),
+                Fate::Simulated(kept) => {
+                    self.search.simulated += 1;
+                    self.kept.push(*kept);
+                }
+            }
+        }
+        self.kept.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
+        Ok(())
+    }
+
+    /// Compiles and simulates a layout, if it fits. What evaluation needs is looked at for those that would be returned only: it is hardly
+    /// ever more than training does.
+    fn simulate(&self, index: (usize, usize), layout: Layout) -> Result<Fate, PlannerError> {
+        let request = self.request;
+        let plan = Plan { layout, ..request.base.clone() };
+        let program = match compile_training(request.model, request.name, &plan) {
+            Ok(program) => program,
+            Err(error) => return Ok(Fate::Indivisible(error.to_string())),
+        };
+        let limit = self.bounds.memory_limit;
+        let needed = self.memory_of(&program);
+        if needed > limit {
+            return Ok(Fate::OutOfMemory(needed));
+        }
+        let value = request.objective.value(request, &program, self.bounds.weight(&plan.layout))?;
+        Ok(Fate::Simulated(Box::new(Kept { value, index, plan })))
+    }
+
+    /// What the fullest device holds: our executor the arena, another framework what its profile says.
+    fn memory_of(&self, program: &Program) -> Bytes {
+        let request = self.request;
+        if request.base.stack.is_own() {
+            return program.arenas().into_iter().max().unwrap_or(Bytes::ZERO);
+        }
+        let of_stages = device_memory_by_stage(program, request.topology, request.costs);
+        of_stages.iter().map(Footprint::total).max().unwrap_or(Bytes::ZERO)
+    }
+
+    /// The places of what would be returned: the best, and then the best of other kinds, as long as there are any.
+    fn returned(&self) -> Vec<usize> {
+        let top = self.request.top.max(1);
+        let kind = |kept: &Kept| {
+            let Layout { data, tensor, pipeline, context, expert, zero, recompute, .. } = kept.plan.layout;
+            (data, tensor, pipeline, context, expert, zero == 3, recompute)
+        };
+        let mut places: Vec<usize> = Vec::new();
+        for (place, kept) in self.kept.iter().enumerate() {
+            if places.len() < top && places.iter().all(|&other| kind(&self.kept[other]) != kind(kept)) {
+                places.push(place);
+            }
+        }
+        let rest = (0..self.kept.len()).filter(|place| !places.contains(place)).take(top - places.len());
+        let rest: Vec<usize> = rest.collect();
+        places.extend(rest);
+        places.sort_unstable();
+        places
+    }
+
+    /// Compiles what would be returned with its evaluation; what that makes too large is forgotten, and there is nothing then.
+    fn with_evaluation(&mut self) -> Result<Option<Vec<Compiled>>, PlannerError> {
+        let request = self.request;
+        let places = self.returned();
+        let returned: Vec<&Kept> = places.iter().map(|&place| &self.kept[place]).collect();
+        // They were compiled once, so that they will be again.
+        let whole = |kept: &&Kept| {
+            compile(request.model, request.name, &kept.plan).map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))
+        };
+        let compiled = returned.par_iter().map(whole).collect::<Result<Vec<Compiled>, PlannerError>>()?;
+        let is_own = request.base.stack.is_own();
+        let needed = |one: &Compiled| {
+            if is_own { one.arenas().into_iter().max().unwrap_or(Bytes::ZERO) } else { self.memory_of(&one.training) }
+        };
+        let misfit = compiled.iter().map(needed).enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
+        let Some((place, needed)) = misfit else { return Ok(Some(compiled)) };
+        self.kept.remove(places[place]);
+        self.search.simulated -= 1;
+        self.judge(Verdict::OutOfMemory(needed), 1);
+        Ok(None)
+    }
+
+    fn answer(mut self, compiled: &[Compiled], left: Option<f64>) -> Result<Planned, PlannerError> {
+        let request = self.request;
+        let best = self.kept[0].value;
+        let returned: Vec<(&Plan, &Compiled)> =
+            self.returned().into_iter().map(|place| &self.kept[place].plan).zip(compiled).collect();
+        let options = Options {
+            oversubscription: request.oversubscription,
+            recording: Recording::Ends,
+            folding: Folding::On,
+            ..Options::default()
+        };
+        let candidates = returned
             .par_iter()
-            .map(|survivor| {
-                // It was compiled once, so that it will be again.
-                let compiled = compile(request.model, request.name, &survivor.plan)
-                    .map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))?;
-                let (mut prediction, _) =
-                    predict(&compiled.training, request.topology, request.costs, request.oversubscription, Folding::On)?;
-                // Evaluation shares the arena.
-                prediction.peak_memory_bytes = survivor.arenas.clone();
-                Ok((survivor.index, Candidate { plan: survivor.plan.clone(), prediction }))
+            .map(|(plan, compiled)| {
+                let (mut prediction, _) = predict_with(&compiled.training, request.topology, request.costs, &options)?;
+                if request.base.stack.is_own() {
+                    // Evaluation shares the arena.
+                    prediction.peak_memory_bytes = compiled.arenas();
+                } else {
+                    let held = device_memory_by_stage(&compiled.training, request.topology, request.costs);
+                    prediction.peak_memory_bytes = held.iter().map(Footprint::total).collect();
+                    (prediction.memory_by_component, prediction.fits) = (held, true);
+                }
+                Ok(Candidate { plan: (*plan).clone(), prediction })
             })
-            .collect::<Result<_, PlannerError>>()?;
-        next += round.len();
-        search.simulated += predicted.len();
-        candidates.extend(predicted);
-        candidates.sort_by(|(a_index, a), (b_index, b)| {
-            let seconds = |candidate: &Candidate| candidate.prediction.step_seconds.value();
-            seconds(a).total_cmp(&seconds(b)).then(a_index.cmp(b_index))
-        });
-    }
-    search.bounded_out += survivors.len() - next;
-    let best = candidates.first().map_or(0.0, |(_, best)| best.prediction.step_seconds.value());
-    let left = survivors.get(next).map_or(best, |survivor| survivor.bound.value());
-    search.best_seconds = best;
-    search.lower_bound_seconds = best.min(left);
-    search.gap = if search.lower_bound_seconds > 0.0 { best / search.lower_bound_seconds - 1.0 } else { 0.0 };
-    let candidates = candidates.into_iter().take(request.top.max(1)).map(|(_, candidate)| candidate).collect();
-    Ok(Planned { candidates, search })
-}
-
-fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: Bytes, reason: Option<String>) -> PlannerError {
-    match least {
-        Some(needed) => PlannerError::OutOfMemory {
-            needed,
-            device: request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default(),
-            limit,
-            hint: "use more devices, a smaller global batch, or a smaller model; `--fix` less".into(),
-        },
-        None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
+            .collect::<Result<Vec<_>, PlannerError>>()?;
+        self.search.best_seconds = candidates.first().map_or(0.0, |best| best.prediction.step_seconds.value());
+        // The value of what is left, in terms of the best one's time.
+        let share = left.map_or(1.0, |left| (left / best).min(1.0));
+        self.search.lower_bound_seconds = self.search.best_seconds * share;
+        self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
+        Ok(Planned { candidates, search: self.search })
     }
 }
 
-const USUAL_MEND: &str = "choose a global batch with more divisors, or `--fix` less";
-
-fn no_layout(request: &Request<'_>, reason: String, hint: &str) -> PlannerError {
-    PlannerError::NoLayout {
-        model: request.name.into(),
-        global_batch: request.base.global_batch,
-        devices: request.devices,
-        reason: if reason.is_empty() { reason } else { format!(" ({reason})") },
-        hint: hint.into(),
-    }
+/// Seconds of picoseconds.
+pub(crate) fn seconds(picoseconds: f64) -> Seconds {
+    Seconds::new(picoseconds * 1e-12)
 }

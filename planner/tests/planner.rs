@@ -2,11 +2,9 @@
 //! of threads.
 
 use foretell_models::{DropoutRate, Model, Stem};
-use foretell_planner::bound::compute_bound;
-use foretell_planner::space::layouts;
-use foretell_planner::{Planned, PlannerError, Request, plan};
+use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
 use foretell_program::{
-    KernelSample, Layout, MachineIdentity, Optimizer, Plan, Profile, Recompute, Sample, Schedule, StageProgram, compile,
+    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Plan, Profile, Recompute, Sample, Schedule, StageProgram, compile,
 };
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
@@ -21,7 +19,7 @@ fn models() -> impl Strategy<Value = Model> {
         proptest::collection::vec(prop_oneof![Just(16usize), Just(64), Just(2048)], 3..6)
             .prop_map(|widths| Model::Mlp { widths }),
         Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
-        (1usize..4, prop_oneof![Just(16usize), Just(256)], any::<bool>()).prop_map(|(layers, hidden, tied_embeddings)| {
+        (1usize..9, prop_oneof![Just(16usize), Just(256)], any::<bool>()).prop_map(|(layers, hidden, tied_embeddings)| {
             Model::Gpt {
                 layers,
                 hidden,
@@ -48,14 +46,20 @@ prop_compose! {
             (Schedule::ZeroBubbleH1, 1),
             (Schedule::ZeroBubbleV, 2),
         ]),
-        pipeline in 1usize..3,
+        pipeline in 1usize..6,
         micro_batch in 1usize..5,
         micro_batches in 1usize..5,
-        full in any::<bool>(),
+        recompute in proptest::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
         adam in any::<bool>(),
+        zero in 0usize..4,
+        sequence_parallel in any::<bool>(),
+        inside in any::<bool>(),
+        kib in prop_oneof![Just(1u64), Just(64), Just(25 << 10)],
     ) -> Plan {
-        let recompute = if full { Recompute::Full } else { Recompute::None };
-        let layout = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
+        let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
+        let bucket = Bytes::new(kib << 10);
+        let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
+        let layout = Layout { zero, sequence_parallel, placement, bucket, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         Plan { optimizer, ..Plan::new(layout, data * micro_batch * micro_batches) }
     }
@@ -90,8 +94,13 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
     }
 }
 
+/// `FORETELL_BOUND_CASES=3000 cargo test --release -p foretell-planner bound` tries more than every run does.
+fn bound_cases() -> u32 {
+    std::env::var("FORETELL_BOUND_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: bound_cases(), ..ProptestConfig::default() })]
 
     #[test]
     fn the_bound_never_exceeds_what_is_simulated(
@@ -102,16 +111,21 @@ proptest! {
         let costs = CostModel::new(profile.as_ref(), &DGX);
         let Ok(compiled) = compile(&model, "model", &plan) else { return Ok(()) };
         let (prediction, _) = predict(&compiled.training, &DGX, &costs, Oversubscription::Allowed, Folding::On).expect("it can be simulated");
-        let bound = compute_bound(&compiled.training, &DGX, &costs);
-        prop_assert!(bound > Seconds::ZERO && bound <= prediction.step_seconds, "{bound} above {}", prediction.step_seconds);
+        let base = Plan { layout: Layout::default(), ..plan.clone() };
+        let request = Request { oversubscription: Oversubscription::Allowed, ..Request::new(&model, "model", &DGX, &costs, &base) };
+        let least = least(&request, &plan.layout).expect("it is sound").expect("it was compiled");
+        prop_assert!(least.step > Seconds::ZERO && least.step <= prediction.step_seconds, "{} above {}", least.step, prediction.step_seconds);
+        let arena = compiled.training.arenas().into_iter().max().expect("there is a stage");
+        prop_assert!(least.memory <= arena, "{} above {arena}", least.memory);
     }
 }
 
 /// The least step time of all layouts that fit, each simulated.
-fn by_brute_force(request: &Request<'_>, blocks: usize) -> Option<Seconds> {
+fn by_brute_force(request: &Request<'_>) -> Option<Seconds> {
     let memory = DGX.device_kinds()[0].memory;
     let limit = request.memory_limit.map_or(memory, |limit| limit.min(memory));
-    layouts(&request.base.layout, request.devices, blocks, request.base.global_batch, &request.fixed)
+    layouts(request)
+        .expect("the model is sound")
         .into_iter()
         .filter_map(|layout| compile(request.model, request.name, &Plan { layout, ..request.base.clone() }).ok())
         .filter(|compiled| compiled.arenas().iter().all(|&arena| arena <= limit))
@@ -130,12 +144,11 @@ proptest! {
     ) {
         let costs = CostModel::new(None, &DGX);
         let base = Plan::new(Layout::default(), batch);
-        let blocks = foretell_models::GraphOptions::ONE;
-        let blocks = model.graph("model", &blocks).expect("it is sound").blocks.len();
         let mut request = Request { devices, ..Request::new(&model, "model", &DGX, &costs, &base) };
         if limited {
             // Between the smallest and the largest arena: some layouts do not fit.
-            let arenas: Vec<Bytes> = layouts(&base.layout, devices, blocks, batch, &request.fixed)
+            let arenas: Vec<Bytes> = layouts(&request)
+                .expect("the model is sound")
                 .into_iter()
                 .filter_map(|layout| compile(&model, "model", &Plan { layout, ..base.clone() }).ok())
                 .filter_map(|compiled| compiled.arenas().into_iter().max())
@@ -145,11 +158,34 @@ proptest! {
         }
         let planned = plan(&request).expect("something fits");
         let best = planned.candidates[0].prediction.step_seconds;
-        prop_assert_eq!(Some(best), by_brute_force(&request, blocks), "{:?}", planned.candidates[0].plan);
+        prop_assert_eq!(Some(best), by_brute_force(&request), "{:?}", planned.candidates[0].plan);
         let search = &planned.search;
         prop_assert_eq!(search.layouts, search.indivisible + search.bounded_out + search.out_of_memory + search.simulated);
         prop_assert!(search.lower_bound_seconds <= search.best_seconds && search.gap >= 0.0);
     }
+}
+
+#[test]
+fn on_unequal_devices_too_the_search_finds_what_trying_everything_finds() {
+    let text = "name: two\ndevices:\n  slow: {base: v100-sxm-32g}\n  fast: {base: a100-sxm-80g}\nnodes:\n  \
+                - {name: old, count: 1, devices: {kind: slow, count: 2}, link: nvlink-mesh-150GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n  \
+                - {name: new, count: 1, devices: {kind: fast, count: 2}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n\
+                network: {kind: switch, latency: 5us}\n";
+    let topology = Topology::from_yaml(text, "two.yaml").expect("it is sound");
+    let model = Model::Mlp { widths: vec![2048; 9] };
+    let costs = CostModel::new(None, &topology);
+    let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
+    let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
+    let planned = plan(&request).expect("something fits");
+    let all = layouts(&request).expect("the model is sound");
+    let uneven = all.iter().filter(|layout| layout.cuts.is_some()).count();
+    assert!(uneven > 0, "stages on slower devices may have fewer blocks");
+    let steps = all.into_iter().filter_map(|layout| {
+        let compiled = compile(&model, "model", &Plan { layout, ..base.clone() }).ok()?;
+        let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?;
+        Some(prediction.step_seconds)
+    });
+    assert_eq!(steps.reduce(Seconds::min), Some(planned.candidates[0].prediction.step_seconds));
 }
 
 fn resnet18(top: usize) -> impl Fn() -> Planned + Send + Sync {
@@ -222,20 +258,4 @@ fn a_profile_of_another_device_says_nothing() {
     let costs = CostModel::new(Some(&profile(device, vec![0.5, f64::NAN, 1.0, 2.0])), &DGX);
     assert_eq!(costs.paces, [1.0, 1.0, 2.0]);
     assert_eq!(costs.buffered, Bytes::new(4096));
-}
-
-/// `cargo test --release -p foretell-planner -- --ignored --nocapture`: how long the searches of the manual take here.
-#[test]
-#[ignore = "a measurement, of the release profile"]
-fn how_long_searches_take() {
-    let costs = CostModel::new(None, &DGX);
-    for (name, batch, optimizer) in [("resnet50", 256, Optimizer::Sgd), ("gpt2-xl", 64, Optimizer::AdamW)] {
-        let model = Model::named(name).expect("in the zoo");
-        let base = Plan { precision: DataType::Bf16, optimizer, ..Plan::new(Layout::default(), batch) };
-        for _ in 0..3 {
-            let start = std::time::Instant::now();
-            let planned = plan(&Request::new(&model, name, &DGX, &costs, &base)).expect("something fits");
-            println!("{name}: {:.2} s, {:?}", start.elapsed().as_secs_f64(), planned.search);
-        }
-    }
 }

@@ -7,7 +7,7 @@
 //! 4. cutting into chunks, and what each stage keeps from step to step ([`cuts`], [`state`]);
 //! 5. who sends what to whom where stages' meshes differ, and so which ranks run one list ([`reshard`]);
 //! 6. each list's instructions, in its stage's order ([`emit`], with communication from the table of conversions, and
-//!    [`messages`] between stages ([`passing`]), and [`ring`] attention);
+//!    [`messages`] between stages ([`passing`]), and [`ring`] attention), once for micro-batches that do alike ([`repeats`]);
 //! 7. the memory plan, and dependencies between streams ([`crate::memory`], [`dependencies`]).
 //!
 //! Layouts end here: what leaves is instructions.
@@ -22,6 +22,7 @@ mod limits;
 mod messages;
 mod passing;
 mod recompute;
+mod repeats;
 mod reshard;
 mod ring;
 mod state;
@@ -31,11 +32,12 @@ mod zero;
 use crate::fusion::fuse;
 use crate::memory;
 use crate::mesh::{Axis, Coordinates, Mesh, Rank, StageMesh};
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Layout, Plan, PlanError, Share};
 use crate::program::{Operation, Program, StageProgram};
 use crate::schedule::StagePass;
 use crate::strategy::{Sharding, consumers, makers};
 use cuts::Cuts;
+pub use cuts::{cuts_by_speed, usual_cuts, work_of_blocks};
 use emit::StageEmitter;
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
 use foretell_units::{Bytes, Flops};
@@ -70,7 +72,8 @@ impl Compiled {
 /// [`PlanError`] where the plan does not fit the model: sizes that do not divide or are beyond any machine, more stages than blocks, or
 /// what cannot be laid out yet.
 pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanError> {
-    let [training, evaluation] = programs(model, name, plan, [Purpose::Training, Purpose::Evaluation])?;
+    let [training, evaluation] =
+        programs(model, name, plan, [Purpose::Training, Purpose::Evaluation], Emission::Once, Places::Planned)?;
     Ok(Compiled { training, evaluation })
 }
 
@@ -79,8 +82,28 @@ pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanE
 /// # Errors
 /// As [`compile`].
 pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
-    let [training] = programs(model, name, plan, [Purpose::Training])?;
+    let [training] = programs(model, name, plan, [Purpose::Training], Emission::Once, Places::Planned)?;
     Ok(training)
+}
+
+/// Compiles the training step without a memory plan: nothing has a place, and nothing waits for one. No simulation of the whole Program
+/// waits for less, so that bounds can be made of it; it cannot be executed.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_unplaced(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
+    let [training] = programs(model, name, plan, [Purpose::Training], Emission::Once, Places::None)?;
+    Ok(training)
+}
+
+/// The graph of a training step's micro-batch as the first stage's mesh has it, with that mesh, before it is shared out.
+pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(Graph, StageMesh), PlanError> {
+    plan.validate()?;
+    let mesh = plan.mesh()?;
+    let own = mesh.stage(0);
+    let stage = own.with_even_samples(own.distinct_samples()[0]);
+    let graph = graph(model, name, plan, &stage, vocabulary_parts(plan, &mesh), Purpose::Training)?;
+    Ok((graph, stage))
 }
 
 /// Programs over one arena, the first of them the training step: what is kept from step to step is what that needs.
@@ -89,6 +112,8 @@ fn programs<const COUNT: usize>(
     name: &str,
     plan: &Plan,
     purposes: [Purpose; COUNT],
+    emission: Emission,
+    places: Places,
 ) -> Result<[Program; COUNT], PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
@@ -106,11 +131,18 @@ fn programs<const COUNT: usize>(
     let parts = reshard::parts(&mesh, &crossings);
     let state = |part: &Part| StageState::plan(lowered[0].of_part(part, &mesh), &cuts, part.stage, plan, &mesh);
     let states = parts.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
-    let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states };
+    let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states, emission, places };
     let programs = lowered.iter().zip(&crossings).zip(purposes);
     let programs = programs.map(|((lowerings, crossings), purpose)| run.lower(lowerings, crossings, purpose));
     let programs = programs.collect::<Result<Vec<_>, PlanError>>()?;
     Ok(programs.try_into().unwrap_or_else(|_| unreachable!("there is one for each purpose")))
+}
+
+/// Whether buffers are given places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Places {
+    Planned,
+    None,
 }
 
 /// What a Program is for.
@@ -118,6 +150,16 @@ fn programs<const COUNT: usize>(
 enum Purpose {
     Training,
     Evaluation,
+}
+
+/// How often what micro-batches have in common is emitted. The answer is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Emission {
+    /// Once, as far as [`repeats`] finds it.
+    Once,
+    /// For each of them: the oracle of tests.
+    #[cfg(test)]
+    Each,
 }
 
 /// A graph that is shared out over the ranks of one stage's mesh and fused, ready to be cut into stages.
@@ -137,10 +179,7 @@ struct Lowerings(Vec<Lowering>);
 
 impl Lowerings {
     fn new(model: &Model, name: &str, plan: &Plan, mesh: &Mesh, purpose: Purpose) -> Result<Self, PlanError> {
-        // Only the stage of the last block has a head, whose loss is cut into parts of the vocabulary.
-        let positions = plan.layout.pipeline.saturating_mul(plan.layout.virtual_stages);
-        let head = plan.layout.schedule.place(plan.layout.pipeline, plan.layout.virtual_stages, positions.saturating_sub(1)).0;
-        let vocabulary_parts = mesh.stage(head).size(Axis::Tensor);
+        let vocabulary_parts = vocabulary_parts(plan, mesh);
         let mut lowerings: Vec<Lowering> = Vec::new();
         for own in mesh.distinct_stages() {
             for samples in own.distinct_samples() {
@@ -178,17 +217,7 @@ impl Lowering {
         vocabulary_parts: usize,
         purpose: Purpose,
     ) -> Result<Self, PlanError> {
-        let inference = purpose == Purpose::Evaluation;
-        let options = GraphOptions {
-            batch: mesh.samples_at_once(),
-            normalization_groups: normalization_groups(model, plan, &mesh)?,
-            inference,
-            vocabulary_parts,
-        };
-        let forward = model.graph(name, &options)?;
-        // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
-        let normalizer = plan.global_batch * forward.predictions_per_sample;
-        let graph = if inference { forward } else { differentiate(&forward, normalizer) };
+        let graph = graph(model, name, plan, &mesh, vocabulary_parts, purpose)?;
         let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
         let (graph, sharding) = fuse(&graph, sharding);
         Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding, mesh })
@@ -211,10 +240,53 @@ impl Lowering {
     }
 }
 
-/// Groups of samples that share batch statistics, if all ranks of a stage have as many.
+/// Into how many parts the vocabulary is cut: only the stage of the last block has a head, whose loss is cut into parts of it.
+fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
+    let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
+    let positions = pipeline.saturating_mul(virtual_stages);
+    mesh.stage(schedule.place(pipeline, virtual_stages, positions.saturating_sub(1)).0).size(Axis::Tensor)
+}
+
+/// The graph of one micro-batch over all ranks of a mesh.
+fn graph(
+    model: &Model,
+    name: &str,
+    plan: &Plan,
+    mesh: &StageMesh,
+    vocabulary_parts: usize,
+    purpose: Purpose,
+) -> Result<Graph, PlanError> {
+    let inference = purpose == Purpose::Evaluation;
+    let options = GraphOptions {
+        batch: mesh.samples_at_once(),
+        normalization_groups: normalization_groups(model, plan, mesh)?,
+        inference,
+        vocabulary_parts,
+    };
+    let forward = model.graph(name, &options)?;
+    // Both are bounded (2^32 samples, 2^24 positions), and so is every product of the two.
+    let normalizer = plan.global_batch * forward.predictions_per_sample;
+    Ok(if inference { forward } else { differentiate(&forward, normalizer) })
+}
+
+/// Groups of samples that share batch statistics, if all ranks of a stage have as many. Where no size of them is stated they are a rank's samples:
+/// where `tensor` shares out samples of some operators, those that it then has.
 fn normalization_groups(model: &Model, plan: &Plan, mesh: &StageMesh) -> Result<usize, PlanError> {
-    let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else { return Ok(mesh.batch_parts()) };
     let samples = mesh.samples_at_once() / mesh.batch_parts();
+    let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else {
+        let shares_batch = plan.layout.operators.iter().any(|(_, share)| share == Share::Batch);
+        let parts = if shares_batch && model.has_batch_norm() { mesh.size(Axis::Tensor) } else { 1 };
+        if !samples.is_multiple_of(parts) {
+            return Err(PlanError::Indivisible {
+                what: "micro_batch".into(),
+                value: samples,
+                by: "tensor, which shares out samples".into(),
+                divisor: parts,
+                hint: "choose a micro-batch that is a multiple of it, or state a `batch_norm_group`".into(),
+            });
+        }
+        return Ok(mesh.batch_parts() * parts);
+    };
     if group == 0 || !samples.is_multiple_of(group) {
         return Err(PlanError::Indivisible {
             what: "micro_batch".into(),
@@ -235,6 +307,8 @@ struct Run<'a> {
     parts: &'a [Part],
     /// By part.
     states: &'a [StageState],
+    emission: Emission,
+    places: Places,
 }
 
 impl Run<'_> {
@@ -254,13 +328,15 @@ impl Run<'_> {
         for (part, state) in self.parts.iter().zip(self.states) {
             let routes = crossings.routes(part.stage, &part.ranks);
             let mut emitter = StageEmitter::new(lowerings.of_part(part, mesh), plan, mesh, cuts, part.stage, state, &routes);
-            emitter.tasks(&orders[part.stage], &receives[part.stage]);
+            emitter.tasks(&orders[part.stage], &receives[part.stage], self.emission);
             if purpose == Purpose::Training {
                 emitter.update();
             }
             let mut program = emitter.finish();
             dependencies::connect(&mut program, &plan.overlap);
-            memory::plan(&mut program);
+            if self.places == Places::Planned {
+                memory::plan(&mut program);
+            }
             dependencies::prune(&mut program);
             part.ranks.iter().for_each(|rank| list_of_rank[rank.0] = lists.len() as u32);
             flops += hardware_flops(&program) * part.ranks.len() as f64;
@@ -287,7 +363,7 @@ impl Run<'_> {
 fn hardware_flops(list: &StageProgram) -> Flops {
     list.instructions
         .iter()
-        .filter_map(|instruction| match &instruction.operation {
+        .filter_map(|instruction| match &*instruction.operation {
             Operation::Compute { kernel, .. } => Some(kernel.model_flops()),
             _ => None,
         })

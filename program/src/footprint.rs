@@ -1,10 +1,10 @@
-//! What a rank's arena holds when it holds the most, by what it is for.
+//! What a rank's arena, or a framework, holds when it holds the most, by what it is for.
 
 use crate::program::{Buffer, BufferRole, StageProgram};
 use foretell_units::Bytes;
 use std::collections::HashMap;
 
-/// The bytes of an arena by what they are for, at the instruction at which most of it is in use.
+/// The bytes of an arena by what they are for, at the instruction at which most of it is in use; or of what a framework holds in its stead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Weights: those that the rank keeps, and those that it has gathered.
@@ -17,8 +17,10 @@ pub struct Footprint {
     pub activations: Bytes,
     /// Room for communication and rearrangement, sums and running statistics.
     pub workspace: Bytes,
-    /// What lies between them: alignment, and holes that nothing fitted.
+    /// What lies between them: alignment, and holes that nothing fitted; of a framework's allocator what it holds and does not use.
     pub unused: Bytes,
+    /// What a framework has on the device beside what it allocates (CUDA's context, libraries' buffers); nothing of that is in an arena.
+    pub context: Bytes,
 }
 
 impl Footprint {
@@ -58,9 +60,9 @@ impl Footprint {
         most
     }
 
-    /// The sum of all parts: the arena.
+    /// The sum of all parts: the arena, or all that a device holds.
     pub fn total(&self) -> Bytes {
-        self.used() + self.unused
+        self.used() + self.unused + self.context
     }
 
     /// The parts with their names, those without bytes left out.
@@ -72,6 +74,7 @@ impl Footprint {
             ("activations", self.activations),
             ("workspace", self.workspace),
             ("unused", self.unused),
+            ("context", self.context),
         ];
         parts.into_iter().filter(|(_, bytes)| *bytes > Bytes::ZERO).collect()
     }

@@ -2,15 +2,20 @@
 //! a stack that fuses and one that does not are different Programs.
 
 use crate::strategy::{Sharding, consumers};
-use foretell_models::{Graph, Operand, OperatorId, OperatorKind};
+use foretell_models::{Graph, Operand, OperatorId, OperatorKind, TensorId};
 
 /// Merges a bias, and then a ReLU, into the product before it where nothing else reads what lies between. A product whose partial sums
-/// must be made first cannot take the bias. Attention whose queries, keys and values were split from one tensor reads that tensor, where
+/// must be made first cannot take the bias, nor one whose ranks
+/// make other parts of the output than they add the bias to. Attention whose queries, keys and values were split from one tensor reads that tensor, where
 /// nothing is to be converted in between. Operators keep the shares that `sharding` gave them.
 pub(crate) fn fuse(graph: &Graph, sharding: Sharding) -> (Graph, Sharding) {
     let mut fused = graph.clone();
     let consumers = consumers(graph);
     let mut dropped = vec![false; graph.operators.len()];
+    let lies_as_wanted = |tensor: TensorId, reader: OperatorId| {
+        let mut read = graph.operators[reader.0].inputs.iter().filter(|input| input.tensor == tensor);
+        read.all(|input| sharding.settled(tensor) == sharding.wanted(reader, input))
+    };
     for index in 0..graph.operators.len() {
         let OperatorKind::Matmul { weight, .. } = graph.operators[index].kind else { continue };
         let product = graph.operators[index].outputs[0].tensor;
@@ -20,7 +25,7 @@ pub(crate) fn fuse(graph: &Graph, sharding: Sharding) -> (Graph, Sharding) {
         let whole = sharding.produced(product).partial_axes().next().is_none();
         let same_columns =
             bias.inputs.get(1).is_some_and(|parameter| parameter.axes.len() == column_count(graph, OperatorId(index)));
-        if bias.kind != OperatorKind::BiasAdd || !same_block || !whole || !same_columns {
+        if bias.kind != OperatorKind::BiasAdd || !same_block || !whole || !same_columns || !lies_as_wanted(product, bias_id) {
             continue;
         }
         // The bias walks the product's own column loops.
@@ -33,6 +38,7 @@ pub(crate) fn fuse(graph: &Graph, sharding: Sharding) -> (Graph, Sharding) {
         if let [relu_id] = consumers[result.0][..]
             && graph.operators[relu_id.0].kind == OperatorKind::Relu
             && graph.operators[relu_id.0].block == bias.block
+            && lies_as_wanted(result, relu_id)
         {
             relu = true;
             result = graph.operators[relu_id.0].outputs[0].tensor;

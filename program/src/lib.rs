@@ -19,6 +19,7 @@
 //! # Ok::<(), foretell_program::PlanError>(())
 //! ```
 
+mod choices;
 mod compile;
 mod footprint;
 mod fusion;
@@ -34,20 +35,21 @@ mod schedule;
 mod strategy;
 mod timeline;
 
-pub use compile::{Compiled, compile, compile_training};
+pub use choices::{Choice, Choices};
+pub use compile::{Compiled, compile, compile_training, compile_unplaced, cuts_by_speed, usual_cuts, work_of_blocks};
 pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
-pub use placement::{Conversion, Placement, Placements, conversion};
+pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Optimizer, Overlap, Plan, PlanError, Recompute, Stack,
-    StageLayout, Training,
+    ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, OperatorShares, Optimizer, Overlap, Plan, PlanError,
+    Recompute, Share, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{
-    Buffer, BufferId, BufferRole, Collective, CollectiveRole, GroupId, Initial, InitialShare, Instruction, InstructionId, Metric,
-    MetricKind, Operation, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId,
+    Metric, MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
 };
 pub use reuse::reuse_distances;
-pub use schedule::{Schedule, StagePass, Task};
+pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};
 pub use timeline::{Origin, RankTimeline, Span, Timeline};

@@ -6,9 +6,13 @@
 //! over waits for those who used it: so the plan is right whatever the streams' relative speeds.
 
 use crate::program::{BufferId, InstructionId, Operation, StageProgram, Stream, StreamId};
+use arena::{Arena, BlockId, NO_BLOCK};
 use foretell_models::Kernel;
 use foretell_units::Bytes;
-use std::collections::BTreeMap;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+mod arena;
 
 /// Every buffer starts at a multiple of it: a cache line, and enough for any vector unit.
 const ALIGNMENT: u64 = 64;
@@ -20,9 +24,9 @@ const GRACE: usize = 64;
 /// Places all buffers of a stage, sets their lifetimes and the arena's size, and adds the dependencies that sharing a place needs.
 pub(crate) fn plan(program: &mut StageProgram) {
     let kept = place_persistent(program);
-    let end = Planner::new(program, kept).run();
-    program.arena = Bytes::new(end.next_multiple_of(ALIGNMENT));
-    place_pieces(program);
+    let mut planner = Planner::new(program, kept);
+    planner.run();
+    planner.finish_plan();
 }
 
 fn place_persistent(program: &mut StageProgram) -> u64 {
@@ -34,83 +38,90 @@ fn place_persistent(program: &mut StageProgram) -> u64 {
     end
 }
 
-/// A piece's offset was counted from its parent's start until now.
-fn place_pieces(program: &mut StageProgram) {
-    for index in 0..program.buffers.len() {
-        if let Some(parent) = program.buffers[index].parent {
-            let start = program.buffer(parent).offset;
-            program.buffers[index].offset += start;
-        }
-    }
+/// Who used a place last, by stream.
+type Users = SmallVec<[(StreamId, InstructionId); 2]>;
+
+/// What the plan knows of a buffer, in one line of the cache.
+#[derive(Clone)]
+struct Lot {
+    /// The buffer that has a place of its own: a piece has its parent's.
+    root: BufferId,
+    is_persistent: bool,
+    /// The first and the last instruction that touch it; [`NEVER`] where none does.
+    first: u32,
+    last: u32,
+    /// Where it lies while it lives.
+    block: BlockId,
+    bytes: u64,
+    offset: u64,
+    /// Its last uses so far.
+    users: Users,
 }
 
-/// Who used a place last, by stream.
-type Users = Vec<(StreamId, InstructionId)>;
+const NEVER: u32 = u32::MAX;
 
 struct Planner<'a> {
     program: &'a mut StageProgram,
-    first: Vec<Option<usize>>,
-    last: Vec<usize>,
-    /// Free places: start to length.
-    holes: BTreeMap<u64, u64>,
-    /// Where the arena ends so far.
-    end: u64,
-    /// Who used what lies from a start to an end before: disjoint.
-    history: BTreeMap<u64, (u64, Users)>,
-    /// The last uses of each buffer, by stream.
-    users: Vec<Users>,
-    /// Buffers that are over but for another stream: with the instruction after which they are free.
-    waiting: Vec<(usize, BufferId)>,
+    lots: Vec<Lot>,
+    arena: Arena,
+    /// Buffers that are over but for another stream: with the instruction after which they are free, the earliest first.
+    waiting: VecDeque<(usize, BufferId)>,
     /// What an instruction reads and writes: kept to be filled again.
     touched: Vec<BufferId>,
 }
 
 impl<'a> Planner<'a> {
     fn new(program: &'a mut StageProgram, kept: u64) -> Self {
-        let count = program.buffers.len();
-        let mut planner = Self {
-            first: vec![None; count],
-            last: vec![0; count],
-            holes: BTreeMap::new(),
-            end: kept,
-            history: BTreeMap::new(),
-            users: vec![Users::new(); count],
-            waiting: Vec::new(),
-            touched: Vec::new(),
-            program,
+        let lot = |(id, buffer): (u32, &crate::program::Buffer)| Lot {
+            root: buffer.parent.unwrap_or(BufferId(id)),
+            is_persistent: buffer.persistent,
+            first: NEVER,
+            last: 0,
+            block: NO_BLOCK,
+            bytes: buffer.bytes.count(),
+            offset: buffer.offset.count(),
+            users: Users::new(),
         };
-        for (index, instruction) in planner.program.instructions.iter().enumerate() {
+        let mut lots: Vec<Lot> = (0..).zip(&program.buffers).map(lot).collect();
+        for (index, instruction) in (0..).zip(&program.instructions) {
             for &buffer in instruction.reads.iter().chain(&instruction.writes) {
-                for buffer in [buffer, planner.root(buffer)].map(|buffer| buffer.0 as usize) {
-                    planner.first[buffer].get_or_insert(index);
-                    planner.last[buffer] = index;
+                let root = lots[buffer.0 as usize].root;
+                for buffer in [buffer, root] {
+                    let lot = &mut lots[buffer.0 as usize];
+                    lot.first = lot.first.min(index);
+                    lot.last = index;
                 }
             }
         }
-        for buffer in 0..count {
-            let last = InstructionId(planner.last[buffer] as u32);
-            planner.program.buffers[buffer].lifetime = planner.first[buffer].map(|first| (InstructionId(first as u32), last));
+        for (buffer, lot) in program.buffers.iter_mut().zip(&lots) {
+            buffer.lifetime = (lot.first != NEVER).then_some((InstructionId(lot.first), InstructionId(lot.last)));
         }
-        planner
+        Self { program, lots, arena: Arena::new(kept), waiting: VecDeque::new(), touched: Vec::new() }
     }
 
-    /// The buffer that has a place of its own: a piece has its parent's.
+    fn lot(&self, buffer: BufferId) -> &Lot {
+        &self.lots[buffer.0 as usize]
+    }
+
+    fn lot_mut(&mut self, buffer: BufferId) -> &mut Lot {
+        &mut self.lots[buffer.0 as usize]
+    }
+
     fn root(&self, buffer: BufferId) -> BufferId {
-        self.program.buffer(buffer).parent.unwrap_or(buffer)
+        self.lot(buffer).root
     }
 
-    fn run(mut self) -> u64 {
+    fn run(&mut self) {
         for index in 0..self.program.instructions.len() {
             self.release_waiting(index);
-            let instruction = &self.program.instructions[index];
-            let stream = instruction.stream;
-            for position in 0..instruction.writes.len() {
-                let buffer = self.root(self.program.instructions[index].writes[position]);
-                let is_placed = self.program.instructions[index].writes[..position].iter().any(|&one| self.root(one) == buffer);
-                if is_placed {
+            for position in 0..self.program.instructions[index].writes.len() {
+                let writes = &self.program.instructions[index].writes;
+                let buffer = self.root(writes[position]);
+                if writes[..position].iter().any(|&one| self.root(one) == buffer) {
                     continue;
                 }
-                if self.first[buffer.0 as usize] == Some(index) && !self.program.buffer(buffer).persistent {
+                let lot = self.lot(buffer);
+                if lot.first == index as u32 && !lot.is_persistent {
                     match self.place_to_take_over(index, buffer) {
                         Some(dying) => self.take_over(index, dying, buffer),
                         None => self.allocate(index, buffer),
@@ -119,109 +130,62 @@ impl<'a> Planner<'a> {
             }
             let id = InstructionId(index as u32);
             let instruction = &self.program.instructions[index];
+            let stream = instruction.stream;
             let mut touched = std::mem::take(&mut self.touched);
             touched.clear();
             touched.extend(instruction.reads.iter().chain(&instruction.writes).map(|&buffer| self.root(buffer)));
             touched.sort_unstable();
             touched.dedup();
             for &buffer in &touched {
-                remember(&mut self.users[buffer.0 as usize], stream, id);
-                let over = self.last[buffer.0 as usize] == index && !self.program.buffer(buffer).persistent;
+                let lot = self.lot_mut(buffer);
+                remember(&mut lot.users, stream, id);
                 // One whose place was taken over has no place of its own any more.
-                if over && self.program.buffer(buffer).bytes > Bytes::ZERO && !self.taken_over(buffer) {
+                if lot.last == index as u32 && !lot.is_persistent && lot.block != NO_BLOCK {
                     self.finish(index, buffer);
                 }
             }
             self.touched = touched;
         }
-        self.end
-    }
-
-    fn taken_over(&self, buffer: BufferId) -> bool {
-        self.last[buffer.0 as usize] == usize::MAX
     }
 
     /// The input whose place an operator's first output may have: it dies here, is as large, and the kernel works in place.
     fn place_to_take_over(&self, index: usize, output: BufferId) -> Option<BufferId> {
         let instruction = &self.program.instructions[index];
-        let Operation::Compute { kernel, .. } = &instruction.operation else { return None };
+        let Operation::Compute { kernel, .. } = &*instruction.operation else { return None };
         if instruction.writes.first() != Some(&output) {
             return None;
         }
         let input = *instruction.reads.get(in_place_input(kernel)?)?;
         let once = instruction.reads.iter().filter(|&&read| self.root(read) == input).count() == 1;
-        let (dying, new) = (self.program.buffer(input), self.program.buffer(output));
-        let dies =
-            self.last[input.0 as usize] == index && !dying.persistent && dying.parent.is_none() && dying.bytes == new.bytes;
+        let (dying, new) = (self.lot(input), self.lot(output));
+        let dies = dying.last == index as u32 && !dying.is_persistent && dying.root == input && dying.bytes == new.bytes;
         // What is on its way to another stage may be taken there only when that stage has come so far: to write over it would be to wait
         // for that within a task, and perhaps for a stage that waits for this task.
         let is_sent =
             |&(stream, _): &(StreamId, InstructionId)| matches!(self.program.streams[stream.0 as usize], Stream::SendTo(_));
-        let is_free = !self.users[input.0 as usize].iter().any(is_sent);
+        let is_free = !dying.users.iter().any(is_sent);
         (once && dies && is_free).then_some(input)
     }
 
     fn take_over(&mut self, index: usize, dying: BufferId, output: BufferId) {
-        self.program.buffers[output.0 as usize].offset = self.program.buffer(dying).offset;
-        let users = std::mem::take(&mut self.users[dying.0 as usize]);
+        let dying = self.lot_mut(dying);
+        let (users, offset) = (std::mem::take(&mut dying.users), dying.offset);
+        let block = std::mem::replace(&mut dying.block, NO_BLOCK);
         self.wait_for(index, &users);
-        self.users[output.0 as usize] = users;
-        self.last[dying.0 as usize] = usize::MAX;
+        let output = self.lot_mut(output);
+        (output.users, output.offset, output.block) = (users, offset, block);
     }
 
     fn allocate(&mut self, index: usize, buffer: BufferId) {
-        let length = self.program.buffer(buffer).bytes.count().next_multiple_of(ALIGNMENT);
+        let length = self.lot(buffer).bytes.next_multiple_of(ALIGNMENT);
         if length == 0 {
             return;
         }
-        let best = self.holes.iter().filter(|&(_, &hole)| hole >= length).min_by_key(|&(&start, &hole)| (hole, start));
-        let start = match best.map(|(&start, &hole)| (start, hole)) {
-            Some((start, hole)) => {
-                self.holes.remove(&start);
-                if hole > length {
-                    self.holes.insert(start + length, hole - length);
-                }
-                start
-            }
-            None => self.extend(length),
-        };
-        self.program.buffers[buffer.0 as usize].offset = Bytes::new(start);
-        let users = self.forget_history(start, start + length);
-        self.wait_for(index, &users);
-    }
-
-    /// Makes room at the end, from a hole that reaches it if there is one.
-    fn extend(&mut self, length: u64) -> u64 {
-        let open = self.holes.last_key_value().map(|(&start, &hole)| (start, hole));
-        let start = match open {
-            Some((start, hole)) if start + hole == self.end => {
-                self.holes.remove(&start);
-                start
-            }
-            _ => self.end,
-        };
-        self.end = start + length;
-        start
-    }
-
-    /// Who used any of a place before; that is then forgotten.
-    fn forget_history(&mut self, start: u64, end: u64) -> Users {
         let mut users = Users::new();
-        let before = self.history.range(..start).next_back().filter(|(_, (until, _))| *until > start).map(|(&from, _)| from);
-        let overlapping: Vec<u64> = before.into_iter().chain(self.history.range(start..end).map(|(&from, _)| from)).collect();
-        for from in overlapping {
-            let Some((until, past)) = self.history.remove(&from) else { continue };
-            for &(stream, id) in &past {
-                remember(&mut users, stream, id);
-            }
-            if from < start {
-                self.history.insert(from, (start, past.clone()));
-            }
-            if until > end {
-                self.history.insert(end, (until, past));
-            }
-        }
-        users
+        let (block, start) = self.arena.take(length, &mut users);
+        let lot = self.lot_mut(buffer);
+        (lot.block, lot.offset) = (block, start);
+        self.wait_for(index, &users);
     }
 
     fn wait_for(&mut self, index: usize, users: &Users) {
@@ -233,43 +197,38 @@ impl<'a> Planner<'a> {
     /// A buffer's last instruction has been passed.
     fn finish(&mut self, index: usize, buffer: BufferId) {
         let compute = |stream: StreamId| self.program.streams[stream.0 as usize] == Stream::Compute;
-        let other_last =
-            self.users[buffer.0 as usize].iter().any(|&(stream, id)| !compute(stream) && id.0 as usize + GRACE > index);
+        let users = &self.lot(buffer).users;
+        let other_last = users.iter().any(|&(stream, id)| !compute(stream) && id.0 as usize + GRACE > index);
         if other_last {
-            self.waiting.push((index + GRACE, buffer));
+            self.waiting.push_back((index + GRACE, buffer));
         } else {
             self.release(buffer);
         }
     }
 
     fn release_waiting(&mut self, index: usize) {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        waiting.retain(|&(until, buffer)| {
-            if until <= index {
-                self.release(buffer);
-            }
-            until > index
-        });
-        self.waiting = waiting;
+        while let Some(&(until, buffer)) = self.waiting.front()
+            && until <= index
+        {
+            self.waiting.pop_front();
+            self.release(buffer);
+        }
     }
 
     fn release(&mut self, buffer: BufferId) {
-        let start = self.program.buffer(buffer).offset.count();
-        let length = self.program.buffer(buffer).bytes.count().next_multiple_of(ALIGNMENT);
-        let users = std::mem::take(&mut self.users[buffer.0 as usize]);
-        self.history.insert(start, (start + length, users));
-        let (mut from, mut until) = (start, start + length);
-        if let Some((&before, &hole)) = self.holes.range(..start).next_back()
-            && before + hole == start
-        {
-            self.holes.remove(&before);
-            from = before;
+        let lot = self.lot_mut(buffer);
+        let (block, users) = (lot.block, std::mem::take(&mut lot.users));
+        self.arena.give_back(block, users);
+    }
+
+    /// Writes down where everything lies. A piece's offset was counted from its parent's start until now.
+    fn finish_plan(self) {
+        let Self { program, lots, arena, .. } = self;
+        program.arena = Bytes::new(arena.end().next_multiple_of(ALIGNMENT));
+        for (buffer, lot) in program.buffers.iter_mut().zip(&lots) {
+            let start = if buffer.parent.is_some() { lots[lot.root.0 as usize].offset } else { 0 };
+            buffer.offset = Bytes::new(lot.offset + start);
         }
-        if let Some(&hole) = self.holes.get(&until) {
-            self.holes.remove(&until);
-            until += hole;
-        }
-        self.holes.insert(from, until - from);
     }
 }
 

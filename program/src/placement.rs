@@ -3,6 +3,10 @@
 //! All communication within a stage is the conversion between what a producer leaves and what a consumer wants. Data, tensor and
 //! sequence parallelism are choices of placements; nothing here knows their names.
 
+mod moves;
+
+pub use moves::{Action, Move, moves};
+
 use crate::mesh::{Axis, Coordinates, StageMesh};
 use crate::program::Collective;
 

@@ -1,10 +1,12 @@
 //! The plan: the choices that make a Program of a model and a topology. Its form in files is the contract's "A plan file".
 
 mod layout;
+mod operators;
 mod overlap;
 mod training;
 
 pub use layout::{ContextMethod, Layout, Recompute, StageLayout};
+pub use operators::{OperatorShares, Share};
 pub use overlap::Overlap;
 pub use training::{LossScale, Optimizer, Training};
 
@@ -238,6 +240,7 @@ impl Plan {
         }
         self.layout.validate_stages()?;
         self.validate_chunks()?;
+        self.layout.validate_operators()?;
         if zero > 3 {
             return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");
         }

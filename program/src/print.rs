@@ -44,7 +44,7 @@ fn write_buffers(formatter: &mut Formatter<'_>, stage: &StageProgram) -> fmt::Re
 }
 
 fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String {
-    let operation = &instruction.operation;
+    let operation = &*instruction.operation;
     let what = match operation {
         Operation::Compute { accumulate: true, .. } => format!("{} +=", operation.kind()),
         Operation::Collective { group, bytes, .. } => {

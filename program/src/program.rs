@@ -7,10 +7,17 @@
 use crate::footprint::Footprint;
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};
+use crate::schedule::Task;
 use foretell_models::{InputKind, Kernel};
 use foretell_units::{Bytes, DataType, Flops};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Ids of which there are mostly few: they lie in place, and only many on the heap. A Program has hundreds of thousands of such lists.
+pub type Few<Id> = SmallVec<[Id; 4]>;
 
 /// A buffer's place in [`StageProgram::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -110,6 +117,8 @@ pub struct StageProgram {
     pub instructions: Vec<Instruction>,
     /// What instructions are called, once each; [`Instruction::name`] points here.
     pub names: Vec<String>,
+    /// The passes of the stage's schedule, in order: what belongs to none comes before or after them.
+    pub passes: Vec<Pass>,
     /// The sums that a step leaves behind for the run to report.
     pub metrics: Vec<Metric>,
     /// The size of the one allocation in which every buffer lies.
@@ -131,6 +140,15 @@ impl StageProgram {
     pub fn name_of(&self, instruction: &Instruction) -> &str {
         &self.names[instruction.name as usize]
     }
+}
+
+/// A pass of a stage's schedule, and what a list does for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Which.
+    pub task: Task,
+    /// Its instructions, from the first that receives something for it.
+    pub instructions: Range<u32>,
 }
 
 /// A rank of another stage, for each of those that run a list.
@@ -195,11 +213,11 @@ pub enum BufferRole {
 #[derive(Clone, Debug)]
 pub struct Buffer {
     /// The tensor's name.
-    pub name: String,
+    pub name: Arc<str>,
     /// What it is for.
     pub role: BufferRole,
     /// The rank's share of the shape.
-    pub shape: Vec<usize>,
+    pub shape: Arc<[usize]>,
     /// The format of an element.
     pub data_type: DataType,
     /// The buffer that it is a part of, if it is one: parameters lie in buckets.
@@ -213,7 +231,7 @@ pub struct Buffer {
     /// The first and last instruction that touch it.
     pub lifetime: Option<(InstructionId, InstructionId)>,
     /// What initialises it, if it starts with something else than zeros.
-    pub initial: Option<Initial>,
+    pub initial: Option<Box<Initial>>,
 }
 
 /// What a buffer holds before the first step.
@@ -372,16 +390,16 @@ pub enum Phase {
 pub struct Instruction {
     /// Its operator's or tensor's name: an index into [`StageProgram::names`].
     pub name: u32,
-    /// What it does.
-    pub operation: Operation,
+    /// What it does. Those that do the same for other micro-batches share it.
+    pub operation: Arc<Operation>,
     /// The queue that it stands in.
     pub stream: StreamId,
     /// Instructions of other streams that must have finished. Those before it in its own stream must have, too.
-    pub after: Vec<InstructionId>,
+    pub after: Few<InstructionId>,
     /// What it reads, in its kernel's order.
-    pub reads: Vec<BufferId>,
+    pub reads: Few<BufferId>,
     /// What it writes, in its kernel's order.
-    pub writes: Vec<BufferId>,
+    pub writes: Few<BufferId>,
     /// The micro-batch that it is for.
     pub micro_batch: Option<u32>,
     /// The part of the step.

@@ -9,6 +9,8 @@ mod greedy;
 mod lists;
 pub(crate) mod timing;
 
+pub use timing::{PassTimes, pass_starts};
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

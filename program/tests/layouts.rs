@@ -22,7 +22,7 @@ fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
     let stage = &program.lists[0];
     // z is partial over `tensor` (one all-reduce), the gradients over `data` (one bucket for shards, one for what is whole).
     assert_eq!(count(stage, "all_reduce"), 3, "{program}");
-    let weight = |name: &str| stage.buffers.iter().find(|one| one.name == name).expect("a weight").shape.clone();
+    let weight = |name: &str| stage.buffers.iter().find(|one| *one.name == *name).expect("a weight").shape.to_vec();
     assert_eq!(weight("0.weight"), [8, 8], "columns are shared out");
     assert_eq!(weight("2.weight"), [4, 8], "and then rows");
     assert_eq!(weight("2.bias"), [4], "the bias after the sum is whole");
@@ -87,7 +87,7 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
         // Megatron's four a layer, and those of the shared out vocabulary: the embedding's sum, and the head's in the backward pass.
         assert_eq!(count(stage, "all_reduce"), 2 * 4 + 2, "{program}");
         let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
-        assert_eq!(query.shape, shape);
+        assert_eq!(*query.shape, *shape);
     }
 }
 
@@ -136,7 +136,7 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.lists {
         let shared = stage.instructions.iter().filter(|one| {
-            matches!(one.operation, Operation::Collective { kind: Collective::AllReduce, group, .. }
+            matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce, group, .. }
                 if stage.groups[group.0 as usize].stages == [0, 1])
         });
         assert_eq!(shared.count(), 1);
@@ -261,7 +261,7 @@ fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
         let room = |stage: &StageProgram, kind: &str| {
             let mut touched = std::collections::BTreeSet::new();
             for one in stage.instructions.iter().filter(|one| one.operation.kind() == kind && one.phase == Phase::Forward) {
-                touched.extend(one.reads[1..3].iter().copied().filter(|&read| stage.name_of(one) == stage.buffer(read).name));
+                touched.extend(one.reads[1..3].iter().copied().filter(|&read| *stage.name_of(one) == *stage.buffer(read).name));
             }
             touched.iter().map(|&id| stage.buffer(id).bytes.count()).sum::<u64>()
         };
@@ -376,7 +376,7 @@ fn an_all_reduced_tensor_is_whole_for_everyone() {
     for stage in &program.lists {
         let mut summed = std::collections::BTreeSet::new();
         for instruction in &stage.instructions {
-            if let Operation::Collective { kind: Collective::AllReduce, .. } = instruction.operation
+            if let Operation::Collective { kind: Collective::AllReduce, .. } = *instruction.operation
                 && !stage.buffer(instruction.writes[0]).persistent
             {
                 assert!(summed.insert(instruction.writes[0]), "{} is summed twice", stage.name_of(instruction));
@@ -606,7 +606,7 @@ fn experts_are_cut_by_tensor_or_spread_over_it_and_their_tokens_over_the_sequenc
     let look = |layout: Layout| {
         let program = compile(&model, "model", &Plan::new(layout, 2)).expect("a plan that fits").training;
         let list = &program.lists[0];
-        let kernels = list.instructions.iter().filter_map(|one| match one.operation {
+        let kernels = list.instructions.iter().filter_map(|one| match *one.operation {
             Operation::Compute { kernel, .. } => Some(kernel),
             _ => None,
         });
@@ -621,7 +621,7 @@ fn experts_are_cut_by_tensor_or_spread_over_it_and_their_tokens_over_the_sequenc
         let exchanges: Vec<Vec<Axis>> = list
             .instructions
             .iter()
-            .filter_map(|one| match one.operation {
+            .filter_map(|one| match *one.operation {
                 Operation::Collective { kind: Collective::AllToAll, role: CollectiveRole::Expert, group, .. } => {
                     Some(list.groups[group.0 as usize].axes.clone())
                 }

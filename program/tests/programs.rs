@@ -4,7 +4,8 @@ mod soundness;
 
 use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
 use foretell_program::{
-    ContextMethod, Footprint, Layout, Overlap, Plan, Recompute, Schedule, StageLayout, StageProgram, compile,
+    ContextMethod, Footprint, Layout, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout, StageProgram,
+    compile,
 };
 use proptest::prelude::*;
 use soundness::assert_sound;
@@ -88,6 +89,14 @@ fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
     Some(cuts)
 }
 
+/// What a plan may say of single operators: mostly nothing, else something of those whose names have this in them.
+fn operators() -> impl Strategy<Value = OperatorShares> {
+    let pattern =
+        prop_oneof![2 => Just("*"), 1 => Just("*1*"), 1 => Just("*n*"), 1 => Just("*0*"), 1 => Just("*1"), 1 => Just("*t*")];
+    let asked = proptest::collection::vec((pattern, proptest::sample::select(Share::ALL.to_vec())), 1..4);
+    prop_oneof![Just(OperatorShares::default()), asked.prop_map(|asked| asked.into_iter().collect())]
+}
+
 prop_compose! {
     fn layouts()(
         data in prop_oneof![Just(1usize), Just(2), Just(3), Just(4)],
@@ -96,9 +105,10 @@ prop_compose! {
         context_method in prop_oneof![Just(ContextMethod::Gather), Just(ContextMethod::Ring)],
         (schedule, virtual_stages) in schedules(),
         pipeline in 1usize..5,
-        micro_batch in 1usize..3,
+        micro_batch in prop_oneof![Just(1usize), Just(2), Just(4)],
         micro_batches in 1usize..8,
         recompute in recomputes(),
+        operators in operators(),
         sequence_parallel in any::<bool>(),
         zero in 0usize..4,
         group in any::<bool>(),
@@ -108,7 +118,7 @@ prop_compose! {
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
-            context_method,
+            context_method, operators: if tensor > 1 { operators } else { OperatorShares::default() },
             ..Layout::default()
         };
         (layout, data * micro_batch * micro_batches)

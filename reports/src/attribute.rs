@@ -229,7 +229,7 @@ impl ListExchanges {
 }
 
 fn channel(stage: &StageProgram, instruction: &Instruction) -> Option<Channel> {
-    match instruction.operation {
+    match *instruction.operation {
         Operation::Collective { group, .. } => stage.groups.get(group.0 as usize).cloned().map(Channel::Group),
         Operation::Send { peer, .. } => Some(Channel::To(peer)),
         Operation::Receive { peer, .. } => Some(Channel::From(peer)),

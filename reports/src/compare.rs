@@ -323,14 +323,14 @@ fn worst(program: &Program, ranks_of_list: &[usize], totals: &BTreeMap<Key, Tota
             predicted: mean(total.sum.predicted),
             measured: mean(total.sum.measured),
             difference: total.sum.difference() / ranks,
-            cause: cause(what.map(|what| &what.operation), reason, total),
+            cause: cause(what.map(|what| &*what.operation), reason, total),
         })
     };
     ordered.into_iter().filter_map(row).take(MOST_WORST).collect()
 }
 
 fn kind(stage: &StageProgram, instruction: Option<InstructionId>, reason: Reason) -> String {
-    let operation = instruction.and_then(|id| stage.instructions.get(id.0 as usize)).map(|one| &one.operation);
+    let operation = instruction.and_then(|id| stage.instructions.get(id.0 as usize)).map(|one| &*one.operation);
     match (reason, operation) {
         (Reason::Work, Some(operation)) => kind_of(operation),
         (Reason::Wait, _) => "bubble".to_owned(),

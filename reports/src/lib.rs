@@ -13,15 +13,15 @@
 //! use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
 //! use foretell_reports::{CheckDocument, check_table, compare};
 //! use foretell_units::{Bytes, Picoseconds, Seconds};
-//! # use foretell_program::{Instruction, Mesh, Operation, Phase, Program, StageProgram, Stream, StreamId};
+//! # use foretell_program::{Few, Instruction, Mesh, Operation, Phase, Program, StageProgram, Stream, StreamId};
 //! # let relu = Instruction {
 //! #     name: 0,
-//! #     operation: Operation::Compute { kernel: foretell_models::Kernel::Relu { elements: 1 }, accumulate: false, group: None },
-//! #     stream: StreamId(0), after: vec![], reads: vec![], writes: vec![], micro_batch: Some(0), phase: Phase::Forward,
+//! #     operation: Operation::Compute { kernel: foretell_models::Kernel::Relu { elements: 1 }, accumulate: false, group: None }.into(),
+//! #     stream: StreamId(0), after: Few::new(), reads: Few::new(), writes: Few::new(), micro_batch: Some(0), phase: Phase::Forward,
 //! # };
 //! # let stage = StageProgram {
 //! #     stage: 0, streams: vec![Stream::Compute], peers: vec![], groups: vec![], buffers: vec![], instructions: vec![relu],
-//! #     names: vec!["activation".into()], metrics: vec![], arena: Bytes::ZERO,
+//! #     names: vec!["activation".into()], passes: vec![], metrics: vec![], arena: Bytes::ZERO,
 //! # };
 //! # let program = Program {
 //! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, lists: vec![stage], list_of_rank: vec![0], samples: 1,
@@ -56,7 +56,7 @@ mod trace;
 pub use compare::{Cause, CheckDocument, Comparison, KindRow, WorstRow, compare};
 pub use error::ReportError;
 pub use page::{Section, page};
-pub use plots::{LossPoint, Plot, ScatterPoint};
+pub use plots::{CurvePoint, LossPoint, Plot, ScatterPoint};
 pub use tables::{
     Alignment, Breakdown, Column, LayoutRow, PredictionSummary, check_table, layouts_table, prediction_table, table,
 };

@@ -4,6 +4,7 @@
 //! sans-serif font; PNG uses the embedded DejaVu Sans, in whose (wide) letters both are laid out.
 
 mod canvas;
+mod curve;
 mod loss;
 mod memory;
 mod scatter;
@@ -11,6 +12,7 @@ mod timeline;
 
 use crate::error::ReportError;
 use canvas::{Canvas, INK};
+pub use curve::CurvePoint;
 use foretell_program::{Program, Timeline};
 pub use loss::LossPoint;
 use plotters::coord::Shift;
@@ -30,6 +32,7 @@ enum Content {
     Memory(memory::MemoryPlot),
     Loss(loss::LossPlot),
     Scatter(scatter::ScatterPlot),
+    Curve(curve::CurvePlot),
 }
 
 impl Plot {
@@ -54,11 +57,16 @@ impl Plot {
         Self { title: title.into(), content: Content::Scatter(scatter::ScatterPlot::of(points)) }
     }
 
+    /// What is gained for what, on logarithmic axes of these titles: a scaling curve, a front of what can be traded.
+    pub fn curve(title: impl Into<String>, axes: [&str; 2], points: &[CurvePoint]) -> Self {
+        Self { title: title.into(), content: Content::Curve(curve::CurvePlot::of(axes, points)) }
+    }
+
     /// Width and height in pixels.
     pub fn size(&self) -> (u32, u32) {
         let height = match &self.content {
             Content::Timeline(plot) => plot.height(),
-            Content::Memory(_) | Content::Loss(_) => 520,
+            Content::Memory(_) | Content::Loss(_) | Content::Curve(_) => 520,
             Content::Scatter(_) => 760,
         };
         (1200, height)
@@ -102,6 +110,7 @@ impl Plot {
             Content::Timeline(plot) => plot.draw(&canvas)?,
             Content::Memory(plot) => plot.draw(&canvas)?,
             Content::Loss(plot) => plot.draw(&canvas)?,
+            Content::Curve(plot) => plot.draw(&canvas)?,
             Content::Scatter(plot) => plot.draw(&canvas)?,
         }
         canvas.finish()

@@ -3,8 +3,8 @@
 
 use foretell_models::{InputKind, Kernel, WeightLayout};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Group, GroupId, Instruction, InstructionId, Mesh, Operation,
-    Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh,
+    Operation, Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Builder {
         self.stage.buffers.push(Buffer {
             name: name.into(),
             role,
-            shape: vec![bytes.count() as usize / 4],
+            shape: [bytes.count() as usize / 4].into(),
             data_type: DataType::Fp32,
             parent: None,
             offset: self.stage.arena,
@@ -88,11 +88,11 @@ impl Builder {
         self.stage.names.push(name.into());
         self.stage.instructions.push(Instruction {
             name: self.stage.names.len() as u32 - 1,
-            operation,
+            operation: operation.into(),
             stream: StreamId(stream),
-            after: after.to_vec(),
-            reads: vec![],
-            writes: buffers.to_vec(),
+            after: after.into(),
+            reads: Few::new(),
+            writes: buffers.into(),
             micro_batch,
             phase,
         });
@@ -117,6 +117,7 @@ fn stage(index: usize) -> StageProgram {
             buffers: vec![],
             instructions: vec![],
             names: vec![],
+            passes: vec![],
             metrics: vec![],
             arena: Bytes::ZERO,
         },
@@ -232,7 +233,7 @@ fn run_rank(
 fn last_start(program: &Program, before: &Timeline, rank: Rank, index: usize) -> Picoseconds {
     let instruction = &program.list_of(rank).instructions[index];
     let start = |rank: Rank, index: usize| before.ranks[rank.0].spans.get(index).map_or(Picoseconds::ZERO, |span| span.start);
-    match instruction.operation {
+    match *instruction.operation {
         Operation::Collective { group, .. } => {
             let members = program.list_of(rank).groups[group.0 as usize].members(&program.mesh, rank);
             members.into_iter().map(|member| start(member, index)).max().unwrap_or_default()
@@ -240,7 +241,7 @@ fn last_start(program: &Program, before: &Timeline, rank: Rank, index: usize) ->
         Operation::Receive { peer, .. } => {
             let peer = program.list_of(rank).peers[peer.0 as usize].of(&program.mesh, rank);
             let sent = |one: &Instruction| {
-                matches!(one.operation, Operation::Send { .. })
+                matches!(*one.operation, Operation::Send { .. })
                     && (one.micro_batch, one.phase) == (instruction.micro_batch, instruction.phase)
             };
             let send = program.list_of(peer).instructions.iter().position(sent).expect("every receive has its send");

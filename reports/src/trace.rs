@@ -97,7 +97,7 @@ fn event(precision: DataType, stage: &StageProgram, instruction: &Instruction, s
 
 /// What an instruction moves: over a wire, from the data set, or over the memory's border.
 fn bytes(precision: DataType, stage: &StageProgram, instruction: &Instruction) -> Option<Bytes> {
-    match &instruction.operation {
+    match &*instruction.operation {
         Operation::Compute { kernel, .. } => Some(kernel.bytes(precision)),
         Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(*bytes),
         Operation::Load { .. } => {

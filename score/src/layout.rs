@@ -35,8 +35,9 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     let (expert, expert_tensor) = experts(row, stack, data, tensor, stand_ins)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
     let zero = match row.zero.chars().next() {
-        // FSDP2 keeps what it has gathered from micro-batch to micro-batch of a pipeline.
-        Some('3') if pipeline > 1 => 2,
+        // In a pipeline FSDP2 keeps what it has gathered, and sums gradients over ranks with the last micro-batch only (PyTorch's
+        // `PipelineStage`): what it communicates is what ZeRO 1 does.
+        Some('3') if pipeline > 1 => 1,
         Some(digit @ '0'..='3') if data > 1 || digit == '3' => digit as usize - '0' as usize,
         _ => 0,
     };
@@ -85,16 +86,15 @@ fn experts(
     tensor: usize,
     stand_ins: &mut Vec<String>,
 ) -> Result<(usize, Option<usize>), Refusal> {
-    let per_node = row.count("gpus_per_node").unwrap_or(8);
     let experts = match (row.count("experts"), row.count("ep")) {
         (None, _) => 1,
         (_, Some(ranks)) => ranks,
-        // DeepEP is for experts that are shared out.
-        (Some(experts), None)
-            if row.notes.contains("DeepEP") && data.is_multiple_of(per_node) && experts.is_multiple_of(per_node) =>
-        {
-            stand_ins.push("experts are taken to be shared out over a node".into());
-            per_node
+        // DeepEP is for experts that are shared out: over as many ranks as share them evenly, 64 at most, as AutoModel's examples have it.
+        (Some(experts), None) if row.notes.contains("DeepEP") => {
+            let divides = |ranks: &usize| data.is_multiple_of(*ranks) && experts.is_multiple_of(*ranks);
+            let ranks = (1..=64).rev().find(divides).unwrap_or(1);
+            stand_ins.push(format!("experts are taken to be shared out over {ranks} ranks"));
+            ranks
         }
         _ => 1,
     };

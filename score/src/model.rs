@@ -68,7 +68,11 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
         }
     }
     let needed = |column: &'static str| row.count(column).ok_or_else(|| Refusal(format!("`{column}` is not stated")));
-    let (layers, hidden, heads) = (needed("layers")?, needed("hidden")?, needed("heads")?);
+    let (layers, hidden) = (needed("layers")?, needed("hidden")?);
+    let heads = row.count("heads").unwrap_or_else(|| {
+        stand_ins.push("the heads are not stated: of 128 features each".into());
+        (hidden / 128).max(1).next_multiple_of(layout.tensor)
+    });
     let mut sequence = needed("seq")?;
     let vocabulary = row.count("vocab").unwrap_or_else(|| {
         stand_ins.push("the vocabulary is not stated".into());

@@ -60,7 +60,8 @@ const STACKS: &Names = &[
     (&["megatron-deepspeed", "sailor"], "megatron-deepspeed-sailor"),
     (&["megatron-deepspeed"], "megatron-deepspeed"),
     (&["deepspeed 3d"], "deepspeed-3d"),
-    (&["deepspeed"], "megatron-deepspeed"),
+    (&["deepspeed", "megatron"], "megatron-deepspeed"),
+    (&["gpt-neox"], "megatron-deepspeed"),
     (&["megatron-bridge"], "megatron-bridge"),
     (&["automodel"], "nemo-automodel"),
     (&["finetuning"], "nemo"),
@@ -108,10 +109,16 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
     const KINDS: &Names = &[
         (&["jax"], "maxtext"),
         (&["xla"], "maxtext"),
+        (&["levanter"], "maxtext"),
+        (&["alpa"], "maxtext"),
+        (&["torchtune"], "torchtitan"),
+        (&["nanogpt"], "ddp"),
+        (&["picotron"], "nanotron"),
         (&["tensorflow"], "deeplearningexamples-tensorflow2"),
         (&["mxnet"], "mlperf-mxnet"),
         (&["torch", "compile"], "torchtitan-compiled"),
-        (&["ddp"], "deeplearningexamples-pytorch"),
+        (&["ddp"], "ddp"),
+        (&["eager"], "pytorch-eager"),
     ];
     let is_cut = |column| row.count(column).is_some_and(|size| size > 1);
     match find(KINDS, &row.framework) {
@@ -132,8 +139,7 @@ pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
         stack.overlap.tensor = true;
     }
     if row.stated_precision.to_lowercase().contains("rowwise") {
-        let share = stack.format_of(ProductFormat::Fp8) * stack.scaled_by_row;
-        stack.format.insert(ProductFormat::Fp8, share);
+        stack.scales_by_row = true;
     }
 }
 
@@ -167,9 +173,12 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
     let after = |least: (u32, u32)| release(&row.framework).is_some_and(|release| release >= least);
     Some(match name {
         "torchtitan" if row.notes.contains("compile") => "torchtitan-compiled",
+        // Who trained in IEEE half precision did so before Megatron had a core, or FlashAttention.
+        "megatron-core" if lower.contains("megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",
         "megatron-bridge" if after((26, 6)) => "megatron-bridge-26.06",
         "megatron-bridge" if after((26, 0)) => "megatron-bridge-26.02",
         "nemo" if lower.contains("nemo 24") => "nemo-2024",
+        "paxml" if after((23, 0)) && !after((24, 0)) => "paxml-2023",
         "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
         name => name,
     })
@@ -189,6 +198,13 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
         });
     }
     None
+}
+
+/// The profile of the network between nodes, where the row says one that is not InfiniBand: EFA's second version came with H100.
+pub(crate) fn network(row: &Row) -> Option<&'static str> {
+    let says = [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| text.contains("EFA"));
+    let is_first = ["a100", "v100", "t4"].iter().any(|device| row.gpu.to_lowercase().contains(device));
+    says.then_some(if is_first { "efa-1" } else { "efa-2" })
 }
 
 /// The format of matrix products.
@@ -241,5 +257,10 @@ mod tests {
         assert_eq!(stack(&row("", "my own")), None);
         assert_eq!(stack(&row("", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-26.02"));
         assert_eq!(stack(&row("", "Megatron-Bridge 25.11")), Some("megatron-bridge"));
+        assert_eq!(stack(&row("", "Paxml (JAX-Toolbox 23.08)")), Some("paxml-2023"));
+        let half = Row { precision: "fp16".into(), ..row("", "Megatron-LM") };
+        assert_eq!((stack(&half), stack(&row("", "Megatron-LM"))), (Some("megatron-lm-2022"), Some("megatron-core")));
+        let on_efa = Row { notes: "4x p5.48xlarge (EFA 3200 Gb/s)".into(), ..row("H100-SXM5-80GB", "") };
+        assert_eq!((network(&on_efa), network(&row("H100-SXM5-80GB", ""))), (Some("efa-2"), None));
     }
 }

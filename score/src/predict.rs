@@ -5,14 +5,10 @@
 //! the pipeline is full, so this is exact from then on (`many_micro_batches_take_what_few_foretell`).
 
 use crate::run::{Refusal, Run};
-use foretell_models::Kernel;
-use foretell_program::{
-    Buffer, BufferRole, Instruction, Layout, Operation, Plan, Program, Recompute, Schedule, StageProgram, compile_training,
-};
-use foretell_simulator::gpu::{AttentionKind, ProductFormat, Trained};
+use foretell_program::{Footprint, Layout, Plan, Program, Recompute, Schedule, compile_training};
+use foretell_simulator::gpu::StageMemory;
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
-use foretell_units::Seconds;
-use std::collections::{BTreeMap, BTreeSet};
+use foretell_units::{Bytes, Seconds};
 
 /// A prediction.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +19,8 @@ pub struct Predicted {
     pub p10: Seconds,
     /// Its 90th.
     pub p90: Seconds,
-    /// Bytes of the fullest stage's device.
-    pub memory: f64,
+    /// What the fullest stage's device holds.
+    pub memory: Footprint,
     /// Time in kernels of the stage that ends last.
     pub compute: Seconds,
 }
@@ -38,19 +34,6 @@ pub struct Prepared {
     memory: Vec<StageMemory>,
 }
 
-/// What a stage's buffers take, by what they are for.
-#[derive(Clone, Copy, Debug, Default)]
-struct StageMemory {
-    parameter: f64,
-    gradient: f64,
-    optimizer: f64,
-    activations: f64,
-    /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
-    scores: f64,
-    /// Logits of a micro-batch.
-    logits: f64,
-}
-
 /// How far beyond a device's memory what is foretold has to be so that it counts as more than there is: memory itself is foretold so well.
 const BEYOND: f64 = 1.15;
 
@@ -62,8 +45,8 @@ const BEYOND: f64 = 1.15;
 pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     let first = run.plan.layout.recompute;
     let prepared = compile(run, first)?;
-    let capacity = run.cluster.gpu.memory.value() * BEYOND;
-    if run.recompute_is_stated || prepared.memory(run) <= capacity {
+    let capacity = Bytes::new((run.cluster.gpu.memory.value() * BEYOND) as u64);
+    if run.recompute_is_stated || allocated(&prepared.memory(run)) <= capacity {
         return Ok(prepared);
     }
     let more: &[Recompute] = match first {
@@ -74,11 +57,17 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
     let mut prepared = prepared;
     for &recompute in more {
         prepared = compile(run, recompute)?;
-        if prepared.memory(run) <= capacity {
+        if allocated(&prepared.memory(run)) <= capacity {
             break;
         }
     }
     Ok(prepared)
+}
+
+/// What the allocator gave out of what a device holds.
+pub(crate) fn allocated(held: &Footprint) -> Bytes {
+    let allocated = Footprint { unused: Bytes::ZERO, context: Bytes::ZERO, ..*held };
+    allocated.total()
 }
 
 fn compile(run: &Run, recompute: Recompute) -> Result<Prepared, Refusal> {
@@ -98,85 +87,18 @@ fn compile(run: &Run, recompute: Recompute) -> Result<Prepared, Refusal> {
     for count in counts {
         let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
         let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
-        memory = program.lists.iter().map(|stage| memory_of(stage, &plan)).collect();
+        memory = program.lists.iter().map(|stage| StageMemory::of(stage, plan.precision)).collect();
         for stage in &mut program.lists {
             // Durations do not depend on places in memory.
             stage.buffers = Vec::new();
             stage.names = Vec::new();
             for instruction in &mut stage.instructions {
-                (instruction.reads, instruction.writes) = (Vec::new(), Vec::new());
+                (instruction.reads, instruction.writes) = Default::default();
             }
         }
         programs.push((count, program));
     }
     Ok(Prepared { programs, micro_batches, memory })
-}
-
-fn memory_of(stage: &StageProgram, plan: &Plan) -> StageMemory {
-    let precision = plan.precision;
-    let mut memory = StageMemory::default();
-    for buffer in stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
-        let elements = buffer.bytes.value() / buffer.data_type.size().value();
-        match buffer.role {
-            BufferRole::Parameter => memory.parameter += elements,
-            BufferRole::Gradient => memory.gradient += elements,
-            // A master copy and two moments in mixed precision; without a master copy in single precision.
-            BufferRole::OptimizerState => memory.optimizer += elements / if precision.size().count() < 4 { 3.0 } else { 2.0 },
-            _ => {}
-        }
-    }
-    let persistent = stage.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
-    memory.scores = kept_scores(stage);
-    let logits = |instruction: &Instruction| match instruction.operation {
-        Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
-        | Operation::Compute { kernel: Kernel::LogitStatistics { rows, classes, .. }, .. } => rows as f64 * classes as f64,
-        _ => 0.0,
-    };
-    memory.logits = stage.instructions.iter().map(logits).fold(0.0, f64::max);
-    memory.activations = stage.arena.value() - persistent.map(|buffer| buffer.bytes.value()).sum::<f64>();
-    if plan.layout.zero < 3 {
-        // Gathered once and kept for the step: whole parameters, which take the place of their shards.
-        let is_gathered =
-            |buffer: &&Buffer| buffer.role == BufferRole::Parameter && !buffer.persistent && buffer.parent.is_none();
-        let gathered: f64 = stage.buffers.iter().filter(is_gathered).map(|buffer| buffer.bytes.value()).sum();
-        memory.activations = (memory.activations - gathered).max(0.0);
-        memory.parameter = memory.parameter.max(gathered / precision.size().value());
-    }
-    memory
-}
-
-/// The most elements of scores at a time between an attention and its gradient: of those that are computed again only what was computed last.
-fn kept_scores(stage: &StageProgram) -> f64 {
-    let mut kept: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
-    // From the end: an attention whose gradient is still to come, and that is not computed again before it, keeps its scores.
-    let mut awaited: BTreeSet<(u32, Option<u32>)> = BTreeSet::new();
-    let mut keepers: Vec<bool> = vec![false; stage.instructions.len()];
-    let key = |instruction: &Instruction| (instruction.name, instruction.micro_batch);
-    for (index, instruction) in stage.instructions.iter().enumerate().rev() {
-        match instruction.operation {
-            Operation::Compute { kernel: Kernel::AttentionGradient(_), .. } => {
-                awaited.insert(key(instruction));
-            }
-            Operation::Compute { kernel: Kernel::Attention(_), .. } => keepers[index] = awaited.remove(&key(instruction)),
-            _ => {}
-        }
-    }
-    let (mut sum, mut most) = (0.0f64, 0.0f64);
-    for (instruction, keeps) in stage.instructions.iter().zip(keepers) {
-        match instruction.operation {
-            Operation::Compute { kernel: Kernel::Attention(sizes), .. } if keeps => {
-                let scores = (sizes.batch * sizes.heads()) as f64 * sizes.queries as f64 * sizes.keys as f64;
-                kept.insert(key(instruction), scores);
-                sum += scores;
-            }
-            Operation::Compute { kernel: Kernel::AttentionGradient(_), .. } => {
-                sum -= kept.remove(&key(instruction)).unwrap_or(0.0);
-            }
-            _ => {}
-        }
-        most = most.max(sum);
-    }
-    most
 }
 
 impl Prepared {
@@ -209,28 +131,10 @@ impl Prepared {
         Ok(Predicted { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
     }
 
-    /// Bytes of the fullest stage's device, as the run's stack takes them.
-    pub fn memory(&self, run: &Run) -> f64 {
-        let rules = &run.stack.memory;
-        let single = run.plan.precision.size().count() >= 4;
-        let trains = f64::from(u8::from(run.workload().trained == Trained::All));
-        let of_stage = |stage: &StageMemory| {
-            let optimizer = if single { 8.0 } else { rules.optimizer };
-            let parameter = if single { 4.0 } else { rules.parameter };
-            let gradient = match run.format {
-                _ if single => 4.0,
-                ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
-                _ => rules.gradient,
-            };
-            let scores = if matches!(run.stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
-            stage.logits * rules.logit
-                + stage.scores * scores * run.plan.precision.size().value() / 2.0
-                + stage.parameter * parameter
-                + stage.gradient * gradient * trains
-                + stage.optimizer * optimizer * trains
-                + stage.activations * rules.activations
-        };
-        self.memory.iter().map(of_stage).fold(0.0, f64::max)
+    /// What the fullest stage's device holds, as the run's stack takes it.
+    pub fn memory(&self, run: &Run) -> Footprint {
+        let of_stage = |stage: &StageMemory| stage.footprint(&run.stack, run.format, run.trained);
+        self.memory.iter().map(of_stage).max_by_key(Footprint::total).unwrap_or_default()
     }
 }
 
@@ -278,9 +182,9 @@ mod tests {
         let mut run = run("8,8,1,1,1,1", 16);
         run.recompute_is_stated = false;
         let roomy = predict(&run).expect("runs");
-        run.cluster.gpu.memory = foretell_units::Bytes::new((roomy.memory * 0.7) as u64);
+        run.cluster.gpu.memory = Bytes::new((allocated(&roomy.memory).value() * 0.7) as u64);
         let narrow = predict(&run).expect("runs");
-        assert!(narrow.memory < roomy.memory && narrow.step > roomy.step, "{narrow:?} beside {roomy:?}");
+        assert!(narrow.memory.total() < roomy.memory.total() && narrow.step > roomy.step, "{narrow:?} beside {roomy:?}");
         run.recompute_is_stated = true;
         assert_eq!(predict(&run).expect("runs").step, roomy.step);
     }
@@ -289,7 +193,7 @@ mod tests {
     fn more_devices_of_a_kind_take_less_time_and_less_memory() {
         let one = predict(&run("1,1,1,1,1,1", 16)).expect("runs");
         let eight = predict(&run("8,8,1,1,1,1", 16)).expect("runs");
-        assert!(eight.step < one.step && eight.memory < one.memory, "{eight:?} beside {one:?}");
+        assert!(eight.step < one.step && eight.memory.total() < one.memory.total(), "{eight:?} beside {one:?}");
         assert!(one.p10 <= one.step && one.step <= one.p90);
     }
 }

@@ -62,22 +62,30 @@ impl Run {
         let stands_in = names::stack(row).is_none();
         let stack_name = match names::stack(row) {
             Some(name) => name,
-            None if row.framework.is_empty() => return refuse("the framework is not stated".into()),
             None => {
                 let nearest = names::nearest_stack(row);
-                stand_ins.push(format!("the framework `{}` has no profile: `{nearest}` stands in", row.framework));
+                stand_ins.push(match row.framework.as_str() {
+                    "" => format!("the framework is not stated: `{nearest}` stands in"),
+                    framework => format!("the framework `{framework}` has no profile: `{nearest}` stands in"),
+                });
                 nearest
             }
         };
         let profile = |error: foretell_simulator::gpu::ProfileError| Refusal(error.to_string());
         let mut stack = profiles.stack(stack_name).map_err(profile)?.clone();
         names::refine(row, &mut stack);
+        if stands_in {
+            stack.spread = profiles.unseen;
+        }
         let trained = if names::trains_adapters(row) { Trained::Adapters } else { Trained::All };
         let Some(devices) = row.count("n_gpus") else { return refuse("the number of devices is not stated".into()) };
         let per_node =
             row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
         let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
-        let cluster = profiles.cluster(device, names::link(row), per_node, devices, rate).map_err(profile)?;
+        let mut cluster = profiles.cluster(device, names::link(row), per_node, devices, rate).map_err(profile)?;
+        if let Some(network) = names::network(row) {
+            cluster.network = profiles.network(network).map_err(profile)?;
+        }
         let mut others = Vec::new();
         let mut before = first_nodes;
         for &(nodes, other) in kinds.iter().skip(1) {
@@ -96,7 +104,10 @@ impl Run {
                 stand_ins.push("the precision is not stated".into());
                 stack.precision
             }
-            None => return refuse(format!("the precision `{}` is not known", row.precision)),
+            None => {
+                stand_ins.push(format!("the precision `{}` is not known", row.precision));
+                stack.precision
+            }
         };
         let layout = layout(row, &stack, devices, &mut stand_ins)?;
         let model = model(row, &stack, &layout, &mut stand_ins)?;
@@ -133,14 +144,12 @@ impl Run {
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
     }
 
-    /// How many times as wide the stack's interval is, on a logarithmic scale, because less is known of this run than of those that the stack was
-    /// fitted on. Assumed: nothing measured says it.
+    /// How many times as wide the stack's interval is, on a logarithmic scale, because less is known of this run's devices than of those that the
+    /// stack was fitted on. Assumed: nothing measured says it.
     pub fn widening(&self) -> f64 {
-        const UNFITTED_STACK: f64 = 1.5;
         const UNFITTED_DEVICE: f64 = 1.4;
-        let stack = if self.stack.estimated || self.stands_in { UNFITTED_STACK } else { 1.0 };
         let is_estimated = self.clusters().iter().any(|cluster| cluster.gpu.estimated);
-        stack * if is_estimated { UNFITTED_DEVICE } else { 1.0 }
+        if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
     /// What of it decides on costs beside kernels' sizes.
@@ -209,4 +218,38 @@ fn ordered(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles
         kinds.sort_by(|one, two| speed(one.1).total_cmp(&speed(two.1)));
     }
     kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::read_rows;
+
+    fn run(cells: &str) -> Run {
+        let header =
+            "row_id,model,layers,hidden,heads,vocab,seq,experts,topk,gpu,n_gpus,dp,pp,mbs,gbs,zero,precision,framework,notes";
+        let rows = read_rows(&format!("{header}\n{cells}\n")).expect("rows");
+        Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run")
+    }
+
+    #[test]
+    fn fsdp_in_a_pipeline_sums_gradients_once() {
+        let run = run("a,Llama,16,1024,16,32000,1024,,,H100,32,8,4,1,64,3,bf16,torchtitan,");
+        assert_eq!(run.plan.layout.zero, 1);
+    }
+
+    #[test]
+    fn experts_under_deepep_are_shared_out_over_up_to_64_ranks() {
+        let run = run("a,gpt-oss,8,1024,16,32000,1024,128,4,H100,64,64,1,1,64,3,bf16,NeMo AutoModel,TE + DeepEP");
+        assert_eq!((run.plan.layout.expert, run.plan.layout.data), (64, 1));
+        assert!(run.stand_ins.iter().any(|one| one.contains("64 ranks")), "{:?}", run.stand_ins);
+    }
+
+    #[test]
+    fn without_a_framework_the_likest_stands_in_and_less_is_known() {
+        let named = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,FSDP,");
+        let unnamed = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,,");
+        assert!(unnamed.stands_in && unnamed.stack_name == named.stack_name);
+        assert_eq!(unnamed.stack.spread, Profiles::library().expect("sound").unseen);
+    }
 }

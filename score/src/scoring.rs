@@ -1,11 +1,12 @@
 //! Scoring: every row predicted, or refused with the reason, and what all of them say.
 
-use crate::predict::{Predicted, prepare};
+use crate::predict::{Predicted, allocated, prepare};
 use crate::row::{Row, read_rows};
 use crate::run::{Refusal, Run};
 use crate::split::{Part, Split};
 use crate::statistics::{Pair, Summary, Table};
 use crate::table::TableError;
+use foretell_program::Footprint;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -55,6 +56,8 @@ pub struct Scored {
     pub refused: Option<String>,
     #[serde(skip)]
     group: String,
+    #[serde(skip)]
+    job: String,
 }
 
 /// All rows, and what they say.
@@ -106,6 +109,8 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
 fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>) -> Scored {
     let measured = row.step_seconds();
     let group = format!("{}|{}|{}|{}|{:?}|{}", row.table, row.model, row.gpu, row.framework, row.count("n_gpus"), row.precision);
+    let sizes = ["gbs", "seq", "layers", "hidden", "n_nodes"].map(|what| row.count(what));
+    let job = format!("{group}|{sizes:?}");
     let mut scored = Scored {
         row_id: row.row_id.clone(),
         table: row.table.clone(),
@@ -122,6 +127,7 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
         stand_ins: Vec::new(),
         refused: None,
         group,
+        job,
     };
     match predicted {
         Ok((run, predicted)) => {
@@ -130,7 +136,7 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
             scored.p10 = Some(predicted.p10.value());
             scored.p90 = Some(predicted.p90.value());
             scored.error = measured.map(|measured| step / measured - 1.0);
-            scored.predicted_memory_bytes = Some(stated_memory(row, &run, predicted.memory));
+            scored.predicted_memory_bytes = Some(stated_memory(row, &predicted.memory));
             scored.calibrated = run.stand_ins.is_empty();
             scored.stack = Some(run.stack_name);
             scored.stand_ins = run.stand_ins;
@@ -141,17 +147,16 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
 }
 
 /// What the figure of the row's kind would be: what the allocator gave out, what it holds, or all that the device has in use.
-pub fn stated_memory(row: &Row, run: &Run, allocated: f64) -> f64 {
-    let rules = &run.stack.memory;
+pub fn stated_memory(row: &Row, held: &Footprint) -> f64 {
     let kind = row.mem_kind.to_lowercase();
-    let reserved = allocated * (1.0 + rules.fragmentation);
-    if kind.contains("nvidia-smi") {
-        reserved + rules.context.value()
+    let stated = if kind.contains("nvidia-smi") {
+        held.total()
     } else if kind.contains("reserved") && !kind.contains("not stated") {
-        reserved
+        allocated(held) + held.unused
     } else {
-        allocated
-    }
+        allocated(held)
+    };
+    stated.value()
 }
 
 impl Scores {
@@ -172,7 +177,12 @@ impl Scores {
         let mut lines: Vec<(String, Summary)> = by_source.clone().into_iter().collect();
         lines.push(("all rows".into(), overall_rows(&self.rows, part)));
         lines.push(("mean over sources".into(), Summary::macro_average(&by_source)));
-        Table(&lines).to_string()
+        let all = overall_rows(&self.rows, part);
+        let choice = all.regret.map_or_else(String::new, |regret| {
+            let percent = regret * 100.0;
+            format!("of {} jobs with three layouts or more, the one foretold to be the fastest took {percent:.1} % longer than the best\n", all.jobs)
+        });
+        format!("{}{choice}", Table(&lines))
     }
 }
 
@@ -184,6 +194,7 @@ fn pairs(rows: &[Scored], part: Option<Part>) -> Vec<Pair<'_>> {
             Some(Pair {
                 table: &row.table,
                 group: row.group.clone(),
+                job: row.job.clone(),
                 measured,
                 predicted,
                 inside: row.p10? <= measured && measured <= row.p90?,

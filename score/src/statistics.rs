@@ -11,6 +11,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) table: &'a str,
     /// Rows of one group differ in layout only: the same model on the same cluster by the same framework.
     pub(crate) group: String,
+    /// Rows of one job are of one group, and have the same batch and sizes: a planner would choose among them.
+    pub(crate) job: String,
     pub(crate) measured: f64,
     pub(crate) predicted: f64,
     pub(crate) inside: bool,
@@ -34,6 +36,10 @@ pub struct Summary {
     pub bias: f64,
     /// Spearman's rank correlation within groups of the same model and cluster, weighted by their pairs; none where no group has three rows.
     pub rank_correlation: Option<f64>,
+    /// Jobs of which three layouts or more were measured.
+    pub jobs: usize,
+    /// How much longer than the fastest layout measured that layout took of which the shortest time is foretold, on average over jobs; none without any.
+    pub regret: Option<f64>,
     /// The share of measurements inside the 80 % interval.
     pub inside_interval: f64,
     /// Rows with memory predicted and measured.
@@ -54,6 +60,7 @@ impl Summary {
         sizes.sort_by(f64::total_cmp);
         let memory: Vec<f64> =
             pairs.iter().filter_map(|pair| pair.memory).map(|[predicted, measured]| predicted / measured - 1.0).collect();
+        let regrets = regrets(pairs);
         let memory_mean = |of: fn(f64) -> f64| (!memory.is_empty()).then(|| mean(memory.iter().map(|&error| of(error))));
         Self {
             rows: pairs.len(),
@@ -63,6 +70,8 @@ impl Summary {
             worst_absolute_error: sizes.last().copied().unwrap_or(0.0),
             bias: mean(errors.iter().copied()),
             rank_correlation: rank_correlation(pairs),
+            jobs: regrets.len(),
+            regret: (!regrets.is_empty()).then(|| mean(regrets.iter().copied())),
             inside_interval: mean(pairs.iter().map(|pair| f64::from(u8::from(pair.inside)))),
             memory_rows: memory.len(),
             memory_mean_absolute_error: memory_mean(f64::abs),
@@ -89,6 +98,8 @@ impl Summary {
             worst_absolute_error: some.iter().map(|summary| summary.worst_absolute_error).fold(0.0, f64::max),
             bias: over(|summary| summary.bias),
             rank_correlation: where_any(|summary| summary.rank_correlation),
+            jobs: some.iter().map(|summary| summary.jobs).sum(),
+            regret: where_any(|summary| summary.regret),
             inside_interval: over(|summary| summary.inside_interval),
             memory_rows: some.iter().map(|summary| summary.memory_rows).sum(),
             memory_mean_absolute_error: where_any(|summary| summary.memory_mean_absolute_error),
@@ -127,6 +138,19 @@ fn rank_correlation(pairs: &[&Pair]) -> Option<f64> {
         }
     }
     (weight > 0.0).then(|| sum / weight)
+}
+
+/// By job of three layouts or more: the measured time of that which is foretold to be the fastest over the best measured, less one.
+fn regrets(pairs: &[&Pair]) -> Vec<f64> {
+    let mut jobs: BTreeMap<&str, Vec<&Pair>> = BTreeMap::new();
+    for pair in pairs {
+        jobs.entry(&pair.job).or_default().push(pair);
+    }
+    let of_job = |job: &Vec<&Pair>| {
+        let chosen = job.iter().min_by(|a, b| a.predicted.total_cmp(&b.predicted))?;
+        Some(chosen.measured / job.iter().map(|pair| pair.measured).reduce(f64::min)? - 1.0)
+    };
+    jobs.values().filter(|job| job.len() >= 3).filter_map(of_job).collect()
 }
 
 /// Ranks, the mean of them where values are equal.
@@ -182,7 +206,7 @@ mod tests {
     use super::*;
 
     fn pair(measured: f64, predicted: f64) -> Pair<'static> {
-        Pair { table: "t", group: "g".into(), measured, predicted, inside: true, memory: None }
+        Pair { table: "t", group: "g".into(), job: "j".into(), measured, predicted, inside: true, memory: None }
     }
 
     #[test]
@@ -194,8 +218,10 @@ mod tests {
         assert!(summary.bias.abs() < 1e-12);
         assert!((summary.median_absolute_error - 0.1).abs() < 1e-12);
         assert_eq!(summary.rank_correlation, Some(1.0));
+        assert_eq!((summary.jobs, summary.regret), (1, Some(0.0)));
         let turned = [pair(1.0, 3.0), pair(2.0, 2.0), pair(3.0, 1.0)];
         assert_eq!(Summary::of(&turned.iter().collect::<Vec<_>>()).rank_correlation, Some(-1.0));
+        assert_eq!(Summary::of(&turned.iter().collect::<Vec<_>>()).regret, Some(2.0));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! block takes over as soon as all who ask have asked.
 //! It must not know time, and what instructions take.
 
-use crate::lowering::{LoweredList, Step};
+use crate::lists::{LoweredList, Step};
 use foretell_program::{Phase, StageProgram};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -77,7 +77,7 @@ const LAST_BIT: u16 = 63;
 impl Code {
     /// The code of a list. Kernels are joined where `joins` says so.
     pub(crate) fn new(list: &StageProgram, lowered: &LoweredList, joins: Joins) -> Self {
-        let order = Order::new(list);
+        let order = Order::new(list, lowered);
         let mut code = Self {
             order: Vec::with_capacity(list.instructions.len()),
             blocks: Vec::with_capacity(list.instructions.len()),
@@ -90,21 +90,21 @@ impl Code {
             uses_processor: lowered.steps.iter().any(|step| matches!(step, Step::Compute | Step::Load)),
             exchanges_overlap: false,
         };
-        let slot_of = slots(list, &order, &mut code.slots);
+        let slot_of = slots(lowered, &order, &mut code.slots);
         let mut block_of = vec![0u32; list.instructions.len()];
         for (stream, instructions) in order.of_stream.iter().enumerate() {
             let mut previous: Option<u32> = None;
             for &instruction in instructions {
-                let counts_as = use_of(list, lowered, instruction);
+                let counts_as = use_of(lowered, instruction);
                 let step = lowered.steps[instruction as usize];
                 let is_joined = previous.replace(instruction).is_some_and(|before| {
                     joins == Joins::Kernels
                         && matches!((lowered.steps[before as usize], step), (Step::Compute, Step::Compute))
                         && order.consumers(before).is_empty()
                         && order.waits(instruction).is_empty()
-                        && use_of(list, lowered, before) == counts_as
+                        && use_of(lowered, before) == counts_as
                 });
-                let bit = |one: &u32| 1 << list.instructions[*one as usize].stream.0.min(LAST_BIT);
+                let bit = |one: &u32| 1 << lowered.streams[*one as usize].min(LAST_BIT);
                 match code.blocks.last_mut().filter(|_| is_joined) {
                     Some(block) => block.count += 1,
                     None => code.blocks.push(Block {
@@ -132,7 +132,7 @@ impl Code {
         for block in &mut code.blocks {
             block.first_wait = code.waits.len() as u32;
             code.waits.extend(order.waits(code.order[block.first as usize]).iter().map(|&before| Wait {
-                stream: list.instructions[before as usize].stream.0,
+                stream: lowered.streams[before as usize],
                 block: block_of[before as usize],
                 slot: slot_of[before as usize],
             }));
@@ -202,7 +202,7 @@ struct Order {
 }
 
 impl Order {
-    fn new(list: &StageProgram) -> Self {
+    fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
         let count = list.instructions.len();
         let mut order = Self {
             of_stream: vec![Vec::new(); list.streams.len()],
@@ -214,12 +214,13 @@ impl Order {
         };
         order.before_offsets.push(0);
         for (index, instruction) in (0..).zip(&list.instructions) {
-            let stream = &mut order.of_stream[instruction.stream.0 as usize];
+            let own_stream = lowered.streams[index as usize];
+            let stream = &mut order.of_stream[own_stream as usize];
             order.place.push(stream.len() as u32);
             stream.push(index);
             let first = order.before.len();
             for before in instruction.after.iter().map(|one| one.0) {
-                let is_elsewhere = list.instructions[before as usize].stream != instruction.stream;
+                let is_elsewhere = lowered.streams[before as usize] != own_stream;
                 if is_elsewhere && !order.before[first..].contains(&before) {
                     order.before.push(before);
                     order.after_offsets[before as usize + 1] += 1;
@@ -260,19 +261,19 @@ impl Order {
 
 /// Gives each instruction that someone waits for a slot for its end. One of a stream takes over that of an earlier one of the stream when
 /// all who waited for that have ended before it ends.
-fn slots(list: &StageProgram, order: &Order, count: &mut u32) -> Vec<u32> {
+fn slots(list: &LoweredList, order: &Order, count: &mut u32) -> Vec<u32> {
     /// How many of a stream's oldest slots are looked at.
     const LOOKED_AT: usize = 4;
-    let streams = list.streams.len();
-    let mut slot_of = vec![NO_SLOT; list.instructions.len()];
+    let streams = order.of_stream.len();
+    let mut slot_of = vec![NO_SLOT; list.streams.len()];
     let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
     // Of each stream, how many of every stream have ended when its last so far has (vector clocks; Fidge 1988).
     let mut ended = vec![0u32; streams * streams];
     // The same at the end of each instruction that someone waits for.
     let mut at_end: Vec<u32> = Vec::new();
-    let mut row_of = vec![NO_SLOT; list.instructions.len()];
-    for (index, instruction) in (0..).zip(&list.instructions) {
-        let stream = instruction.stream.0 as usize;
+    let mut row_of = vec![NO_SLOT; list.streams.len()];
+    for (index, &stream) in (0..).zip(&list.streams) {
+        let stream = stream as usize;
         let own = &mut ended[stream * streams..(stream + 1) * streams];
         for &before in order.waits(index) {
             // Of one that comes later in the list nothing is known.
@@ -285,7 +286,7 @@ fn slots(list: &StageProgram, order: &Order, count: &mut u32) -> Vec<u32> {
         if order.consumers(index).is_empty() {
             continue;
         }
-        let has_ended = |one: &u32| own[list.instructions[*one as usize].stream.0 as usize] > order.place[*one as usize];
+        let has_ended = |one: &u32| own[list.streams[*one as usize] as usize] > order.place[*one as usize];
         let is_free = |holder: &u32| order.consumers(*holder).iter().all(has_ended);
         let free = taken[stream].iter().take(LOOKED_AT).position(is_free).and_then(|place| taken[stream].remove(place));
         slot_of[index as usize] = free.map_or_else(
@@ -302,10 +303,10 @@ fn slots(list: &StageProgram, order: &Order, count: &mut u32) -> Vec<u32> {
     slot_of
 }
 
-fn use_of(list: &StageProgram, lowered: &LoweredList, instruction: u32) -> Use {
+fn use_of(lowered: &LoweredList, instruction: u32) -> Use {
     let index = instruction as usize;
     match lowered.steps[index] {
-        Step::Compute if list.instructions[index].phase == Phase::Update => Use::Optimizer,
+        Step::Compute if lowered.phases[index] == Phase::Update => Use::Optimizer,
         Step::Compute => Use::Compute,
         Step::Load => Use::Data,
         Step::Collective { .. } | Step::Send { .. } | Step::Receive { .. } => Use::Communication,

@@ -4,7 +4,7 @@
 //! It works on a timeline and a Program alone, so it answers for a measured step as well as for a foretold one.
 
 use crate::error::SimulationError;
-use crate::lowering::{LoweredList, Messages, Step};
+use crate::lists::{LoweredList, Messages, Step};
 use foretell_program::{InstructionId, Operation, PeerId, Phase, Program, Rank, StageProgram, Timeline};
 use foretell_units::{Picoseconds, Seconds};
 use serde::Serialize;
@@ -189,7 +189,7 @@ impl Path<'_> {
             let duration = segment.end.saturating_sub(segment.start);
             let instruction = stage.instruction(segment.instruction);
             *by_kind.entry(instruction.operation.kind()).or_default() += duration;
-            let spent_on = match instruction.operation {
+            let spent_on = match *instruction.operation {
                 Operation::Compute { .. } if instruction.phase == Phase::Update => &mut by_time.optimizer,
                 Operation::Compute { .. } => &mut by_time.compute,
                 Operation::Load { .. } => &mut by_time.data,

@@ -7,15 +7,17 @@
 //! Where ranks share a processor everyone is simulated: who of them comes first at an instant is then a matter of their order.
 
 use crate::gpu::Reachable;
+use crate::hash::FastMap;
 use crate::lowering::Lowered;
 use crate::network::Shape;
+use crate::pairing::{Channel, GroupSet};
 use crate::symmetry::Ties;
 use foretell_program::Reach;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 /// What a thing is, seen from itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+pub(crate) enum Kind {
     /// With its list, its kind of device, its work and its pace.
     Rank(usize, usize, usize, u64),
     /// With the list of its first member and its number there, from which its collectives follow, and what they take alone.
@@ -45,7 +47,26 @@ enum Kind {
 }
 
 /// What a shape takes where nothing else is on the links: latency, and seconds a byte on all links and on the fabric's, bit by bit.
-type Alone = [u64; 3];
+pub(crate) type Alone = [u64; 3];
+
+impl Kind {
+    /// That of a group; what its collectives take follows from it.
+    pub(crate) fn of_group(lowered: &Lowered<'_>, group: &GroupSet) -> Self {
+        let first = group.members.first();
+        let (list, number) = first.map_or((0, 0), |&(member, number)| (lowered.ranks[member as usize].list, number));
+        let alone = group.shapes().map(|shape| shape.map(alone));
+        let (size, measured, spread, device) = (group.size, group.measured, group.spread.clone(), group.kind);
+        Self::Group { list, number, size, alone, measured, spread, device }
+    }
+
+    /// That of a channel; what its messages take follows from it.
+    pub(crate) fn of_channel(lowered: &Lowered<'_>, channel: &Channel) -> Self {
+        let lists = [channel.sender, channel.receiver].map(|rank| lowered.ranks[rank as usize].list);
+        let peers = [channel.send_peer, channel.receive_peer];
+        let (alone, measured, device) = (alone(&channel.shape), channel.measured, channel.kind);
+        Self::Channel { lists, peers, alone, measured, spread: channel.spread.clone(), device }
+    }
+}
 
 /// What ties two things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +90,7 @@ enum Tie {
 }
 
 /// Numbers for kinds, in the order of first use.
-struct Numbers<Key>(HashMap<Key, u64>);
+struct Numbers<Key>(FastMap<Key, u64>);
 
 impl<Key: std::hash::Hash + Eq> Numbers<Key> {
     fn of(&mut self, key: Key) -> u64 {
@@ -94,7 +115,7 @@ struct Kept {
 
 impl Kept {
     fn new(classes: &[u32]) -> Self {
-        let mut known: HashMap<u32, u32> = HashMap::new();
+        let mut known: FastMap<u32, u32> = FastMap::default();
         let mut first = Vec::new();
         let place = classes.iter().enumerate().map(|(index, class)| {
             *known.entry(*class).or_insert_with(|| {
@@ -152,25 +173,18 @@ impl Lowered<'_> {
     /// The class of each rank, group, channel, link and processor, in this order.
     fn classes(&self, paces: &[f64]) -> (Vec<u32>, Places) {
         let mut ties = Ties::default();
-        let (mut kinds, mut tie_kinds) = (Numbers(HashMap::new()), Numbers(HashMap::new()));
+        let (mut kinds, mut tie_kinds) = (Numbers(FastMap::default()), Numbers(FastMap::default()));
         for rank in &self.ranks {
             let pace = paces.get(rank.rank.0).copied().unwrap_or(1.0);
             ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work, pace.to_bits())));
         }
-        let list_of = |rank: u32| self.ranks[rank as usize].list;
         let first_group = self.ranks.len();
         for group in &self.groups {
-            let (list, number) = group.members.first().map_or((0, 0), |&(member, number)| (list_of(member), number));
-            let alone = group.shapes().map(|shape| shape.map(alone));
-            let (size, measured, spread, device) = (group.size, group.measured, group.spread.clone(), group.kind);
-            ties.add(kinds.of(Kind::Group { list, number, size, alone, measured, spread, device }));
+            ties.add(kinds.of(Kind::of_group(self, group)));
         }
         let first_channel = first_group + self.groups.len();
         for channel in &self.channels {
-            let lists = [channel.sender, channel.receiver].map(list_of);
-            let peers = [channel.send_peer, channel.receive_peer];
-            let (alone, measured, device) = (alone(&channel.shape), channel.measured, channel.kind);
-            ties.add(kinds.of(Kind::Channel { lists, peers, alone, measured, spread: channel.spread.clone(), device }));
+            ties.add(kinds.of(Kind::of_channel(self, channel)));
         }
         let first_hop = first_channel + self.channels.len();
         for hop in &self.hops {

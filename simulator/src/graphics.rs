@@ -3,10 +3,10 @@
 
 use crate::cost::{Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 use crate::exchange::Cost;
-use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, Workload};
+use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, StageMemory, Workload};
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
-use foretell_program::{Collective, CollectiveRole, Phase};
+use foretell_program::{Collective, CollectiveRole, Footprint, Phase, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
 use foretell_units::{DataType, Seconds};
 use std::collections::BTreeMap;
@@ -89,6 +89,14 @@ impl Graphics {
         self.costs().exchange_launch()
     }
 
+    /// What a device holds of a list of a Program.
+    pub(crate) fn memory(&self, list: &StageProgram, precision: DataType) -> Footprint {
+        if self.stack.memory.is_arena {
+            return Footprint::of(list);
+        }
+        StageMemory::of(list, precision).footprint(&self.stack, self.format, self.workload.trained)
+    }
+
     fn costs(&self) -> GpuCosts<'_> {
         GpuCosts { cluster: &self.cluster, stack: &self.stack, format: self.format, workload: self.workload }
     }
@@ -137,7 +145,7 @@ impl Graphics {
     ) -> Cost {
         let costs = self.costs();
         let time = costs.collective_time(kind, role, reach, bytes);
-        self.cost(time, bytes * costs.travelling(role) * flow_share)
+        self.cost(time, bytes * costs.travelling(kind, role) * flow_share)
     }
 
     /// What a message between stages takes alone.

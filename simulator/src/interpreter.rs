@@ -11,23 +11,27 @@
 //! list. Spans are kept for whoever asks for them. Nothing is allocated while it runs, once its queues are as long as they get.
 //! It must not know schedules, layouts or what kernels are.
 
-use crate::code::{Block, Code, NO_SLOT};
+use crate::code::{Block, NO_SLOT};
 use crate::engine::EventQueue;
 use crate::error::SimulationError;
 use crate::fairness::{ActivityId, FairShare};
-use crate::lowering::{Lowered, Step};
+use crate::lists::Step;
+use crate::lowering::Lowered;
 use crate::simulation::{Breakdown, Recording, Scenario};
-use foretell_program::{Origin, RankTimeline, Timeline};
+use crate::work::BlockWork;
+use foretell_program::Timeline;
 use foretell_units::Picoseconds;
 use meter::Meter;
-use prices::Prices;
-use std::sync::Arc;
+pub(crate) use prices::Prices;
+use state::{Memory, Progress, RankState};
 
+mod ending;
 mod exchanges;
 mod fluids;
 mod meter;
 mod prices;
 mod recorder;
+mod state;
 mod steps;
 
 /// What a run leaves.
@@ -135,96 +139,6 @@ struct Buffered {
     blocked: Option<u32>,
 }
 
-/// A rank while it runs.
-#[derive(Clone, Copy, Debug)]
-struct RankState<'a> {
-    code: &'a Code,
-    /// What each of its blocks takes.
-    work: &'a [Picoseconds],
-    /// How much slower than its costs its device is.
-    pace: f64,
-    handoff: Picoseconds,
-    interruption: Picoseconds,
-    processor: u32,
-    /// Where its streams begin in [`Interpreter::progress`], and its slots in [`Interpreter::ends`].
-    first_stream: u32,
-    first_slot: u32,
-    /// Where its groups, and after them those whom it sends to and those from whom it receives, begin in [`Interpreter::parties`].
-    first_party: u32,
-    /// When its last block so far ended.
-    end: Picoseconds,
-    /// When its host has launched each instruction, if it never waits; empty where launches take no time.
-    launched: &'a [Picoseconds],
-    meter: Meter,
-    /// How far its host is behind that, for what held it up.
-    behind: Picoseconds,
-    /// Whether the host launches nothing more before an instruction has ended; empty where it waits for none.
-    host_waits: &'a [bool],
-}
-
-impl RankState<'_> {
-    /// Whether its host launches nothing more before a block has ended.
-    fn is_waited_for(&self, block: &Block) -> bool {
-        let last = self.code.instructions(block).last().and_then(|&last| self.host_waits.get(last as usize));
-        last.copied().unwrap_or(false)
-    }
-
-    /// When its host has launched a block, if it never waits.
-    fn launch_of(&self, block: &Block) -> Picoseconds {
-        let launched = self.code.instructions(block).first().and_then(|&first| self.launched.get(first as usize));
-        launched.copied().unwrap_or(Picoseconds::MAX)
-    }
-}
-
-/// Where what is known of ranks lies.
-struct Memory<'a> {
-    ranks: &'a [RankState<'a>],
-    progress: &'a [Progress],
-    ends: &'a [Picoseconds],
-    parties: &'a [u32],
-    processors: &'a [Processor],
-}
-
-impl Memory<'_> {
-    /// Reads a word of each place, so that they are at hand. What they are does not matter.
-    fn fetch(&self, rank: u32) -> u64 {
-        let Some(state) = self.ranks.get(rank as usize) else { return 0 };
-        let word = |one: Option<&Picoseconds>| one.map_or(0, |time| time.0);
-        let progress = self.progress.get(state.first_stream as usize).map_or(0, |progress| u64::from(progress.0));
-        let party = self.parties.get(state.first_party as usize).copied().map_or(0, u64::from);
-        let processor = self.processors.get(rank as usize).map_or(0, |processor| u64::from(processor.generation));
-        state.end.0
-            ^ state.meter.fetch()
-            ^ state.behind.0
-            ^ progress
-            ^ party
-            ^ processor
-            ^ word(self.ends.get(state.first_slot as usize))
-    }
-}
-
-/// How far a stream is: the block that is next, and whether that has begun or will at a time that is known.
-#[derive(Clone, Copy, Debug, Default)]
-struct Progress(u32);
-
-impl Progress {
-    fn at(block: u32) -> Self {
-        Self(block << 1)
-    }
-
-    fn block(self) -> u32 {
-        self.0 >> 1
-    }
-
-    fn is_busy(self) -> bool {
-        self.0 & 1 == 1
-    }
-
-    fn busy(self) -> Self {
-        Self(self.0 | 1)
-    }
-}
-
 struct Interpreter<'a> {
     lowered: &'a Lowered<'a>,
     scenario: &'a Scenario,
@@ -254,7 +168,7 @@ struct Interpreter<'a> {
 }
 
 impl<'a> Interpreter<'a> {
-    fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario, prices: &'a Prices<'a>, work: &'a [Vec<Vec<Picoseconds>>]) -> Self {
+    fn new(lowered: &'a Lowered<'a>, scenario: &'a Scenario, prices: &'a Prices<'a>, work: &'a [Vec<Vec<BlockWork>>]) -> Self {
         let (mut streams, mut slots) = (0, 0);
         let mut parties: Vec<u32> = Vec::new();
         let mut ranks = Vec::with_capacity(lowered.ranks.len());
@@ -272,10 +186,9 @@ impl<'a> Interpreter<'a> {
                 first_slot: slots,
                 first_party: parties.len() as u32,
                 end: Picoseconds::ZERO,
-                launched: &lowered.lists[rank.list].work[rank.work].launched,
+                has_launches: !lowered.lists[rank.list].work[rank.work].launched.is_empty(),
                 meter: Meter::default(),
                 behind: Picoseconds::ZERO,
-                host_waits: &lowered.lists[rank.list].work[rank.work].host_waits,
             });
             let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
             parties.extend(rank.groups.iter().copied().chain(channels));
@@ -380,33 +293,6 @@ impl<'a> Interpreter<'a> {
         std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.fetch(rank)));
     }
 
-    fn into_run(self) -> Result<Run, SimulationError> {
-        if self.unfinished > 0 {
-            return Err(self.deadlock());
-        }
-        let quantile = self.scenario.quantile;
-        let mut ranks = self.recorder.map_or_else(Vec::new, |recorder| recorder.spans);
-        ranks.resize_with(self.ranks.len(), Vec::new);
-        let mut breakdowns = Vec::with_capacity(self.ranks.len());
-        let mut timelines = Vec::with_capacity(self.ranks.len());
-        // Ranks that were simulated as one have one timeline.
-        for ((spans, rank), state) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks) {
-            let parameters = self.lowered.costs.parameters(rank.kind);
-            let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
-            let overhead = parameters.step_overhead.at(quantile) + parameters.micro_batch_overhead * micro_batches;
-            let end = state.end + overhead.into();
-            breakdowns.push(state.meter.breakdown(end));
-            timelines.push(Arc::new(RankTimeline { spans, end }));
-        }
-        let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&timelines[place as usize]));
-        Ok(Run {
-            timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
-            breakdowns,
-            events: self.queue.handled(),
-            uncalibrated: self.prices.uncalibrated.iter().cloned().collect(),
-        })
-    }
-
     fn start_ready(&mut self) {
         while let Some(task) = self.ready.pop() {
             self.start(task);
@@ -420,7 +306,7 @@ impl<'a> Interpreter<'a> {
     /// What a block takes of a rank's device at its pace.
     fn work(&self, task: Task) -> Picoseconds {
         let rank = &self.ranks[task.rank as usize];
-        at_pace(rank.work[task.block as usize], rank.pace)
+        at_pace(rank.work[task.block as usize].duration, rank.pace)
     }
 
     fn start(&mut self, task: Task) {
@@ -461,9 +347,10 @@ impl<'a> Interpreter<'a> {
         let rank = &mut self.ranks[task.rank as usize];
         rank.end = now;
         let (code, first_stream, first_slot) = (rank.code, rank.first_stream as usize, rank.first_slot as usize);
-        if rank.is_waited_for(block) {
+        let work = &rank.work[task.block as usize];
+        if work.host_waits {
             // The host launches what follows from now on.
-            rank.behind = rank.behind.max(now.saturating_sub(rank.launch_of(block)));
+            rank.behind = rank.behind.max(now.saturating_sub(work.launched));
         }
         self.unfinished -= block.places().len();
         if let Some(recorder) = &mut self.recorder {
@@ -500,8 +387,8 @@ impl<'a> Interpreter<'a> {
             }
             start = start.max(self.ends[(state.first_slot + wait.slot) as usize] + state.handoff);
         }
-        if !state.launched.is_empty() {
-            start = start.max(state.launch_of(block) + state.behind);
+        if state.has_launches {
+            start = start.max(state.work[next as usize].launched + state.behind);
         }
         self.progress[first + stream as usize] = progress.busy();
         let task = Task { rank, block: next };
@@ -534,39 +421,6 @@ impl<'a> Interpreter<'a> {
 
     fn processor_of(&self, rank: u32) -> usize {
         (self.ranks[rank as usize].processor - self.first_processor) as usize
-    }
-
-    fn deadlock(&self) -> SimulationError {
-        // Enough to see the circle, few enough to read.
-        const SHOWN: usize = 8;
-        let total: usize = self.lowered.ranks.iter().map(|rank| self.lowered.lists[rank.list].steps.len()).sum();
-        let mut waiting = Vec::new();
-        for (index, rank) in self.ranks.iter().enumerate() {
-            let ends = &rank.code.streams[1..];
-            let streams = self.progress[rank.first_stream as usize..].iter().zip(ends);
-            let next = |busy: bool| {
-                let open = streams.clone().filter(move |(progress, end)| progress.block() < **end && progress.is_busy() == busy);
-                let instructions = open.filter_map(|(progress, _)| {
-                    let block = &rank.code.blocks[progress.block() as usize];
-                    rank.code.instructions(block).first().copied()
-                });
-                let mut instructions: Vec<u32> = instructions.collect();
-                instructions.sort_unstable();
-                instructions
-            };
-            // Those that started and did not end are what the rank hangs in; where there are none, it waits for itself.
-            let mut hanging = next(true);
-            if hanging.is_empty() {
-                hanging = next(false).into_iter().take(1).collect();
-            }
-            waiting.extend(hanging.into_iter().map(|instruction| self.lowered.describe(index, instruction)));
-        }
-        let more = waiting.len().saturating_sub(SHOWN);
-        waiting.truncate(SHOWN);
-        if more > 0 {
-            waiting.push(format!("and {more} more"));
-        }
-        SimulationError::Deadlock { done: total - self.unfinished, total, waiting }
     }
 }
 

@@ -17,7 +17,7 @@
 //! use foretell_topologies::Topology;
 //! use foretell_units::{DataType, Seconds};
 //! # use foretell_program::{Axis, Mesh, Program, StageProgram, Stream};
-//! # use foretell_program::{Instruction, Operation, Phase, StreamId};
+//! # use foretell_program::{Few, Instruction, Operation, Phase, StreamId};
 //! # use foretell_units::{Bytes, Flops};
 //! let topology = Topology::library("hgx-h200")?;
 //! let costs = CostModel::new(None, &topology);
@@ -27,11 +27,11 @@
 //!
 //! # let instruction = Instruction {
 //! #     name: 0,
-//! #     operation: Operation::Compute { kernel, accumulate: false, group: None },
+//! #     operation: Operation::Compute { kernel, accumulate: false, group: None }.into(),
 //! #     stream: StreamId(0),
-//! #     after: vec![],
-//! #     reads: vec![],
-//! #     writes: vec![],
+//! #     after: Few::new(),
+//! #     reads: Few::new(),
+//! #     writes: Few::new(),
 //! #     micro_batch: None,
 //! #     phase: Phase::Update,
 //! # };
@@ -43,6 +43,7 @@
 //! #     buffers: vec![],
 //! #     instructions: vec![instruction],
 //! #     names: vec!["parameters".into()],
+//! #     passes: vec![],
 //! #     metrics: vec![],
 //! #     arena: Bytes::new(7 << 30),
 //! # };
@@ -65,11 +66,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod alone;
 mod beside;
 mod code;
 mod cost;
 mod critical_path;
 mod deadlines;
+mod debts;
+mod device_memory;
 mod disturbance;
 mod engine;
 mod error;
@@ -84,6 +88,7 @@ mod hash;
 mod input;
 mod interpreter;
 mod kernels;
+mod lists;
 mod lowering;
 mod network;
 mod pairing;
@@ -98,19 +103,22 @@ mod simulation;
 mod symmetry;
 mod uncertainty;
 mod what_if;
+mod work;
 
+pub use alone::{Alone, alone};
 pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
+pub use device_memory::{device_memory, device_memory_by_stage};
 pub use disturbance::Disturbance;
 pub use error::SimulationError;
 pub use failures::{FailingRun, Reliability};
 pub use flows::{Flow, FlowId, FlowNetwork};
 pub use input::{InputBound, InputPipeline, InputRun};
-pub use prediction::{Prediction, predict, predict_with};
+pub use prediction::{Prediction, predict, predict_step, predict_with};
 pub use representatives::simulate_representatives;
 pub use rings::Collectives;
-pub use running_cost::{PowerModel, RunningCost, running_cost};
+pub use running_cost::{PowerModel, RunningCost, Unsaid, price_per_hour, reliability, running_cost};
 pub use simulation::{
     Breakdown, Folding, Options, Oversubscription, Prepared, Quantile, Recording, Simulation, prepare, simulate,
 };

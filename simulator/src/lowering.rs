@@ -4,20 +4,20 @@
 //! It must not know time: nothing here depends on when something happens.
 
 use crate::code::{Code, Joins};
-use crate::cost::{CostModel, HostWaits, KernelCost, Source};
+use crate::cost::CostModel;
+use crate::debts::indebted_links;
 use crate::error::SimulationError;
-use crate::hash::FastMap;
 use crate::interpreter::Run;
+use crate::lists::LoweredList;
 use crate::network::{self, Shape};
 use crate::pairing::{Channel, GroupSet, Pairing};
 use crate::rings::{Collectives, Hop};
 use crate::room::links_that_may_be_full;
 use crate::simulation::{Options, Oversubscription, Quantile};
-use foretell_models::Kernel;
-use foretell_program::{GroupId, Operation, PeerId, Phase, Program, Rank, StageProgram};
+use crate::work::{BlockWork, Work, uneven_groups, work_of};
+use foretell_program::{GroupId, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
-use foretell_units::{Picoseconds, Seconds};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A Program on a topology.
 #[derive(Debug)]
@@ -69,55 +69,6 @@ pub(crate) struct SimulatedRank {
     pub(crate) receives: Vec<u32>,
 }
 
-/// What a list's instruction is to the interpreter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
-    /// Work for the processor.
-    Compute,
-    /// Samples to read.
-    Load,
-    /// The `nth` collective of a group of the list.
-    Collective { group: u32, nth: u32 },
-    /// The `nth` message to the list's `peer`-th receiver.
-    Send { peer: u32, nth: u32 },
-    /// The `nth` message from the list's `peer`-th sender.
-    Receive { peer: u32, nth: u32 },
-}
-
-/// The instructions of a list.
-#[derive(Debug)]
-pub(crate) struct LoweredList {
-    pub(crate) steps: Vec<Step>,
-    /// The collectives of each group, in order.
-    pub(crate) collectives: Vec<Vec<u32>>,
-    /// Messages to and from peers, in order.
-    pub(crate) sends: Vec<Messages>,
-    pub(crate) receives: Vec<Messages>,
-    /// The work of each instruction at each quantile: one list for each kind of device that runs it and, where kernels do more on one
-    /// member of a group than on another, each place in those groups.
-    pub(crate) work: Vec<Work>,
-    /// How many micro-batches it has.
-    pub(crate) micro_batches: u32,
-}
-
-/// What the instructions of a list take on a kind of device.
-#[derive(Debug, Default)]
-pub(crate) struct Work {
-    /// Of the processor, at each quantile.
-    pub(crate) durations: Vec<[Picoseconds; 3]>,
-    /// When the host has launched it, if it never waits; empty where launches take no time.
-    pub(crate) launched: Vec<Picoseconds>,
-    /// Whether the host launches nothing more before it has ended; empty where launches take no time.
-    pub(crate) host_waits: Vec<bool>,
-}
-
-/// The messages to or from one peer.
-#[derive(Clone, Debug)]
-pub(crate) struct Messages {
-    pub(crate) peer: PeerId,
-    pub(crate) instructions: Vec<u32>,
-}
-
 /// Where on a topology a Program runs, and which of the costs are its own: several run on one beside each other.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Placement {
@@ -126,8 +77,6 @@ pub(crate) struct Placement {
     /// The kind of costs that is the topology's first kind of device.
     pub(crate) first_kind: usize,
 }
-
-const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90];
 
 impl<'a> Lowered<'a> {
     pub(crate) fn new(
@@ -181,7 +130,8 @@ impl<'a> Lowered<'a> {
             })
             .collect();
         let mut uncalibrated_kernels = BTreeSet::new();
-        let uneven: Vec<BTreeSet<GroupId>> = program.lists.iter().map(uneven_groups).collect();
+        let uneven: Vec<BTreeSet<GroupId>> =
+            program.lists.iter().zip(&lists).map(|(stage, list)| uneven_groups(stage, list)).collect();
         let mut known: BTreeMap<(usize, usize, Vec<usize>), usize> = BTreeMap::new();
         for rank in &mut ranks {
             let list = &program.lists[rank.list];
@@ -191,13 +141,14 @@ impl<'a> Lowered<'a> {
                 list.groups.get(group.0 as usize).map_or(0, |group| mesh.part_along(&group.axes, coordinates))
             };
             let places: Vec<usize> = uneven[rank.list].iter().map(place).collect();
-            let work = &mut lists[rank.list].work;
+            let lowered = &mut lists[rank.list];
             rank.work = *known.entry((rank.list, rank.kind, places.clone())).or_insert_with(|| {
                 let place_in = |group: GroupId| {
                     uneven[rank.list].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
                 };
-                work.push(work_of(program, list, costs, rank.kind, &place_in, &mut uncalibrated_kernels));
-                work.len() - 1
+                let work = work_of(program, (list, lowered), costs, rank.kind, &place_in, &mut uncalibrated_kernels);
+                lowered.work.push(work);
+                lowered.work.len() - 1
             });
         }
         let codes = codes(program, &lists);
@@ -276,11 +227,12 @@ impl<'a> Lowered<'a> {
     /// Numbers what is shared: first the links that some exchange uses and that may be full, then the processors that ranks run on.
     pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
         let used = self.used_links(topology);
-        let number: HashMap<usize, usize> = used.iter().enumerate().map(|(number, &link)| (link, number)).collect();
+        let mut number = vec![usize::MAX; topology.links().len()];
+        used.iter().enumerate().for_each(|(place, &link)| number[link] = place);
         let renumber = |shape: &mut Shape| {
             shape.turns = Vec::new();
-            let numbered = |&(link, load): &(usize, f64)| Some((*number.get(&link)?, load));
-            shape.loads = shape.loads.iter().filter_map(numbered).collect();
+            shape.loads.iter_mut().for_each(|(link, _)| *link = number[*link]);
+            shape.loads.retain(|&(link, _)| link != usize::MAX);
         };
         self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten().for_each(renumber);
         self.channels.iter_mut().map(|channel| &mut channel.shape).for_each(renumber);
@@ -296,23 +248,21 @@ impl<'a> Lowered<'a> {
     }
 
     /// The links that exchanges share: those that some exchange uses, less those that cannot be full.
-    fn used_links(&self, topology: &Topology) -> BTreeSet<usize> {
+    fn used_links(&self, topology: &Topology) -> Vec<usize> {
         let Self { groups, channels, hops, costs, .. } = self;
-        let links = |shape: &Shape| shape.loads.iter().map(|&(link, _)| link).collect::<Vec<_>>();
-        let of_groups = groups.iter().map(|group| group.shapes().into_iter().flatten().flat_map(links).collect());
         // One channel or hop has one message at a time.
         let singles = || channels.iter().map(|channel| &channel.shape).chain(hops.iter().map(|hop| &hop.shape));
-        let parties = of_groups.chain(singles().map(links));
+        let shapes = || groups.iter().flat_map(GroupSet::shapes).flatten().chain(singles());
         if self.codes.iter().any(|code| code.exchanges_overlap) {
-            return parties.flatten().collect();
+            return shapes().flat_map(Shape::links).collect::<BTreeSet<_>>().into_iter().collect();
         }
-        let shapes = groups.iter().flat_map(GroupSet::shapes).flatten().chain(singles());
+        let parties = groups.iter().map(GroupSet::shapes).chain(singles().map(|shape| [Some(shape), None, None, None]));
+        let parties = parties.map(|shapes| shapes.into_iter().flatten().flat_map(Shape::links));
         let capacity = |link| network::capacity(topology, &costs.links, link);
-        // What was measured faster than a link carries keeps its queue busy for whoever comes next.
-        let are_queues_paid =
-            (0..costs.kind_count()).any(|kind| costs.exchanges(kind).is_some() || costs.graphics(kind).is_some());
-        let has_queue = |link: usize| are_queues_paid && network::has_queue(topology, link);
-        links_that_may_be_full(parties, shapes.flat_map(|shape| &shape.turns), capacity, has_queue)
+        // What takes less than a link carries keeps its queue busy for whoever comes next.
+        let indebted = indebted_links(self, topology);
+        let turns = shapes().flat_map(|shape| &shape.turns);
+        links_that_may_be_full(topology.links().len(), parties, turns, capacity, |link| indebted[link])
     }
 
     /// Numbers the exchanges anew: those of the groups first, then those of the channels.
@@ -329,19 +279,20 @@ impl<'a> Lowered<'a> {
         self.exchanges = next;
     }
 
-    /// What the instructions of a rank take, quantiles in the order of [`Quantile`].
-    pub(crate) fn work(&self, rank: usize) -> &Work {
+    /// A rank's list, and what its instructions take.
+    pub(crate) fn work(&self, rank: usize) -> (&LoweredList, &Work) {
         let rank = &self.ranks[rank];
-        &self.lists[rank.list].work[rank.work]
+        let list = &self.lists[rank.list];
+        (list, &list.work[rank.work])
     }
 
     /// What each block of each list takes at a quantile, for each [`LoweredList::work`] of the list.
-    pub(crate) fn work_of_blocks(&self, quantile: Quantile) -> Vec<Vec<Vec<Picoseconds>>> {
-        let of_block = |work: &Work, instructions: &[u32]| {
-            instructions.iter().fold(Picoseconds::ZERO, |sum, &one| sum + work.durations[one as usize][quantile as usize])
-        };
+    pub(crate) fn work_of_blocks(&self, quantile: Quantile) -> Vec<Vec<Vec<BlockWork>>> {
         let of_list = |(list, code): (&LoweredList, &Code)| {
-            let blocks = |work: &Work| code.blocks.iter().map(|block| of_block(work, code.instructions(block))).collect();
+            let blocks = |work: &Work| {
+                let of_block = |block| work.of_block(list, code.instructions(block), quantile);
+                code.blocks.iter().map(of_block).collect()
+            };
             list.work.iter().map(blocks).collect()
         };
         self.lists.iter().zip(&self.codes).map(of_list).collect()
@@ -369,153 +320,6 @@ impl<'a> Lowered<'a> {
             None => format!("{} in instruction {instruction}", rank.rank),
         }
     }
-}
-
-impl LoweredList {
-    pub(crate) fn new(stage: &StageProgram) -> Result<Self, SimulationError> {
-        let count = stage.instructions.len();
-        let malformed =
-            |instruction: usize, reason: String| SimulationError::Malformed { stage: stage.stage, instruction, reason };
-        let mut lowered = Self {
-            steps: Vec::with_capacity(count),
-            collectives: vec![Vec::new(); stage.groups.len()],
-            sends: Vec::new(),
-            receives: Vec::new(),
-            work: Vec::new(),
-            micro_batches: stage.instructions.iter().filter_map(|one| one.micro_batch).max().map_or(0, |last| last + 1),
-        };
-        for (index, instruction) in stage.instructions.iter().enumerate() {
-            if instruction.stream.0 as usize >= stage.streams.len() {
-                return Err(malformed(index, format!("there is no stream {}", instruction.stream.0)));
-            }
-            if let Some(before) = instruction.after.iter().find(|before| before.0 as usize >= count) {
-                return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
-            }
-            let step = lowered.step(stage, index).map_err(|reason| malformed(index, reason))?;
-            lowered.steps.push(step);
-        }
-        Ok(lowered)
-    }
-
-    fn step(&mut self, list: &StageProgram, index: usize) -> Result<Step, String> {
-        let check = |peer: PeerId| match list.peers.get(peer.0 as usize) {
-            Some(_) => Ok(peer),
-            None => Err(format!("there is no peer {}", peer.0)),
-        };
-        Ok(match list.instructions[index].operation {
-            Operation::Compute { .. } => Step::Compute,
-            Operation::Load { .. } => Step::Load,
-            Operation::Collective { group, .. } => {
-                let list = self.collectives.get_mut(group.0 as usize).ok_or_else(|| format!("there is no group {}", group.0))?;
-                list.push(index as u32);
-                Step::Collective { group: u32::from(group.0), nth: list.len() as u32 - 1 }
-            }
-            Operation::Send { peer, .. } => {
-                let (peer, nth) = add_message(&mut self.sends, check(peer)?, index);
-                Step::Send { peer, nth }
-            }
-            Operation::Receive { peer, .. } => {
-                let (peer, nth) = add_message(&mut self.receives, check(peer)?, index);
-                Step::Receive { peer, nth }
-            }
-        })
-    }
-}
-
-fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (u32, u32) {
-    let position = known.iter().position(|messages| messages.peer == peer).unwrap_or_else(|| {
-        known.push(Messages { peer, instructions: Vec::new() });
-        known.len() - 1
-    });
-    let list = &mut known[position].instructions;
-    list.push(instruction as u32);
-    (position as u32, list.len() as u32 - 1)
-}
-
-/// The groups in which some kernel of a stage does more on one member than on another: causal attention of a part of the positions.
-pub(crate) fn uneven_groups(stage: &StageProgram) -> BTreeSet<GroupId> {
-    let uneven = stage.instructions.iter().filter_map(|instruction| match instruction.operation {
-        Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
-        _ => None,
-    });
-    uneven.collect()
-}
-
-/// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place `place_in` says in each
-/// group. Each distinct kernel is estimated once.
-pub(crate) fn work_of(
-    program: &Program,
-    stage: &StageProgram,
-    costs: &CostModel,
-    kind: usize,
-    place_in: &dyn Fn(GroupId) -> usize,
-    uncalibrated: &mut BTreeSet<String>,
-) -> Work {
-    let parameters = costs.parameters(kind);
-    // Only looked up, never walked through, so that its order does not matter.
-    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FastMap::default();
-    let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
-    let exchange_launch = costs.exchange_launch(kind);
-    let instructions = stage.instructions.iter();
-    let (durations, launches): (Vec<_>, Vec<_>) = instructions
-        .map(|instruction| {
-            let (work, launch) = match instruction.operation {
-                Operation::Compute { kernel, accumulate, group } => {
-                    let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
-                    *known.entry((kernel, accumulate)).or_insert_with(|| {
-                        let KernelCost { time: estimate, launch } =
-                            costs.kernel_cost(&kernel, accumulate, program.precision, kind);
-                        if !estimate.source.is_calibrated() {
-                            let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
-                            let (name, device) = (kernel.name(), costs.kind_name(kind));
-                            uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
-                        }
-                        let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
-                        (work, launch)
-                    })
-                }
-                Operation::Load { .. } => {
-                    let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
-                    let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
-                    (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
-                }
-                Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
-                Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
-            };
-            (work, Picoseconds::from(launch * costs.launch_share(kind, instruction.phase)))
-        })
-        .unzip();
-    let mut host = Picoseconds::ZERO;
-    let launched = launches.iter().map(|&launch| {
-        host += launch;
-        host
-    });
-    let launched: Vec<Picoseconds> = launched.collect();
-    // Where the host has nothing to do, it says nothing.
-    if host == Picoseconds::ZERO {
-        return Work { durations, ..Work::default() };
-    }
-    Work { durations, launched, host_waits: host_waits(stage, parameters.host_waits) }
-}
-
-/// What a host waits for: messages, or the last kernel of each pass over a micro-batch.
-fn host_waits(stage: &StageProgram, waits: HostWaits) -> Vec<bool> {
-    let mut found: Vec<bool> = vec![false; stage.instructions.len()];
-    let mut last: Option<(usize, (bool, Option<u32>))> = None;
-    for (index, instruction) in stage.instructions.iter().enumerate() {
-        match instruction.operation {
-            Operation::Receive { .. } => found[index] = waits.for_messages,
-            Operation::Compute { .. } if waits.between_passes && instruction.phase != Phase::Update => {
-                let pass = (instruction.phase == Phase::Forward, instruction.micro_batch);
-                if let Some((before, _)) = last.filter(|(_, other)| *other != pass) {
-                    found[before] = true;
-                }
-                last = Some((index, pass));
-            }
-            _ => {}
-        }
-    }
-    found
 }
 
 /// The lists as they are run. Where the host's launches say when a kernel may begin, each is looked at by itself.

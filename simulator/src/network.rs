@@ -7,7 +7,6 @@
 use crate::cost::LinkEfficiency;
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
-use std::collections::BTreeMap;
 
 /// The flows of an exchange.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,6 +45,11 @@ impl Turn {
 type Flow = (DeviceId, DeviceId, f64);
 
 impl Shape {
+    /// The links that it loads.
+    pub(crate) fn links(&self) -> impl Iterator<Item = usize> {
+        self.loads.iter().map(|&(link, _)| link)
+    }
+
     /// A single flow.
     pub(crate) fn point_to_point(
         topology: &Topology,
@@ -115,7 +119,7 @@ impl Shape {
     }
 
     fn of_flows(topology: &Topology, links: &LinkEfficiency, flows: &[Flow]) -> Result<Self, TopologyError> {
-        let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
+        let mut parts: Vec<(usize, f64)> = Vec::new();
         let mut latency = Seconds::ZERO;
         let mut turns = Vec::new();
         for &(from, to, part) in flows {
@@ -125,15 +129,19 @@ impl Shape {
             let route = topology.route(from, to)?;
             latency += route.latency;
             turns.extend(Turn::of_route(route.links.iter().map(|link| link.0)));
-            for link in route.links {
-                *loads.entry(link.0).or_default() += part;
-            }
+            parts.extend(route.links.iter().map(|link| (link.0, part)));
         }
         turns.sort_unstable();
         turns.dedup();
+        // Stable, so that parts are summed in the order of flows.
+        parts.sort_by_key(|&(link, _)| link);
+        let loads: Vec<(usize, f64)> = parts
+            .chunk_by(|one, other| one.0 == other.0)
+            .filter_map(|parts| Some((parts.first()?.0, parts.iter().map(|&(_, part)| part).sum())))
+            .collect();
         let is_fabric = |link: usize| topology.links()[link].class == LinkClass::Switch;
         let (mut seconds_per_byte, mut fabric_seconds_per_byte) = (0.0f64, 0.0f64);
-        for (&link, load) in &loads {
+        for &(link, load) in &loads {
             let seconds = load / capacity(topology, links, link);
             seconds_per_byte = seconds_per_byte.max(seconds);
             if is_fabric(link) {
@@ -141,7 +149,7 @@ impl Shape {
             }
         }
         let hop_latency = latency / flows.len().max(1) as f64;
-        Ok(Self { hop_latency, loads: loads.into_iter().collect(), seconds_per_byte, fabric_seconds_per_byte, turns })
+        Ok(Self { hop_latency, loads, seconds_per_byte, fabric_seconds_per_byte, turns })
     }
 }
 

@@ -7,7 +7,8 @@ use crate::cost::{CostModel, Source};
 use crate::error::SimulationError;
 use crate::exchange::{Algorithm, Cost};
 use crate::gpu::Reachable;
-use crate::lowering::{LoweredList, Messages, SimulatedRank};
+use crate::lists::{LoweredList, Messages};
+use crate::lowering::SimulatedRank;
 use crate::network::Shape;
 use crate::rings::{Collectives, Hop, hops};
 use crate::simulation::Quantile;
@@ -317,12 +318,13 @@ impl GroupSet {
             |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
         let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
             .then(|| Shape::ring(topology, &costs.links, &devices));
-        // Two members are each other's ring and tree.
-        let tree = (devices.len() > 2 && uses(|kind| kind == Collective::AllReduce))
+        let kind = members.first().map_or(0, |member| ranks[member.0].kind);
+        // Two members are each other's ring and tree. Where the profiles of GPUs say what collectives take, these load links as rings do.
+        let asks_for_tree = devices.len() > 2 && costs.graphics(kind).is_none();
+        let tree = (asks_for_tree && uses(|kind| kind == Collective::AllReduce))
             .then(|| Shape::double_tree(topology, &costs.links, &devices));
         let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
         let shift = uses(|kind| kind == Collective::Shift).then(|| Shape::shift(topology, &costs.links, &devices));
-        let kind = members.first().map_or(0, |member| ranks[member.0].kind);
         let are_measured = members.iter().all(|member| costs.exchanges(ranks[member.0].kind).is_some());
         Ok(Self {
             members: Vec::with_capacity(members.len()),
@@ -452,7 +454,7 @@ impl Calls {
 /// The collectives of a group of a list, in order.
 pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Repeated<Call> {
     let instructions = lists[list].collectives[group].iter();
-    Repeated::new(instructions.filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
+    Repeated::new(instructions.filter_map(|&index| match *program.lists[list].instructions[index as usize].operation {
         Operation::Collective { kind, role, bytes, .. } => Some(Call { kind, role, bytes: bytes.value() }),
         _ => None,
     }))
@@ -460,7 +462,7 @@ pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize,
 
 /// The bytes of messages of a list.
 pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Repeated<u64> {
-    Repeated::new(instructions.iter().filter_map(|&index| match program.lists[list].instructions[index as usize].operation {
+    Repeated::new(instructions.iter().filter_map(|&index| match *program.lists[list].instructions[index as usize].operation {
         Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),
         _ => None,
     }))

@@ -2,6 +2,7 @@
 
 use crate::cost::CostModel;
 use crate::error::SimulationError;
+use crate::lowering::Lowered;
 use crate::si;
 use crate::simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Scenario, Simulation, lower, run};
 use crate::uncertainty::Interval;
@@ -117,25 +118,20 @@ pub fn predict_with(
     options: &Options,
 ) -> Result<(Prediction, Simulation), SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
-    // Devices that change their pace do so each for itself.
-    let folding = if costs.paces.len() > 1 { Folding::Off } else { options.folding };
-    let lowered = lower(program, topology, costs, &Options { folding, ..options.clone() }, &own_paces)?;
+    let lowered = lower_for_draws(program, topology, costs, options, &own_paces)?;
     let at = |quantile, recording| run(&lowered, &Scenario { quantile, recording, paces: own_paces.clone() });
     let usual = at(Quantile::Median, options.recording)?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
-    let (fastest, slowest) = (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?));
+    // Where the spread of such runs as a whole is known, nobody asks for that of their parts.
+    let (fastest, slowest) = match costs.step_spread {
+        Some(_) => (1.0, 1.0),
+        None => (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?)),
+    };
     let mut steps = match costs.paces.len() {
         0 | 1 => vec![usual],
-        _ => (0..DRAWS)
-            .map(|draw| {
-                let mut paces = paces(&costs.paces, lowered.ranks.len(), draw);
-                paces.iter_mut().zip(&own_paces).for_each(|(pace, own)| *pace *= own);
-                run(&lowered, &Scenario { quantile: Quantile::Median, recording: options.recording, paces })
-            })
-            .collect::<Result<_, _>>()?,
+        _ => draws(&lowered, costs, &own_paces, options.recording)?,
     };
-    steps.sort_by_key(|simulation| simulation.step);
-    let quantile = |share: f64| ((steps.len() - 1) as f64 * share).round() as usize;
+    let quantile = |share: f64| place_of(&steps, share);
     let fast = Seconds::from(steps[quantile(0.1)].step) * fastest;
     let slow = Seconds::from(steps[quantile(0.9)].step) * slowest;
     let median = steps.swap_remove(quantile(0.5));
@@ -176,6 +172,65 @@ pub fn predict_with(
         wall_seconds: Seconds::ZERO,
     };
     Ok((prediction, median))
+}
+
+/// The step time that [`predict_with`] foretells, without what it says beside it.
+///
+/// # Errors
+/// As [`crate::simulate`].
+pub fn predict_step(
+    program: &Program,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<Seconds, SimulationError> {
+    let own_paces = options.disturbance.paces(program.mesh.world_size());
+    let lowered = lower_for_draws(program, topology, costs, options, &own_paces)?;
+    let step = match costs.paces.len() {
+        0 | 1 => {
+            let usual = Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces };
+            run(&lowered, &usual)?.step
+        }
+        _ => {
+            let steps = draws(&lowered, costs, &own_paces, Recording::Ends)?;
+            steps[place_of(&steps, 0.5)].step
+        }
+    };
+    Ok(step.into())
+}
+
+/// Makes a Program ready. Devices that change their pace do so each for itself.
+fn lower_for_draws<'a>(
+    program: &'a Program,
+    topology: &'a Topology,
+    costs: &'a CostModel,
+    options: &Options,
+    paces: &[f64],
+) -> Result<Lowered<'a>, SimulationError> {
+    let folding = if costs.paces.len() > 1 { Folding::Off } else { options.folding };
+    lower(program, topology, costs, &Options { folding, ..options.clone() }, paces)
+}
+
+/// Steps in which each rank's device has a pace of its own, the fastest first.
+fn draws(
+    lowered: &Lowered<'_>,
+    costs: &CostModel,
+    own_paces: &[f64],
+    recording: Recording,
+) -> Result<Vec<Simulation>, SimulationError> {
+    let draw = |draw| {
+        let mut paces = paces(&costs.paces, lowered.ranks.len(), draw);
+        paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
+        run(lowered, &Scenario { quantile: Quantile::Median, recording, paces })
+    };
+    let mut steps: Vec<Simulation> = (0..DRAWS).map(draw).collect::<Result<_, _>>()?;
+    steps.sort_by_key(|simulation| simulation.step);
+    Ok(steps)
+}
+
+/// Where a quantile stands among steps in order.
+fn place_of(steps: &[Simulation], share: f64) -> usize {
+    ((steps.len() - 1) as f64 * share).round() as usize
 }
 
 /// What a device computes at most with the share that it has of itself.

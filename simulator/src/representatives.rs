@@ -8,10 +8,12 @@
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::gpu::Reachable;
-use crate::lowering::{Lowered, LoweredList, SimulatedRank, codes, uneven_groups, work_of};
+use crate::lists::LoweredList;
+use crate::lowering::{Lowered, SimulatedRank, codes};
 use crate::network::Shape;
 use crate::pairing::{Channel, GroupSet, collectives, message_bytes};
 use crate::simulation::{Quantile, Recording, Scenario, Simulation, run};
+use crate::work::{uneven_groups, work_of};
 use foretell_program::{Axis, Group, GroupId, Program, Rank};
 use foretell_topologies::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +34,7 @@ pub fn simulate_representatives(
     )
 }
 
-fn lower<'a>(
+pub(crate) fn lower<'a>(
     program: &'a Program,
     costs: &'a CostModel,
     kind_of_stage: impl Fn(usize) -> usize,
@@ -53,12 +55,13 @@ fn lower<'a>(
         let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
         // Of ranks whose parts differ (causal attention over `context`) the mean has half of the sequence before it; frameworks that
         // balance parts give every rank that.
-        let uneven = uneven_groups(list);
+        let uneven = uneven_groups(list, &lists[stage]);
         let place_in = |group: GroupId| {
             let members = || list.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
             if uneven.contains(&group) { members() / 2 } else { 0 }
         };
-        lists[stage].work.push(work_of(program, list, costs, kind, &place_in, &mut uncalibrated_kernels));
+        let work = work_of(program, (list, &lists[stage]), costs, kind, &place_in, &mut uncalibrated_kernels);
+        lists[stage].work.push(work);
         ranks.push(SimulatedRank {
             rank,
             device: DeviceId(rank.0),

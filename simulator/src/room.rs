@@ -6,51 +6,108 @@
 //! It must not know when exchanges happen.
 
 use crate::network::{END, Turn};
-use std::collections::{BTreeMap, BTreeSet};
 
-/// Of the links that parties load, those that may be full: `parties` has each party's links, `turns` every pair of links that some route takes
-/// one after the other, [`END`] standing before the first and after the last. Those of which `always` says so stay.
-pub(crate) fn links_that_may_be_full<'a>(
-    parties: impl Iterator<Item = Vec<usize>>,
-    turns: impl Iterator<Item = &'a Turn>,
+/// Of the links below `count` that parties load, those that may be full, in order: `parties` has each party's links, `turns` every pair of links that
+/// some route takes one after the other, [`END`] standing before the first and after the last. Those of which `always` says so stay.
+pub(crate) fn links_that_may_be_full<'a, Links: Iterator<Item = usize>>(
+    count: usize,
+    parties: impl Iterator<Item = Links>,
+    turns: impl Iterator<Item = &'a Turn> + Clone,
     capacity: impl Fn(usize) -> f64,
     always: impl Fn(usize) -> bool,
-) -> BTreeSet<usize> {
-    let mut users: BTreeMap<usize, u32> = BTreeMap::new();
-    for links in parties {
-        for link in links.into_iter().collect::<BTreeSet<_>>() {
-            *users.entry(link).or_default() += 1;
-        }
-    }
-    let mut turns: Vec<Turn> = turns.copied().collect();
-    turns.sort_unstable();
-    turns.dedup();
-    let mut after = turns.clone();
-    after.sort_unstable_by_key(|turn| (turn.to, turn.from));
+) -> Vec<usize> {
+    let used = users(count, parties);
     // Why a link is left out. One that is left out for those before it counts on these, and those on the ones before them; so nobody may count on
     // it for the other direction, or two would count on each other.
-    let mut why: BTreeMap<usize, Why> = BTreeMap::new();
-    for (&link, &count) in &users {
-        if count == 1 && !always(link) {
-            why.insert(link, Why::OneUser);
+    let mut why: Vec<Option<Why>> = vec![None; count];
+    for (link, why) in why.iter_mut().enumerate() {
+        if used[link] == Users::One && !always(link) {
+            *why = Some(Why::OneUser);
         }
     }
-    let directions = [(&after, Why::Before), (&turns, Why::After)];
-    for (turns, reason) in directions {
-        let is_after = reason == Why::After;
-        let own = |turn: &Turn| if is_after { turn.from } else { turn.to };
-        let neighbour = |turn: &Turn| if is_after { turn.to } else { turn.from };
-        for around in turns.chunk_by(|one, other| own(one) == own(other)) {
-            let Some(link) = around.first().map(own).filter(|link| *link != END && !why.contains_key(link)) else { continue };
-            let opposite = if is_after { Why::Before } else { Why::After };
-            let counts = |turn: &Turn| neighbour(turn) != END && why.get(&neighbour(turn)) != Some(&opposite);
-            let total: f64 = around.iter().map(neighbour).filter(|link| *link != END).map(&capacity).sum();
-            if !always(link) && around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
-                why.insert(link, reason);
+    for reason in [Why::Before, Why::After] {
+        let around = Neighbours::new(count, turns.clone(), reason);
+        let opposite = if reason == Why::After { Why::Before } else { Why::After };
+        for link in (0..count).filter(|&link| used[link] != Users::None) {
+            let around = around.of(link);
+            if around.is_empty() || why[link].is_some() || always(link) {
+                continue;
+            }
+            let counts = |neighbour: &usize| *neighbour != END && why[*neighbour] != Some(opposite);
+            let total: f64 = around.iter().copied().filter(|&one| one != END).map(&capacity).sum();
+            if around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
+                why[link] = Some(reason);
             }
         }
     }
-    users.into_keys().filter(|link| !why.contains_key(link)).collect()
+    (0..count).filter(|&link| used[link] != Users::None && why[link].is_none()).collect()
+}
+
+/// How many parties load a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Users {
+    None,
+    One,
+    Several,
+}
+
+fn users<Links: Iterator<Item = usize>>(count: usize, parties: impl Iterator<Item = Links>) -> Vec<Users> {
+    let mut users = vec![Users::None; count];
+    // Who loaded each link last: a party counts once.
+    let mut last = vec![usize::MAX; count];
+    for (party, links) in parties.enumerate() {
+        for link in links {
+            if std::mem::replace(&mut last[link], party) != party {
+                users[link] = if users[link] == Users::None { Users::One } else { Users::Several };
+            }
+        }
+    }
+    users
+}
+
+/// What comes before each link, or after it, each once and in order.
+struct Neighbours {
+    all: Vec<usize>,
+    /// Where those of each link begin; one more than there are links.
+    first: Vec<u32>,
+}
+
+impl Neighbours {
+    /// Those on which `side` of a link.
+    fn new<'a>(count: usize, turns: impl Iterator<Item = &'a Turn> + Clone, side: Why) -> Self {
+        let pairs = turns.map(|turn| if side == Why::After { (turn.from, turn.to) } else { (turn.to, turn.from) });
+        let pairs = pairs.filter(|&(link, _)| link != END);
+        // Sorted by link by counting: there are many turns, and links have numbers.
+        let mut next = vec![0u32; count + 1];
+        pairs.clone().for_each(|(link, _)| next[link + 1] += 1);
+        for link in 0..count {
+            next[link + 1] += next[link];
+        }
+        let ends = next.clone();
+        let mut all = vec![END; ends.last().copied().unwrap_or(0) as usize];
+        for (link, neighbour) in pairs {
+            all[next[link] as usize] = neighbour;
+            next[link] += 1;
+        }
+        let mut kept = Vec::new();
+        let mut first = vec![0];
+        for range in ends.windows(2) {
+            let own = &mut all[range[0] as usize..range[1] as usize];
+            own.sort_unstable();
+            let begin = kept.len();
+            for &neighbour in own.iter() {
+                if kept.get(begin..).and_then(<[usize]>::last) != Some(&neighbour) {
+                    kept.push(neighbour);
+                }
+            }
+            first.push(kept.len() as u32);
+        }
+        Self { all: kept, first }
+    }
+
+    fn of(&self, link: usize) -> &[usize] {
+        &self.all[self.first[link] as usize..self.first[link + 1] as usize]
+    }
 }
 
 /// Capacities that differ by less than this share are the same, but for the rounding of their sums.
@@ -71,8 +128,8 @@ mod tests {
 
     fn may_be_full(parties: &[&[usize]], capacities: &[f64]) -> Vec<usize> {
         let turns: Vec<Turn> = parties.iter().flat_map(|route| Turn::of_route(route.iter().copied())).collect();
-        let links = parties.iter().map(|route| route.to_vec());
-        links_that_may_be_full(links, turns.iter(), |link| capacities[link], |_| false).into_iter().collect()
+        let links = parties.iter().map(|route| route.iter().copied());
+        links_that_may_be_full(capacities.len(), links, turns.iter(), |link| capacities[link], |_| false)
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! Energy is that of the devices alone: not of hosts, switches, power supplies and cooling. A device's power is a share of the most that it draws,
 //! by what it does at that instant ([`PowerModel`]). It works on a timeline, so it answers for a measured step as well.
 
+use crate::failures::Reliability;
 use foretell_models::Kernel;
 use foretell_program::{Operation, Program, Rank, RankTimeline, StageProgram, Timeline};
 use foretell_topologies::{DeviceId, DeviceKind, NodeId, Topology};
-use foretell_units::{DataType, Joules, Picoseconds, Seconds};
+use foretell_units::{Bytes, DataType, Joules, Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -58,11 +59,49 @@ impl RunningCost {
     }
 }
 
+/// What an hour of the nodes costs on which the first so many devices are, if all have a price.
+pub fn price_per_hour(topology: &Topology, devices: usize) -> Option<f64> {
+    nodes_of(topology, devices).into_iter().map(|node| topology.node_groups()[topology.group_of(node)].price_per_hour).sum()
+}
+
+/// What a topology does not say that a question needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsaid {
+    /// What is missing.
+    pub what: &'static str,
+    /// The line that would say it.
+    pub hint: &'static str,
+}
+
+/// What makes a long run lose time on the first so many devices, if a checkpoint of it is so large.
+///
+/// # Errors
+/// [`Unsaid`]: how often nodes fail, how fast checkpoints are written, how long a restart takes.
+pub fn reliability(topology: &Topology, devices: usize, state: Bytes) -> Result<Reliability, Unsaid> {
+    let between = |node: NodeId| topology.node_groups()[topology.group_of(node)].mean_time_between_failures;
+    let rates: Option<f64> =
+        nodes_of(topology, devices).into_iter().map(|node| between(node).map(|time| 1.0 / time.value())).sum();
+    let never = Unsaid { what: "of every node how often it fails", hint: "mean_time_between_failures: 5000h" };
+    let failures_a_second = rates.filter(|rate| *rate > 0.0).ok_or(never)?;
+    let slow = Unsaid { what: "how fast checkpoints are written", hint: "storage: {bandwidth: 40GB/s}" };
+    let storage = topology.storage_bandwidth().ok_or(slow)?;
+    let restart = topology.restart_time().ok_or(Unsaid { what: "how long a restart takes", hint: "restart_time: 10min" })?;
+    Ok(Reliability {
+        mean_time_between_failures: Seconds::new(1.0 / failures_a_second),
+        checkpoint: state / storage,
+        restart: restart + state / storage,
+    })
+}
+
+fn nodes_of(topology: &Topology, devices: usize) -> BTreeSet<NodeId> {
+    (0..devices).map(|device| topology.node_of(DeviceId(device))).collect()
+}
+
 /// What one step costs. Rank r runs on device r modulo their number, as in a simulation.
 pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline, model: &PowerModel) -> RunningCost {
     let ranks = program.mesh.world_size().min(timeline.ranks.len());
     let devices = ranks.min(topology.device_count());
-    let nodes: BTreeSet<NodeId> = (0..devices).map(|device| topology.node_of(DeviceId(device))).collect();
+    let nodes = nodes_of(topology, devices);
     let groups: Vec<usize> = nodes.iter().map(|&node| topology.group_of(node)).collect();
     let price_of = |group: &usize| topology.node_groups()[*group].price_per_hour;
     let mut unpriced: Vec<String> = groups
@@ -77,7 +116,7 @@ pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline,
     RunningCost {
         nodes: nodes.len(),
         devices,
-        price_per_hour: groups.iter().map(price_of).sum(),
+        price_per_hour: price_per_hour(topology, devices),
         step_energy: unpowered.is_empty().then(|| step_energy(program, topology, timeline, model, devices)),
         unpriced,
         unpowered,
@@ -125,7 +164,7 @@ impl Spent {
     fn of(list: &StageProgram, timeline: &RankTimeline, precision: DataType, kind: &DeviceKind) -> Self {
         let mut changes: Vec<(Picoseconds, usize, i32)> = Vec::with_capacity(2 * timeline.spans.len());
         for (span, instruction) in timeline.spans.iter().zip(&list.instructions) {
-            let counts_as = match instruction.operation {
+            let counts_as = match *instruction.operation {
                 Operation::Compute { kernel, .. } => usize::from(!is_bound_by_arithmetic(&kernel, precision, kind)),
                 // The host reads samples.
                 Operation::Load { .. } => continue,

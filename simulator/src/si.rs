@@ -62,6 +62,8 @@ pub(crate) mod footprints {
         activations: u64,
         workspace: u64,
         unused: u64,
+        #[serde(default)]
+        context: u64,
     }
 
     pub(crate) fn serialize<S: Serializer>(footprints: &[Footprint], serializer: S) -> Result<S::Ok, S::Error> {
@@ -72,6 +74,7 @@ pub(crate) mod footprints {
             activations: one.activations.count(),
             workspace: one.workspace.count(),
             unused: one.unused.count(),
+            context: one.context.count(),
         }))
     }
 
@@ -83,6 +86,7 @@ pub(crate) mod footprints {
             activations: Bytes::new(parts.activations),
             workspace: Bytes::new(parts.workspace),
             unused: Bytes::new(parts.unused),
+            context: Bytes::new(parts.context),
         };
         Ok(Vec::<Parts>::deserialize(deserializer)?.into_iter().map(footprint).collect())
     }

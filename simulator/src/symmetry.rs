@@ -4,7 +4,8 @@
 //! members of that class. A system in which everything follows only from such counts then treats all members of a class alike, always, so that one
 //! of them can stand for all. This file does not know what the things are.
 
-use std::collections::HashMap;
+use crate::hash::{FastHasher, FastMap};
+use std::hash::{Hash, Hasher};
 
 /// Things and their ties.
 #[derive(Clone, Debug, Default)]
@@ -35,40 +36,79 @@ impl Ties {
     }
 
     /// The class of each thing. Classes are numbered in the order of their first members.
-    pub(crate) fn classes(mut self) -> Vec<u32> {
-        self.ties.sort_unstable();
-        let mut offsets = vec![0usize; self.kinds.len() + 1];
-        for &(one, ..) in &self.ties {
-            offsets[one as usize + 1] += 1;
-        }
+    pub(crate) fn classes(self) -> Vec<u32> {
+        let Self { kinds, ties } = self;
+        // The ties of each thing one after the other, by counting.
+        let mut offsets = vec![0u32; kinds.len() + 1];
+        ties.iter().for_each(|&(one, ..)| offsets[one as usize + 1] += 1);
         for index in 1..offsets.len() {
             offsets[index] += offsets[index - 1];
         }
-        let mut known: HashMap<u64, u32> = HashMap::new();
-        let mut classes: Vec<u32> = self.kinds.iter().map(|kind| number(&mut known, *kind)).collect();
+        let mut next = offsets.clone();
+        let mut sorted = vec![(0, 0); ties.len()];
+        for (one, other, kind) in ties {
+            let place = &mut next[one as usize];
+            sorted[*place as usize] = (kind, other);
+            *place += 1;
+        }
+        let mut known: FastMap<u64, u32> = FastMap::default();
+        let mut classes: Vec<u32> = kinds.iter().map(|kind| number(&mut known, *kind)).collect();
         let mut count = known.len();
+        let mut seen: Vec<(u64, u32)> = Vec::new();
         loop {
-            let mut known: HashMap<(u32, Vec<(u64, u32)>), u32> = HashMap::new();
+            let mut signatures = Signatures::default();
             let refined: Vec<u32> = (0..classes.len())
                 .map(|thing| {
-                    let own = &self.ties[offsets[thing]..offsets[thing + 1]];
-                    let mut seen: Vec<(u64, u32)> = own.iter().map(|&(_, other, kind)| (kind, classes[other as usize])).collect();
+                    let own = &sorted[offsets[thing] as usize..offsets[thing + 1] as usize];
+                    seen.clear();
+                    seen.extend(own.iter().map(|&(kind, other)| (kind, classes[other as usize])));
                     seen.sort_unstable();
-                    number(&mut known, (classes[thing], seen))
+                    signatures.number(classes[thing], &seen)
                 })
                 .collect();
             // Classes are only ever split: as many as before are the same as before.
-            if known.len() == count {
+            if signatures.known.len() == count {
                 return classes;
             }
-            count = known.len();
+            count = signatures.known.len();
             classes = refined;
         }
     }
 }
 
+/// What things see of each other, numbered in the order of first use.
+#[derive(Default)]
+struct Signatures {
+    /// Of each the class before, and where in `seen` it begins and ends.
+    known: Vec<(u32, usize, usize)>,
+    seen: Vec<(u64, u32)>,
+    /// By hash, those that have it. Only looked up.
+    by_hash: FastMap<u64, Vec<u32>>,
+}
+
+impl Signatures {
+    fn number(&mut self, class: u32, seen: &[(u64, u32)]) -> u32 {
+        let mut hasher = FastHasher::default();
+        (class, seen).hash(&mut hasher);
+        let alike = self.by_hash.entry(hasher.finish()).or_default();
+        let is_it = |&&one: &&u32| {
+            let (before, first, end) = self.known[one as usize];
+            before == class && self.seen[first..end] == *seen
+        };
+        if let Some(&known) = alike.iter().find(is_it) {
+            return known;
+        }
+        let next = self.known.len() as u32;
+        alike.push(next);
+        let first = self.seen.len();
+        self.seen.extend_from_slice(seen);
+        self.known.push((class, first, self.seen.len()));
+        next
+    }
+}
+
 /// The number of a key, in the order of first use; so it does not depend on the map's own order.
-fn number<Key: std::hash::Hash + Eq>(known: &mut HashMap<Key, u32>, key: Key) -> u32 {
+fn number(known: &mut FastMap<u64, u32>, key: u64) -> u32 {
     let next = known.len() as u32;
     *known.entry(key).or_insert(next)
 }

@@ -81,7 +81,7 @@ fn check(program: &Program, costs: &CostModel, simulation: &Simulation, share: f
             for after in &instruction.after {
                 prop_assert!(timeline.spans[after.0 as usize].end <= span.start);
             }
-            if let Operation::Compute { kernel, .. } = instruction.operation {
+            if let Operation::Compute { kernel, .. } = *instruction.operation {
                 let alone: Picoseconds = costs.kernel_time(&kernel, false, program.precision, 0).median.into();
                 prop_assert!(span.duration().0 + 1 >= alone.0, "no kernel is faster than alone");
                 work += alone.0;

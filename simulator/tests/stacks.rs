@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
-use foretell_program::{Layout, Overlap, Plan, Program, Stack, compile_training};
+use foretell_program::{Footprint, Layout, Overlap, Plan, Program, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
-    CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
+    CostModel, Folding, Options, Oversubscription, Simulation, device_memory, predict, simulate, simulate_representatives,
 };
 use foretell_topologies::Topology;
-use foretell_units::{DataType, Picoseconds};
+use foretell_units::{Bytes, DataType, Picoseconds};
 use proptest::prelude::*;
 
 fn gpt() -> Model {
@@ -29,6 +29,21 @@ fn costs(topology: &Topology, stack: &str) -> CostModel {
 
 fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation {
     simulate(program, topology, costs, &Options::default()).unwrap()
+}
+
+/// Leaves of 32 nodes do not tell the 40 nodes of a stage apart where no exchange can leave their links busy or find them full.
+#[test]
+fn leaves_that_stages_straddle_leave_one_rank_a_stage() {
+    let topology = Topology::library("dgx-h100").unwrap().with_nodes(96).unwrap();
+    let layout =
+        Layout { data: 40, tensor: 8, pipeline: 2, zero: 1, sequence_parallel: true, micro_batch: 1, ..Layout::default() };
+    let model = r#"{"family": "gpt", "layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "sequence": 16}"#;
+    let program = program(&serde_json::from_str(model).unwrap(), layout, 4, Overlap::default());
+    let costs = costs(&topology, "megatron-core");
+    let with = |folding| simulate(&program, &topology, &costs, &Options { folding, ..Options::default() }).unwrap();
+    let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
+    assert_eq!((folded.simulated_ranks, unfolded.simulated_ranks), (2, 640));
+    assert!(folded.step.0.abs_diff(unfolded.step.0) <= 100, "{} and {}", folded.step.0, unfolded.step.0);
 }
 
 /// What the many do is what the one that stands for them does, where its assumptions hold: within what flows that meet on a node's interfaces
@@ -76,7 +91,7 @@ fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
     let launches: f64 = program.lists[0]
         .instructions
         .iter()
-        .filter_map(|instruction| match instruction.operation {
+        .filter_map(|instruction| match *instruction.operation {
             foretell_program::Operation::Compute { kernel, accumulate, .. } => {
                 let launch = costs.kernel_cost(&kernel, accumulate, program.precision, 0).launch;
                 Some(launch.value() * costs.launch_share(0, instruction.phase))
@@ -136,11 +151,16 @@ proptest! {
         beside in any::<[bool; 6]>(),
         stack in prop_oneof![Just("megatron-core"), Just("ddp"), Just("nemo"), Just("deepspeed"), Just("foretell")],
         (nodes, devices) in prop_oneof![Just((1usize, 72usize)), Just((9, 8)), Just((18, 4)), Just((24, 3))],
+        network in prop_oneof![
+            Just("{kind: switch, latency: 5us}"),
+            Just("{kind: fat-tree, oversubscription: 1, nodes_per_leaf: 4, latency: 5us}"),
+            Just("{kind: fat-tree, oversubscription: 3, nodes_per_leaf: 4, latency: 5us}")
+        ],
     ) {
         let text = format!(
             "name: some\ndevices:\n  one: {{base: a100-sxm-80g}}\n\
              nodes:\n  - {{name: n, count: {nodes}, devices: {{kind: one, count: {devices}}}, link: nvswitch-300GB/s, nics: {{count: {devices}, bandwidth: 100Gbit/s}}}}\n\
-             network: {{kind: switch, latency: 5us}}\n"
+             network: {network}\n"
         );
         let topology = Topology::from_yaml(&text, "some.yaml").unwrap();
         let costs = costs(&topology, stack);
@@ -159,4 +179,27 @@ proptest! {
             }
         }
     }
+}
+
+/// What devices hold follows the stack: Megatron's four bytes of gradient a parameter, the optimizer's state, and a context.
+#[test]
+fn a_framework_holds_other_copies_than_our_arena() {
+    let topology = Topology::library("dgx-a100-80g").unwrap();
+    let layout = Layout { data: 8, zero: 1, ..Layout::default() };
+    let program = program(&gpt(), layout, 1, Overlap::default());
+    let list = &program.lists[0];
+    let ours = device_memory(list, DataType::Bf16, &costs(&topology, "foretell"), 0);
+    assert_eq!(ours, Footprint::of(list));
+    assert_eq!(ours.total(), list.arena);
+    let theirs = device_memory(list, DataType::Bf16, &costs(&topology, "megatron-core"), 0);
+    // The default is stochastic gradient descent with momentum: a copy and a velocity in single precision.
+    let bytes = 8.0;
+    let parameters = theirs.parameters.value() / 2.0;
+    // Of 355 M parameters and what pads the vocabulary; an eighth of the optimizer's state is on each.
+    assert!((350e6..360e6).contains(&parameters), "{theirs:?}");
+    assert!((theirs.optimizer_state.value() * 8.0 / parameters / bytes - 1.0).abs() < 0.01, "{theirs:?}");
+    assert!(theirs.gradients.value() / parameters > 3.9 && theirs.context > Bytes::ZERO, "{theirs:?}");
+    assert!(theirs.total().value() > ours.total().value(), "{theirs:?} beside {ours:?}");
+    // An uncalibrated device without a profile of its kind has our arena.
+    assert_eq!(device_memory(list, DataType::Bf16, &CostModel::new(None, &topology), 0), ours);
 }

@@ -8,7 +8,7 @@ use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
 use crate::{library, spec};
-use foretell_units::{BytesPerSecond, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
@@ -325,6 +325,11 @@ impl Topology {
             }
         }
         Ok(())
+    }
+
+    /// The memory of the device that has the least.
+    pub fn least_memory(&self) -> Bytes {
+        self.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO)
     }
 
     /// What the whole cluster costs an hour, if every node has a price.

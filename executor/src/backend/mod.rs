@@ -6,11 +6,13 @@
 //! A backend knows nothing of programs, layouts, ranks or time, and owns no tensor.
 
 mod cpu;
+pub(crate) mod cuda;
 mod operands;
 #[cfg(test)]
 mod tests;
 
 pub use cpu::CpuBackend;
+pub use cuda::{CudaError, DeviceDescription, Library, devices};
 pub use operands::{OperandBytes, OperandTypes, operand_bytes, operand_types};
 
 use foretell_models::Kernel;
@@ -144,6 +146,9 @@ pub enum BackendError {
         /// What it must be smaller than.
         limit: usize,
     },
+    /// The GPU, or what belongs to it, fails.
+    #[error(transparent)]
+    Cuda(#[from] cuda::CudaError),
     /// The call is in a precision that the backend does not have.
     #[error("kernel `{kernel}` cannot be run in {precision}, only in fp32, bf16 and fp16")]
     UnknownPrecision {

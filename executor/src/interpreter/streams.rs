@@ -1,6 +1,7 @@
 //! The streams at work: each takes its next instruction, waits for what that depends on, has it done, records its span.
 
-use super::{COMPUTE, END, Playlist, RawSpan, Shared, Step, StreamKey};
+use super::ways::Way;
+use super::{COMPUTE, END, Playlist, RawSpan, Shared, Step, StreamKey, device};
 use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall};
 use crate::clock;
 use crate::error::ExecutorError;
@@ -35,16 +36,18 @@ pub(super) fn compute(
             start = clock::now();
         }
         let instruction = &playlist.stage.instructions[id as usize];
-        if let Operation::Compute { kernel, accumulate, group } = &instruction.operation {
+        if let Operation::Compute { kernel, accumulate, group } = &*instruction.operation {
             let operands = &playlist.operands[id as usize];
+            let index = group.map_or(0, |group| playlist.group_index[group.0 as usize]);
+            let (kernel, group_index, samples_before) = kernel.on_own_samples(index, playlist.samples_before);
             let call = KernelCall {
-                kernel,
+                kernel: &kernel,
                 reads: &operands.reads,
                 writes: &operands.writes,
                 accumulate: *accumulate,
                 hyperparameters,
-                group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
-                samples_before: playlist.samples_before,
+                group_index,
+                samples_before,
                 precision: playlist.precision,
             };
             // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
@@ -64,8 +67,9 @@ pub(super) fn compute(
 }
 
 /// The life of a stream's thread. One that panics must not leave the others waiting for it.
-pub(super) fn live(shared: &Arc<Shared>, slot: usize, line: Line) {
-    let lived = panic::catch_unwind(panic::AssertUnwindSafe(|| work(shared, slot, line)));
+/// `way` is how it reaches other ranks from a GPU.
+pub(super) fn live(shared: &Arc<Shared>, slot: usize, line: Line, way: Option<Way>) {
+    let lived = panic::catch_unwind(panic::AssertUnwindSafe(|| work(shared, slot, line, way)));
     if let Err(panic) = lived {
         shared.fail(ExecutorError::panicked(shared.keys[slot].to_string(), panic.as_ref()));
         shared.main.unpark();
@@ -73,7 +77,7 @@ pub(super) fn live(shared: &Arc<Shared>, slot: usize, line: Line) {
 }
 
 /// A list for each step that is begun.
-fn work(shared: &Arc<Shared>, slot: usize, mut line: Line) {
+fn work(shared: &Arc<Shared>, slot: usize, mut line: Line, mut way: Option<Way>) {
     shared.board.enter(slot);
     let board = Arc::clone(shared);
     spin_only_while(move || board.board.sleeps_for(COMPUTE, slot));
@@ -93,11 +97,20 @@ fn work(shared: &Arc<Shared>, slot: usize, mut line: Line) {
         }
         let step = shared.step.read().unwrap_or_else(PoisonError::into_inner).clone();
         let playlist = &shared.playlists[step.program];
-        if let Err(error) = stream(shared, playlist, slot, &mut line, &step) {
+        let done = match (&shared.queues, &mut way) {
+            (Some(queues), Some(way)) => device::stream(shared, queues, playlist, slot, &mut line, way, &step),
+            _ => stream(shared, playlist, slot, &mut line, &step),
+        };
+        if let Err(error) = done {
             shared.fail(error);
         }
         shared.ended[slot].store(step_number, Ordering::SeqCst);
         shared.main.unpark();
+        if let Some(queues) = &shared.queues
+            && let Err(error) = queues.make_ready(playlist, slot, &mut line, &step)
+        {
+            shared.fail(error);
+        }
     }
 }
 

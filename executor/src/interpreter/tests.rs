@@ -5,8 +5,8 @@ use crate::data::{DataSource, Dataset, SampleShape, Split};
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{InputKind, Kernel};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, GroupId, Instruction, Operation, Phase, StageProgram, Stream,
-    StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Instruction, Operation, Phase, StageProgram,
+    Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn program(stream: Stream, other: Operation) -> Program {
     let buffer = Buffer {
         name: "x".into(),
         role: BufferRole::Gradient,
-        shape: vec![16],
+        shape: [16].into(),
         data_type: DataType::Fp32,
         parent: None,
         offset: Bytes::ZERO,
@@ -36,10 +36,11 @@ fn program(stream: Stream, other: Operation) -> Program {
     };
     let instruction = |stream: u16, operation: Operation| {
         // What computes here has too few operands, and fails.
-        let reads = if matches!(operation, Operation::Compute { .. }) { Vec::new() } else { vec![BufferId(0)] };
-        let writes = vec![BufferId(0)];
+        let reads = if matches!(operation, Operation::Compute { .. }) { Few::new() } else { Few::from_slice(&[BufferId(0)]) };
+        let writes = Few::from_slice(&[BufferId(0)]);
+        let operation = operation.into();
         let stream = StreamId(stream);
-        Instruction { name: 0, operation, stream, after: Vec::new(), reads, writes, micro_batch: None, phase: Phase::Forward }
+        Instruction { name: 0, operation, stream, after: Few::new(), reads, writes, micro_batch: None, phase: Phase::Forward }
     };
     let stage = StageProgram {
         stage: 0,
@@ -49,6 +50,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         buffers: vec![buffer],
         instructions: vec![instruction(0, all_reduce), instruction(1, other)],
         names: vec!["made to fail".into()],
+        passes: Vec::new(),
         metrics: Vec::new(),
         arena: BYTES,
     };
@@ -77,7 +79,8 @@ fn run_alone(program: &Program) -> ExecutorError {
     let mut interpreter =
         Interpreter::start(&[program], Rank(0), &arena, transport, Arc::clone(&samples)).expect("the streams start");
     let begun = Instant::now();
-    let error = interpreter.run(Step { program: 0, samples, hyperparameters: Hyperparameters::default() });
+    let error =
+        interpreter.run(Step { program: 0, samples, next: None, hyperparameters: Hyperparameters::default(), is_timed: false });
     drop(interpreter);
     assert!(begun.elapsed() < Duration::from_secs(5), "it waited for {:?}", begun.elapsed());
     error.expect_err("the step cannot be done")

@@ -146,10 +146,17 @@ impl OperatorKind {
     /// Whether a kernel must know which part of a loop of this role a rank has: of the role of [`OperatorKind::positional`], and where
     /// attention drops probabilities of the heads.
     pub fn knows_part_of(&self, role: Extent) -> bool {
-        let drops = matches!(
+        let of_heads = self.is_attention() && self.drops() && matches!(role, Extent::Heads | Extent::Group);
+        self.positional() == Some(role) || of_heads
+    }
+
+    /// Whether it drops some of what it makes, by the numbers of its samples.
+    pub fn drops(&self) -> bool {
+        matches!(
             self,
-            OperatorKind::Attention { dropout: Some(_), .. } | OperatorKind::AttentionGradient { dropout: Some(_), .. }
-        );
-        self.positional() == Some(role) || (drops && matches!(role, Extent::Heads | Extent::Group))
+            OperatorKind::Dropout(_)
+                | OperatorKind::Attention { dropout: Some(_), .. }
+                | OperatorKind::AttentionGradient { dropout: Some(_), .. }
+        )
     }
 }

@@ -54,6 +54,7 @@ impl Operator {
                 position_parts: parts(Extent::Positions),
                 head_parts: parts(Extent::Heads),
                 group_parts: parts(Extent::Group),
+                sample_parts: 1,
             }),
         };
         let rope = |theta| Rope {
@@ -112,6 +113,7 @@ impl Operator {
                 positions,
                 features,
                 parts: parts(Extent::Positions),
+                sample_parts: 1,
                 site,
             }),
             OperatorKind::Prepend => Kernel::Prepend { batch: rows, positions, features },

@@ -1,6 +1,7 @@
 //! Which kernel it is: its name, what of it is one rank's, and what of it does not matter to how long it takes.
 
 use super::{Epsilon, Kernel};
+use crate::attention::Attention;
 
 impl Kernel {
     /// The kernel's name in reports, as in [`Kernel`]'s serialised form.
@@ -101,6 +102,33 @@ impl Kernel {
         self
     }
 
+    /// The same where the ranks of a group have cut a micro-batch's samples into so many parts, which dropout must know, too.
+    pub fn among_samples_of(mut self, sample_parts: usize) -> Self {
+        match &mut self {
+            Kernel::Dropout(sizes) => sizes.sample_parts = sample_parts,
+            Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
+                if let Some(dropout) = &mut sizes.dropout {
+                    dropout.sample_parts = sample_parts;
+                }
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// What the member `index` of a group runs before whose ranks lie `samples_before` samples of the micro-batch: the kernel without the parts
+    /// into which the group has cut samples, the member's index among those that have the same samples, and the samples before its own.
+    pub fn on_own_samples(mut self, index: usize, samples_before: usize) -> (Self, usize, usize) {
+        let (parts, samples) = match &mut self {
+            Kernel::Dropout(sizes) => (&mut sizes.sample_parts, sizes.samples),
+            Kernel::Attention(Attention { dropout: Some(dropout), batch, .. })
+            | Kernel::AttentionGradient(Attention { dropout: Some(dropout), batch, .. }) => (&mut dropout.sample_parts, *batch),
+            _ => return (self, index, samples_before),
+        };
+        let cut = std::mem::replace(parts, 1).max(1);
+        (self, index / cut, samples_before + index % cut * samples)
+    }
+
     /// What the member `index` of a group of ranks runs: kernels whose work depends on which part of a sequence the rank has, made concrete.
     pub fn for_member(self, index: usize) -> Self {
         match self {
@@ -144,7 +172,7 @@ impl Kernel {
             | Kernel::CrossEntropyGradient { parts, .. } => parts,
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.parts(),
             Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.position_parts,
-            Kernel::Dropout(sizes) => sizes.parts,
+            Kernel::Dropout(sizes) => sizes.parts * sizes.sample_parts,
             _ => 1,
         }
     }
@@ -167,5 +195,24 @@ impl Kernel {
                 | Kernel::Multiply { .. }
                 | Kernel::CrossEntropyGradient { .. }
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dropout::{Dropout, DropoutSite};
+    use crate::kernel::Kernel;
+
+    #[test]
+    fn of_a_groups_index_the_part_of_the_samples_varies_fastest() {
+        let sizes =
+            Dropout { first_sample: 8, samples: 4, positions: 2, features: 3, parts: 3, sample_parts: 2, site: DropoutSite::ANY };
+        let kernel = Kernel::Dropout(sizes);
+        assert_eq!(kernel.parts(), 6);
+        let own = Kernel::Dropout(Dropout { sample_parts: 1, ..sizes });
+        // The second half of the samples, and the last third of the positions.
+        assert_eq!(kernel.on_own_samples(5, 10), (own, 2, 14));
+        assert_eq!(kernel.on_own_samples(4, 10), (own, 2, 10));
+        assert_eq!(own.on_own_samples(2, 10), (own, 2, 10));
     }
 }

@@ -2,11 +2,19 @@
 
 use super::emit::StageEmitter;
 use crate::mesh::Group;
-use crate::program::{Buffer, BufferId, BufferRole, GroupId, Instruction, Operation, Phase, Stream, StreamId};
+use crate::program::{Buffer, BufferId, BufferRole, Few, GroupId, Instruction, Operation, Phase, Stream, StreamId};
 use foretell_units::{Bytes, DataType};
+use std::sync::Arc;
 
 impl StageEmitter<'_> {
-    pub(super) fn buffer(&mut self, name: &str, role: BufferRole, shape: Vec<usize>, data_type: DataType) -> BufferId {
+    pub(super) fn buffer(
+        &mut self,
+        name: &str,
+        role: BufferRole,
+        shape: impl Into<Arc<[usize]>>,
+        data_type: DataType,
+    ) -> BufferId {
+        let shape = shape.into();
         let bytes = data_type.size() * shape.iter().product::<usize>() as u64;
         self.program.buffers.push(Buffer {
             name: name.into(),
@@ -71,11 +79,11 @@ impl StageEmitter<'_> {
         let micro_batch = micro_batch.map(|index| index as u32);
         self.program.instructions.push(Instruction {
             name,
-            operation,
+            operation: Arc::new(operation),
             stream,
-            after: Vec::new(),
-            reads,
-            writes,
+            after: Few::new(),
+            reads: reads.into(),
+            writes: writes.into(),
             micro_batch,
             phase,
         });

@@ -1,9 +1,8 @@
-//! Emitting the conversions between placements: the table's collective, and the rearrangement that a collective needs where it cuts
-//! or joins a dimension that is not the first in memory.
+//! Emitting the conversions between placements: in which order the axes are converted, and each one's moves ([`moves`]).
 
 use super::emit::StageEmitter;
 use crate::mesh::{Axis, Group};
-use crate::placement::{Conversion, Placement, Placements, conversion};
+use crate::placement::{Action, Move, Placement, Placements, moves};
 use crate::program::{BufferId, BufferRole, Collective, CollectiveRole, GroupId, Operation, Phase, Stream};
 use foretell_models::{EXPERTS, Kernel, TensorId};
 
@@ -62,97 +61,35 @@ impl StageEmitter<'_> {
         (buffer, consumed)
     }
 
-    /// One conversion along one axis, of which sums in place are not one.
+    /// One conversion along one axis: its moves, each into a buffer of its own but for sums, which are made in place since the summands are of no
+    /// use to anyone afterwards.
     fn convert_along(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, from: Placement, to: Placement) -> BufferId {
-        match conversion(from, to) {
-            Conversion::None => buffer,
-            Conversion::Collective { kind: Collective::AllReduce, .. } => {
-                self.all_reduce(place, buffer, Group::along(axis));
-                buffer
+        let shape = self.program.buffer(buffer).shape.to_vec();
+        let Some(moves) = moves(&shape, from, to, self.lowering.mesh.size(axis)) else {
+            unreachable!("no operator wants partial sums of a tensor that is whole")
+        };
+        let mut buffer = buffer;
+        let last = moves.len().saturating_sub(1);
+        for (index, Move { action, shape }) in moves.into_iter().enumerate() {
+            let next = match action {
+                Action::Exchange(Collective::AllReduce) => buffer,
+                _ => self.like(place, buffer, shape, index == last),
+            };
+            match action {
+                Action::Exchange(kind) => self.collective(place, kind, Group::along(axis), buffer, next),
+                Action::Rearrange(kernel) => {
+                    // Which part is the rank's own.
+                    let group = matches!(kernel, Kernel::Slice { .. }).then(|| self.group(Group::along(axis)));
+                    self.rearrange(place, kernel, buffer, next, group);
+                }
             }
-            Conversion::Collective { kind: Collective::AllGather, from, .. } => self.all_gather(place, buffer, axis, from),
-            Conversion::Collective { kind: Collective::ReduceScatter, to, .. } => self.reduce_scatter(place, buffer, axis, to),
-            Conversion::Collective { kind: Collective::AllToAll, from, to } => self.all_to_all(place, buffer, axis, from, to),
-            Conversion::Slice(dimension) => self.slice(place, buffer, axis, dimension),
-            Conversion::Collective { kind: Collective::Shift, .. } => unreachable!("the table of conversions has no shift"),
-            Conversion::Impossible => unreachable!("no operator wants partial sums of a tensor that is whole"),
+            buffer = next;
         }
+        buffer
     }
 
-    /// In place: the summands are of no use to anyone afterwards.
     fn all_reduce(&mut self, place: &Place<'_>, buffer: BufferId, group: Group) {
         self.collective(place, Collective::AllReduce, group, buffer, buffer);
-    }
-
-    fn all_gather(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
-        let parts = self.lowering.mesh.size(axis);
-        let shape = self.program.buffer(buffer).shape.clone();
-        let mut whole = shape.clone();
-        whole[dimension] *= parts;
-        let (outer, inner) = around(&shape, dimension);
-        let gathered = self.like(place, buffer, whole.clone(), outer == 1);
-        self.collective(place, Collective::AllGather, Group::along(axis), buffer, gathered);
-        if outer == 1 {
-            return gathered;
-        }
-        let result = self.like(place, buffer, whole, true);
-        self.rearrange(place, Kernel::Interleave { outer, parts, inner }, gathered, result, None);
-        result
-    }
-
-    fn reduce_scatter(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
-        let parts = self.lowering.mesh.size(axis);
-        let mut shape = self.program.buffer(buffer).shape.clone();
-        let whole = shape.clone();
-        shape[dimension] /= parts;
-        let (outer, inner) = around(&shape, dimension);
-        let ordered = if outer == 1 {
-            buffer
-        } else {
-            let ordered = self.like(place, buffer, whole, false);
-            self.rearrange(place, Kernel::Deinterleave { outer, parts, inner }, buffer, ordered, None);
-            ordered
-        };
-        let result = self.like(place, buffer, shape, true);
-        self.collective(place, Collective::ReduceScatter, Group::along(axis), ordered, result);
-        result
-    }
-
-    fn all_to_all(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, from: usize, to: usize) -> BufferId {
-        let parts = self.lowering.mesh.size(axis);
-        let shape = self.program.buffer(buffer).shape.clone();
-        let mut scattered = shape.clone();
-        scattered[to] /= parts;
-        let mut result_shape = scattered.clone();
-        result_shape[from] *= parts;
-        let (outer, inner) = around(&scattered, to);
-        let ordered = if outer == 1 {
-            buffer
-        } else {
-            let ordered = self.like(place, buffer, shape, false);
-            self.rearrange(place, Kernel::Deinterleave { outer, parts, inner }, buffer, ordered, None);
-            ordered
-        };
-        let (outer, inner) = around(&scattered, from);
-        let exchanged = self.like(place, buffer, result_shape.clone(), outer == 1);
-        self.collective(place, Collective::AllToAll, Group::along(axis), ordered, exchanged);
-        if outer == 1 {
-            return exchanged;
-        }
-        let result = self.like(place, buffer, result_shape, true);
-        self.rearrange(place, Kernel::Interleave { outer, parts, inner }, exchanged, result, None);
-        result
-    }
-
-    fn slice(&mut self, place: &Place<'_>, buffer: BufferId, axis: Axis, dimension: usize) -> BufferId {
-        let parts = self.lowering.mesh.size(axis);
-        let mut shape = self.program.buffer(buffer).shape.clone();
-        shape[dimension] /= parts;
-        let (outer, inner) = around(&shape, dimension);
-        let result = self.like(place, buffer, shape, true);
-        let group = self.group(Group::along(axis));
-        self.rearrange(place, Kernel::Slice { outer, parts, inner }, buffer, result, Some(group));
-        result
     }
 
     /// A buffer of the same format as another; `result` tells a tensor from working room.
@@ -255,14 +192,10 @@ fn next_step(now: Placements, wanted: Placements) -> Option<Step> {
     }
 }
 
-/// The product of the extents before a dimension, and of that dimension and those after it.
-fn around(shape: &[usize], dimension: usize) -> (usize, usize) {
-    (shape[..dimension].iter().product(), shape[dimension..].iter().product())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::{Conversion, conversion};
     use proptest::prelude::*;
 
     fn placement() -> impl Strategy<Value = Placement> {

@@ -61,30 +61,47 @@ fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError>
         }
         return Ok(cuts.clone());
     }
-    let mut work = vec![0.0; blocks];
+    Ok(usual_cuts(&work_of_blocks(graph), stages, chunks))
+}
+
+/// The arithmetic of each block of a graph.
+pub fn work_of_blocks(graph: &Graph) -> Vec<f64> {
+    let mut work = vec![0.0; graph.blocks.len()];
     for operator in &graph.operators {
         work[operator.block] += operator.kernel(&operator.extents()).flops().value();
     }
-    let cuts = even_cuts(&work, positions);
-    // Where a stage has several chunks, it is their sum that counts: all of them are to be even, not the largest alone.
-    Ok(if chunks > 1 { levelled(&work, &cuts) } else { cuts })
+    work
 }
 
-/// Cuts `work` into `stages` runs whose largest sum is least: exact, by dynamic programming over prefixes.
+/// Blocks of each chunk where a plan does not say: as even as cuts between blocks of so much `work` allow, for so many stages of so many chunks.
+/// There are at least as many blocks as chunks.
+pub fn usual_cuts(work: &[f64], stages: usize, chunks: usize) -> Vec<usize> {
+    let cuts = even_cuts(work, stages * chunks);
+    // Where a stage has several chunks, it is their sum that counts: all of them are to be even, not the largest alone.
+    if chunks > 1 { levelled(work, &cuts) } else { cuts }
+}
+
+/// Cuts `work` into `stages` runs whose largest sum is least.
 fn even_cuts(work: &[f64], stages: usize) -> Vec<usize> {
-    let blocks = work.len();
+    cuts_by_speed(work, &vec![1.0; stages])
+}
+
+/// Cuts blocks of so much `work` into a run for each of some stages that are so fast, so that the one that takes longest takes the least: exact, by
+/// dynamic programming over prefixes. There are at least as many blocks as stages, and each has one.
+pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
+    let (blocks, stages) = (work.len(), speeds.len());
     let mut prefix = vec![0.0];
     for (index, &amount) in work.iter().enumerate() {
         prefix.push(prefix[index] + amount);
     }
-    // best[end]: the least largest sum of the stages so far over the first `end` blocks; starts[stage][end]: where the last of them began.
-    let mut best = prefix.clone();
+    // best[end]: the least longest time of the stages so far over the first `end` blocks; starts[stage][end]: where the last of them began.
+    let mut best: Vec<f64> = prefix.iter().map(|sum| sum / speeds.first().copied().unwrap_or(1.0)).collect();
     let mut starts = vec![vec![0u32; blocks + 1]];
-    for stage in 1..stages {
+    for (stage, speed) in speeds.iter().enumerate().skip(1) {
         let mut largest = vec![f64::INFINITY; blocks + 1];
         let mut began = vec![0u32; blocks + 1];
         for end in stage + 1..=blocks {
-            let last = |start: usize| prefix[end] - prefix[start];
+            let last = |start: usize| (prefix[end] - prefix[start]) / speed;
             // The later the last stage begins the less it has, and the more those before it: the best is where they cross.
             let crossing = first_where(stage..end, |start| best[start] >= last(start));
             let start = match crossing {
@@ -175,13 +192,22 @@ fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::{even_cuts, levelled};
+    use super::{cuts_by_speed, even_cuts, levelled};
 
     #[test]
     fn cuts_are_the_most_even_there_are() {
         assert_eq!(even_cuts(&[1.0, 1.0, 1.0, 3.0], 2), [3, 1]);
         assert_eq!(even_cuts(&[5.0, 1.0, 1.0, 1.0, 1.0, 5.0], 3), [1, 4, 1]);
         assert_eq!(even_cuts(&[0.0, 0.0, 0.0], 3), [1, 1, 1], "every stage has a block, even one without work");
+    }
+
+    #[test]
+    fn slower_stages_have_fewer_blocks() {
+        assert_eq!(cuts_by_speed(&[1.0; 12], &[2.0, 2.0, 1.0, 1.0]), [4, 4, 2, 2]);
+        assert_eq!(cuts_by_speed(&[1.0, 1.0, 1.0, 1.0, 6.0], &[1.0, 3.0]), [2, 3]);
+        let longest = |first: usize| (first as f64).max((7 - first) as f64 / 2.5);
+        let least = (1..7).map(longest).fold(f64::INFINITY, f64::min);
+        assert_eq!(longest(cuts_by_speed(&[1.0; 7], &[1.0, 2.5])[0]), least);
     }
 
     #[test]

@@ -6,51 +6,56 @@
 //! Communication beside which the plan has no kernels run waits for those before it, and those after it wait for it.
 
 use crate::plan::Overlap;
-use crate::program::{BufferId, InstructionId, Operation, StageProgram, StreamId};
+use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, StreamId};
+use smallvec::SmallVec;
 
 /// Finds every instruction's `after` from what it reads and writes, and from what may run beside kernels.
 pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
     // The last kernel, or the last communication since then that kernels wait for.
     let mut last: Option<InstructionId> = None;
     let mut accesses: Vec<Accesses> = vec![Accesses::default(); program.buffers.len()];
+    let roots: Vec<u32> = (0..).zip(&program.buffers).map(|(id, buffer)| buffer.parent.map_or(id, |parent| parent.0)).collect();
+    let root = |buffer: &BufferId| roots[buffer.0 as usize] as usize;
     for index in 0..program.instructions.len() {
         let id = InstructionId(index as u32);
         let instruction = &program.instructions[index];
         let stream = instruction.stream;
-        let root = |buffer: BufferId| program.buffers[buffer.0 as usize].parent.unwrap_or(buffer).0 as usize;
-        let mut after: Vec<InstructionId> = Vec::new();
-        for buffer in instruction.reads.iter().map(|&buffer| root(buffer)) {
+        let mut after: Few<InstructionId> = Few::new();
+        for buffer in instruction.reads.iter().map(root) {
             after.extend(others(&accesses[buffer].writes, stream));
         }
-        for buffer in instruction.writes.iter().map(|&buffer| root(buffer)) {
+        for buffer in instruction.writes.iter().map(root) {
             after.extend(others(&accesses[buffer].writes, stream));
             after.extend(others(&accesses[buffer].reads, stream));
         }
-        if matches!(instruction.operation, Operation::Compute { .. }) || !overlap.allows(&instruction.operation) {
+        if matches!(*instruction.operation, Operation::Compute { .. }) || !overlap.allows(&instruction.operation) {
             after.extend(last.replace(id).filter(|one| program.instructions[one.0 as usize].stream != stream));
         }
-        for buffer in instruction.reads.iter().map(|&buffer| root(buffer)) {
+        for buffer in instruction.reads.iter().map(root) {
             remember(&mut accesses[buffer].reads, stream, id);
         }
-        for buffer in instruction.writes.iter().map(|&buffer| root(buffer)) {
+        for buffer in instruction.writes.iter().map(root) {
             remember(&mut accesses[buffer].writes, stream, id);
         }
         program.instructions[index].after = after;
     }
 }
 
+/// The last of each stream; mostly of one or two.
+type LastUses = SmallVec<[(StreamId, InstructionId); 2]>;
+
 /// The last access from each stream.
 #[derive(Clone, Default)]
 struct Accesses {
-    writes: Vec<(StreamId, InstructionId)>,
-    reads: Vec<(StreamId, InstructionId)>,
+    writes: LastUses,
+    reads: LastUses,
 }
 
 fn others(accesses: &[(StreamId, InstructionId)], stream: StreamId) -> impl Iterator<Item = InstructionId> + '_ {
     accesses.iter().filter(move |(other, _)| *other != stream).map(|&(_, id)| id)
 }
 
-fn remember(accesses: &mut Vec<(StreamId, InstructionId)>, stream: StreamId, id: InstructionId) {
+fn remember(accesses: &mut LastUses, stream: StreamId, id: InstructionId) {
     match accesses.iter_mut().find(|(known, _)| *known == stream) {
         Some(entry) => entry.1 = id,
         None => accesses.push((stream, id)),

@@ -3,22 +3,24 @@
 //! Nothing is placed in memory here and nothing waits for anything: buffers are numbered, instructions listed. A tensor may have several
 //! variants at a time, one for each placement in which it was wanted.
 
-use super::Lowering;
 use super::convert::{Consumed, Place};
 use super::cuts::Cuts;
 use super::keep::BucketBuffers;
-use super::messages::{Receive, pass_of};
+use super::messages::{ChunkPass, Receive, pass_of};
+use super::repeats::{Mark, Piece, Repeats, Way};
 use super::reshard::Routes;
 use super::state::StageState;
 use super::zero::{OpenGradients, Run};
+use super::{Emission, Lowering};
 use crate::mesh::{Axis, Group, Mesh};
 use crate::placement::Placements;
 use crate::plan::{Plan, Recompute};
-use crate::program::{BufferId, BufferRole, Operation, Phase, StageProgram, Stream};
+use crate::program::{BufferId, BufferRole, Operation, Pass, Phase, StageProgram, Stream};
 use crate::schedule::{StagePass, Task};
-use foretell_models::{Kernel, OperatorId, Role, TensorId};
+use foretell_models::{BATCH, Kernel, OperatorId, Role, TensorId};
 use foretell_units::Bytes;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 /// The emitter of one stage.
 pub(super) struct StageEmitter<'a> {
@@ -47,14 +49,17 @@ pub(super) struct StageEmitter<'a> {
     pub(super) norms: Vec<Norms>,
     /// What clipping and loss scaling decide with, where there is either.
     pub(super) control: Option<BufferId>,
-    /// The root of all batch statistics.
-    pub(super) statistics: Option<BufferId>,
+    /// The roots of batch statistics, each with the axes along which they are parts of sums.
+    pub(super) statistics: Vec<(Vec<Axis>, BufferId)>,
     /// For each bucket, how many of its writers are still to come in the step.
     pub(super) writers_left: Vec<usize>,
     /// Buckets that are complete, to be reduced after the backward pass.
     pub(super) put_off: Vec<usize>,
-    /// The operators of each pass through each chunk, in the graph's order.
-    pub(super) operators: HashMap<(usize, StagePass), Vec<OperatorId>>,
+    /// The operators of each pass through each chunk, in the graph's order; and once they were asked for, their runs and how often they add to which
+    /// bucket.
+    pub(super) operators: HashMap<ChunkPass, Vec<OperatorId>>,
+    pub(super) runs: HashMap<ChunkPass, Rc<[Run]>>,
+    pub(super) writers: HashMap<ChunkPass, Rc<[(usize, usize)]>>,
     /// Of each block, the forward operators whose outputs its backward pass needs.
     pub(super) needed_again: Vec<Vec<OperatorId>>,
 }
@@ -85,6 +90,7 @@ impl<'a> StageEmitter<'a> {
             buffers: Vec::new(),
             instructions: Vec::new(),
             names: Vec::new(),
+            passes: Vec::new(),
             metrics: Vec::new(),
             arena: Bytes::ZERO,
         };
@@ -105,10 +111,12 @@ impl<'a> StageEmitter<'a> {
             open_gradients: HashMap::new(),
             norms: Vec::new(),
             control: None,
-            statistics: None,
+            statistics: Vec::new(),
             writers_left: Vec::new(),
             put_off: Vec::new(),
             operators: HashMap::new(),
+            runs: HashMap::new(),
+            writers: HashMap::new(),
             needed_again: Vec::new(),
         };
         for (index, operator) in lowering.graph.operators.iter().enumerate() {
@@ -131,39 +139,81 @@ impl<'a> StageEmitter<'a> {
     }
 
     /// Emits a schedule's tasks, each after what is to be received before it.
-    pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>]) {
+    pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>], emission: Emission) {
         let mut left: HashMap<usize, usize> = HashMap::new();
         for task in tasks {
             *left.entry(task.micro_batch).or_default() += 1;
         }
         self.writers_left = self.state.buckets.iter().map(|bucket| bucket.writers * left.len()).collect();
-        let runs: Vec<Vec<Run>> = tasks.iter().map(|task| self.runs(task)).collect();
+        let mut repeats = match emission {
+            Emission::Once => Repeats::new(tasks, receives, self.state.gathers()),
+            #[cfg(test)]
+            Emission::Each => Repeats::none(),
+        };
         for (index, task) in tasks.iter().enumerate() {
+            let first = self.program.instructions.len() as u32;
             for receive in &receives[index] {
-                self.receive(receive);
+                let piece = Piece::Message(receive);
+                self.once_or_again(&mut repeats, receive.micro_batch, piece, |emitter| emitter.receive(receive));
             }
-            let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
-            let operators = self.operators_of(task).to_vec();
-            let mut run = 0;
-            for (position, &id) in operators.iter().enumerate() {
-                if runs[index].get(run).is_some_and(|next| next.start == position) {
-                    self.gather_ahead(&runs[index][run..], runs.get(index + 1).map_or(&[], Vec::as_slice), phase);
-                    run += 1;
-                }
-                self.operator(id, task.micro_batch, phase);
-                self.reduce_complete_buckets(id, task.micro_batch);
+            let next = tasks.get(index + 1);
+            let was_repeated =
+                self.once_or_again(&mut repeats, task.micro_batch, Piece::Pass, |emitter| emitter.task(task, next));
+            if was_repeated {
+                self.count_writers(task);
             }
-            if task.pass == StagePass::Forward {
-                self.forget_recomputable(task);
-                self.forget_larger_variants(task.micro_batch);
-            }
+            self.program.passes.push(Pass { task: *task, instructions: first..self.program.instructions.len() as u32 });
             // Until its last task a micro-batch's tensors may be read: by other chunks, and by gradients of parameters that were put off.
             if let Some(left) = left.get_mut(&task.micro_batch) {
                 *left -= 1;
-                if *left == 0 {
+                if *left == 0 && !was_repeated {
                     self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
                 }
             }
+        }
+    }
+
+    /// Emits a piece of a micro-batch, or what an earlier one left there again; returns whether it was the latter.
+    fn once_or_again(
+        &mut self,
+        repeats: &mut Repeats,
+        micro_batch: usize,
+        piece: Piece<'_>,
+        emit: impl FnOnce(&mut Self),
+    ) -> bool {
+        match repeats.way(micro_batch, piece) {
+            Way::Alone => emit(self),
+            Way::Learned(part) => {
+                let mark = Mark::of(&self.program);
+                emit(self);
+                repeats.learn(part, &mut self.program, mark);
+            }
+            Way::Again(part) => {
+                let first_sample = self.first_sample(micro_batch);
+                repeats.again(part, micro_batch, first_sample, &mut self.program);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn task(&mut self, task: &Task, next: Option<&Task>) {
+        let runs = self.runs(task);
+        let next_runs = next.map_or_else(|| Rc::from([]), |next| self.runs(next));
+        let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
+        let operators = self.operators_of(task).to_vec();
+        let mut run = 0;
+        for (position, &id) in operators.iter().enumerate() {
+            if runs.get(run).is_some_and(|next| next.start == position) {
+                self.gather_ahead(&runs[run..], &next_runs, phase);
+                run += 1;
+            }
+            self.operator(id, task.micro_batch, phase);
+            self.reduce_complete_buckets(id, task.micro_batch);
+        }
+        if task.pass == StagePass::Forward {
+            self.forget_recomputable(task);
+            self.forget_larger_variants(task.micro_batch);
         }
     }
 
@@ -204,7 +254,7 @@ impl<'a> StageEmitter<'a> {
             *scaled = true;
             reads.push(control);
         }
-        let kernel = kernel.from_sample(self.first_sample(micro_batch));
+        let kernel = kernel.from_sample(self.first_sample(micro_batch)).among_samples_of(self.sample_parts(id));
         let axes = self.positional_axes(id);
         let group = (!axes.is_empty()).then(|| self.group(Group::over(axes)));
         if lowering.sharding.is_ring(id) {
@@ -234,8 +284,23 @@ impl<'a> StageEmitter<'a> {
     fn positional_axes(&self, id: OperatorId) -> Vec<Axis> {
         let operator = &self.lowering.graph.operators[id.0];
         let strategy = self.lowering.sharding.strategy(id);
+        // Which samples are those of a rank's place along the other axes it knows anyway.
+        let cuts_samples = |axis: &Axis| operator.kind.drops() && self.sample_axes(id).any(|one| one == *axis);
         let along = |axis: &Axis| strategy.get(*axis).is_some_and(|one| operator.kind.knows_part_of(operator.loops[one.0].role));
-        Axis::WITHIN_STAGE.into_iter().filter(along).collect()
+        Axis::WITHIN_STAGE.into_iter().filter(|axis| along(axis) || cuts_samples(axis)).collect()
+    }
+
+    /// The axes that cut an operator's samples beside those that cut the samples of all.
+    fn sample_axes(&self, id: OperatorId) -> impl Iterator<Item = Axis> {
+        let batch = self.lowering.graph.operators[id.0].find_loop(BATCH);
+        let strategy = self.lowering.sharding.strategy(id);
+        let others = Axis::WITHIN_STAGE.into_iter().filter(|axis| !Axis::BATCH.contains(axis));
+        others.filter(move |&axis| batch.is_some() && strategy.get(axis) == batch)
+    }
+
+    /// Into how many parts those axes cut them.
+    fn sample_parts(&self, id: OperatorId) -> usize {
+        self.sample_axes(id).map(|axis| self.lowering.mesh.size(axis)).product()
     }
 
     /// The first sample of the global batch that is in a micro-batch.

@@ -1,11 +1,12 @@
 //! What a stage keeps from step to step, as buffers: the same, in the same order, for training and for evaluation.
 
 use super::emit::StageEmitter;
-use super::state::Member;
+use super::state::{Member, Running};
 use crate::mesh::Axis;
 use crate::program::{BufferId, BufferRole, Initial, InitialShare, Metric, MetricKind};
 use foretell_models::Role;
 use foretell_units::DataType;
+use std::collections::BTreeMap;
 
 /// A bucket's places in memory.
 pub(super) struct BucketBuffers {
@@ -42,16 +43,16 @@ impl StageEmitter<'_> {
                 axis: (bucket.shards > 1).then_some(Axis::Shard),
             };
             if shards_parameters {
-                self.program.buffers[parameters.0 as usize].initial = Some(start());
+                self.program.buffers[parameters.0 as usize].initial = Some(Box::new(start()));
             }
             // The single-precision copy is the last of the states.
             if let Some(master) = states.last().filter(|_| self.state.master) {
-                self.program.buffers[master.0 as usize].initial = Some(start());
+                self.program.buffers[master.0 as usize].initial = Some(Box::new(start()));
             }
             for member in &bucket.members {
                 if !shards_parameters {
                     let parameter = self.piece(&member.name, parameters, member.offset, member.shape.clone());
-                    self.program.buffers[parameter.0 as usize].initial = Some(Initial::Share(share(member)));
+                    self.program.buffers[parameter.0 as usize].initial = Some(Box::new(Initial::Share(share(member))));
                     self.kept.insert(member.name.clone(), parameter);
                 }
                 if !self.shards_gradients(index) {
@@ -64,22 +65,30 @@ impl StageEmitter<'_> {
         }
         self.keep_norms();
         self.keep_control();
-        if self.state.running.is_empty() {
-            return;
-        }
-        let elements: usize = self.state.running.iter().map(|one| one.shape.iter().product::<usize>()).sum();
-        let root = self.persistent("batch statistics", BufferRole::Sum, vec![elements], DataType::Fp32);
-        let mut offset = 0;
+        self.keep_statistics();
+    }
+
+    /// Running statistics, and the sums of batch statistics that update them: those that are summed over the same axes together.
+    fn keep_statistics(&mut self) {
+        let mut alike: BTreeMap<Vec<Axis>, Vec<&Running>> = BTreeMap::new();
         for running in &self.state.running {
-            let statistics = self.piece(&running.statistics, root, offset, running.shape.clone());
-            self.kept.insert(running.statistics.clone(), statistics);
-            offset += running.shape.iter().product::<usize>();
-            let buffer = self.persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
-            self.program.buffers[buffer.0 as usize].initial =
-                Some(Initial::Share(InitialShare { tensor: running.tensor, placements: running.placements }));
-            self.kept.insert(running.name.clone(), buffer);
+            alike.entry(running.statistics_placements.partial_axes().collect()).or_default().push(running);
         }
-        self.statistics = Some(root);
+        for (axes, members) in alike {
+            let elements: usize = members.iter().map(|one| one.shape.iter().product::<usize>()).sum();
+            let root = self.persistent("batch statistics", BufferRole::Sum, vec![elements], DataType::Fp32);
+            let mut offset = 0;
+            for running in members {
+                let statistics = self.piece(&running.statistics, root, offset, running.shape.clone());
+                self.kept.insert(running.statistics.clone(), statistics);
+                offset += running.shape.iter().product::<usize>();
+                let buffer = self.persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
+                self.program.buffers[buffer.0 as usize].initial =
+                    Some(Box::new(Initial::Share(InitialShare { tensor: running.tensor, placements: running.placements })));
+                self.kept.insert(running.name.clone(), buffer);
+            }
+            self.statistics.push((axes, root));
+        }
     }
 
     /// The loss and the count of right predictions, in the stage that makes them.

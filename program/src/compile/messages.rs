@@ -34,7 +34,7 @@ pub(super) fn pass_of(schedule: Schedule, pass: Pass) -> StagePass {
 }
 
 /// A pass through a chunk, of any micro-batch.
-type ChunkPass = (usize, StagePass);
+pub(super) type ChunkPass = (usize, StagePass);
 
 /// What leaves a stage and where it is read.
 struct Traffic {

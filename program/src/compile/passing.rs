@@ -121,7 +121,7 @@ impl StageEmitter<'_> {
 
     /// A part of a buffer along one dimension.
     fn cut(&mut self, buffer: BufferId, dimension: usize, start: usize, extent: usize) -> Cut {
-        let shape = self.program.buffer(buffer).shape.clone();
+        let shape = self.program.buffer(buffer).shape.to_vec();
         if extent == shape[dimension] {
             return Cut::Nothing;
         }

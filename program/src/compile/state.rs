@@ -6,6 +6,7 @@
 
 use super::Lowering;
 use super::cuts::Cuts;
+use super::repeats::Gathers;
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Plan, PlanError};
@@ -211,6 +212,15 @@ impl StageState {
             }
         }
         Ok(state)
+    }
+
+    /// What is done for parameters beside operators.
+    pub(super) fn gathers(&self) -> Gathers {
+        match (self.shards_parameters, self.drops_parameters) {
+            (_, true) => Gathers::Always,
+            (true, false) => Gathers::Once,
+            (false, false) => Gathers::Nothing,
+        }
     }
 
     /// The bucket of a gradient.

@@ -91,7 +91,7 @@ impl StageEmitter<'_> {
         }
         let control = self.persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);
         let scale = if is_scaled { self.plan.training.loss_scale.initial } else { 1.0 };
-        self.program.buffers[control.0 as usize].initial = Some(Initial::Values(vec![scale]));
+        self.program.buffers[control.0 as usize].initial = Some(Box::new(Initial::Values(vec![scale])));
         self.control = Some(control);
         // Every rank has the same: one reports.
         if self.program.stage == 0 {
@@ -234,11 +234,8 @@ impl StageEmitter<'_> {
     }
 
     fn update_running_statistics(&mut self) {
-        let Some(root) = self.statistics else { return };
         let state = self.state;
-        let axes: Vec<Axis> =
-            state.running.first().map(|one| one.statistics_placements.partial_axes().collect()).unwrap_or_default();
-        if !axes.is_empty() {
+        for (axes, root) in std::mem::take(&mut self.statistics).into_iter().filter(|(axes, _)| !axes.is_empty()) {
             self.exchange("batch statistics", Collective::AllReduce, Group::over(axes), root, root, Phase::Update);
         }
         let micro_batches = self.plan.global_batch / self.plan.layout.samples_at_once();

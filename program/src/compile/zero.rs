@@ -7,7 +7,8 @@ use crate::program::{BufferId, BufferRole, Collective, Phase};
 use crate::schedule::{StagePass, Task};
 use foretell_models::{Kernel, OperatorId, TensorId};
 use foretell_units::DataType;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 /// A run of operators of one block, and the buckets of the parameters that they read.
 pub(super) struct Run {
@@ -27,10 +28,20 @@ pub(super) struct OpenGradients {
 
 impl StageEmitter<'_> {
     /// Where parameters are kept in shards: a task's operators by block, and the buckets that each needs. Else nothing.
-    pub(super) fn runs(&self, task: &Task) -> Vec<Run> {
+    pub(super) fn runs(&mut self, task: &Task) -> Rc<[Run]> {
         if !self.state.shards_parameters {
-            return Vec::new();
+            return Rc::from([]);
         }
+        let pass = (task.chunk, task.pass);
+        if let Some(known) = self.runs.get(&pass) {
+            return Rc::clone(known);
+        }
+        let found: Rc<[Run]> = self.find_runs(task).into();
+        self.runs.insert(pass, Rc::clone(&found));
+        found
+    }
+
+    fn find_runs(&self, task: &Task) -> Vec<Run> {
         let graph = &self.lowering.graph;
         let buckets_read = |id: OperatorId| {
             let parameters = graph.operators[id.0].inputs.iter().map(|input| &graph.tensor(input.tensor).name);
@@ -117,6 +128,23 @@ impl StageEmitter<'_> {
             pieces.insert(gradient, piece);
         }
         OpenGradients { root, pieces, writers_left: bucket.writers }
+    }
+
+    /// Counts what a task adds to buckets none of which it completes.
+    pub(super) fn count_writers(&mut self, task: &Task) {
+        let pass = (task.chunk, task.pass);
+        if !self.writers.contains_key(&pass) {
+            let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+            for id in self.operators_of(task) {
+                for bucket in self.state.buckets_written(&self.lowering.graph.operators[id.0]) {
+                    *counts.entry(bucket).or_default() += 1;
+                }
+            }
+            self.writers.insert(pass, counts.into_iter().collect());
+        }
+        for &(bucket, count) in self.writers.get(&pass).into_iter().flat_map(|counts| counts.iter()) {
+            self.writers_left[bucket] -= count;
+        }
     }
 
     /// After an operator: reduces the buckets whose last gradient it was.

@@ -1,6 +1,6 @@
 //! The layout of a plan: the sizes of the mesh, of all stages or of each, and the choices of placement and order.
 
-use super::PlanError;
+use super::{OperatorShares, PlanError};
 use crate::mesh::{Axis, StageMesh};
 use crate::schedule::Schedule;
 use foretell_units::Bytes;
@@ -53,6 +53,9 @@ pub struct Layout {
     /// them. `micro_batch` is then that of the first stage; the others share out the same samples among their own ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<StageLayout>>,
+    /// Operators that `tensor` shares out otherwise than by the rule.
+    #[serde(skip_serializing_if = "OperatorShares::is_empty")]
+    pub operators: OperatorShares,
     /// Bytes of gradients that are reduced together.
     pub bucket: Bytes,
 }
@@ -113,6 +116,7 @@ impl Default for Layout {
             placement: None,
             shares: None,
             stages: None,
+            operators: OperatorShares::default(),
             // PyTorch DDP's default.
             bucket: Bytes::new(25 << 20),
         }
@@ -185,6 +189,18 @@ impl Layout {
         StageMesh::new(size, &samples).ok_or_else(|| mismatch(samples.len()))
     }
 
+    /// Refuses to say how `tensor` shares out operators where there is no `tensor`.
+    pub(super) fn validate_operators(&self) -> Result<(), PlanError> {
+        if self.operators.is_empty() || (0..self.different_stages()).any(|stage| self.stage(stage).tensor > 1) {
+            return Ok(());
+        }
+        Err(PlanError::Invalid {
+            field: "operators",
+            reason: "they say how `tensor` shares out operators, and `tensor` is 1".into(),
+            hint: "give `tensor` ranks, or leave `operators` out".into(),
+        })
+    }
+
     /// Refuses meshes that contradict each other.
     pub(super) fn validate_stages(&self) -> Result<(), PlanError> {
         let refuse = |reason: String, hint: &str| Err(PlanError::Invalid { field: "stages", reason, hint: hint.into() });
@@ -213,6 +229,11 @@ pub enum ContextMethod {
     /// They go round the ranks part by part while these compute, so that no rank ever has more than three parts at a time (ring attention, Liu et
     /// al. 2023). Attention over a sequence of another length, and with relative positions, gathers all the same.
     Ring,
+}
+
+impl ContextMethod {
+    /// Every method there is.
+    pub const ALL: [Self; 2] = [Self::Gather, Self::Ring];
 }
 
 /// What is computed again in the backward pass.

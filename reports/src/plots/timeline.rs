@@ -73,7 +73,7 @@ impl Colour {
     ];
 
     fn of(instruction: &Instruction) -> Self {
-        match (&instruction.operation, instruction.phase) {
+        match (&*instruction.operation, instruction.phase) {
             (Operation::Load { .. }, _) => Self::Load,
             (Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. }, _) => Self::Communication,
             (Operation::Compute { .. }, Phase::Forward) => Self::Forward,

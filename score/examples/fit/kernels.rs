@@ -15,7 +15,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     let stage = program.lists.get(stage).ok_or("no such stage")?;
     let mut totals: BTreeMap<String, (f64, f64, usize)> = BTreeMap::new();
     for instruction in &stage.instructions {
-        let (name, time, host) = match &instruction.operation {
+        let (name, time, host) = match &*instruction.operation {
             Operation::Compute { kernel, accumulate, .. } => {
                 let time = costs.kernel_time(kernel, *accumulate, program.precision);
                 (format!("{:?} {kernel:?}", instruction.phase), time.device.value(), time.host.value())

@@ -8,7 +8,7 @@
 //! another fit.
 //!
 //! `cargo run --release -p foretell-score --example fit -- COMMAND`:
-//! `fit FILE` fits and writes FILE; `scores FILE` prints the tables and writes every row; `kernels ROW STAGE` prints what a stage's
+//! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `scores FILE` prints the tables and writes every row; `kernels ROW STAGE` prints what a stage's
 //! instructions take. Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
 
 mod cases;
@@ -44,9 +44,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     eprintln!("{time:.3} {row}");
                 }
             }
-            let time = solve::fit(&cases, Quantity::Step)?;
-            let memory = solve::fit(&cases, Quantity::Memory)?;
-            std::fs::write(file, report::yaml(&cases, &time, &memory))?;
+            let time = solve::fit(&cases, Quantity::Step, &profiles)?;
+            let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
+            std::fs::write(file, report::yaml(&cases, &time, &memory, &profiles))?;
+        }
+        ["memory"] => {
+            let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
+            let cases = cases::declared(&profiles)?;
+            report::print_memory(&cases, &solve::fit(&cases, Quantity::Memory, &profiles)?);
         }
         ["scores", file] => {
             let scores = foretell_score::score(&published()?, &Split::library()?, &profiles("")?);
@@ -54,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
         }
         ["kernels", row, stage] => kernels::print(&profiles("")?, row, stage.parse()?)?,
-        _ => return Err("fit FILE, scores FILE or kernels ROW STAGE".into()),
+        _ => return Err("fit FILE, memory, scores FILE or kernels ROW STAGE".into()),
     }
     Ok(())
 }

@@ -3,16 +3,23 @@
 use crate::cases::{Case, Quantity};
 use foretell_models::Model;
 use foretell_score::Run;
-use foretell_simulator::gpu::AttentionKind;
+use foretell_simulator::gpu::{AttentionKind, Profiles};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Whose value it is.
+/// Whose value it is. What several have in common comes after them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     Device(String),
     Network,
     Stack(String),
+    /// What all stacks of a family differ by from what is assumed of them: a factor.
+    Family(String),
+    /// What all devices of a generation differ by from what is assumed of them: a factor.
+    Generation(String),
 }
+
+/// The shares of a value's variance that it has in common with its kin, and that is its own.
+const COMMON: f64 = 0.6;
 
 /// A value that is fitted.
 #[derive(Clone, Debug)]
@@ -25,6 +32,8 @@ pub struct Parameter {
     pub most: f64,
     /// The standard deviation of the logarithm of what it may be over what is assumed.
     pub spread: f64,
+    /// The place of the factor that it has in common with its kin.
+    pub kin: Option<usize>,
 }
 
 impl Parameter {
@@ -34,16 +43,23 @@ impl Parameter {
             Owner::Device(name) => run.cluster.device == *name || run.others.iter().any(|(_, other)| other.device == *name),
             Owner::Network => run.devices() > run.cluster.devices_per_node,
             Owner::Stack(name) => run.stack_name == *name,
+            Owner::Family(name) => run.stack.family == *name,
+            Owner::Generation(name) => run.clusters().iter().any(|cluster| cluster.gpu.generation == *name),
         };
+        let is_fused = matches!(run.stack.attention, AttentionKind::Fused { .. });
         let is_moe = matches!(run.model, Model::Moe { .. });
         of_owner
             && match (&self.owner, self.name.split_once(':')) {
                 (Owner::Stack(_), Some(("product", device))) => run.cluster.device == device,
+                (Owner::Family(_), Some(("attention", kind))) => {
+                    !matches!(run.model, Model::Resnet { .. }) && is_fused == (kind == "fused")
+                }
+                (Owner::Generation(_), None) => self.name == "product" || is_fused,
                 (_, Some(("format" | "product", format))) => run.format.name() == format,
                 (_, Some((_, "routing"))) => is_moe,
                 (_, Some((_, "norm"))) => matches!(run.model, Model::Resnet { .. }),
                 (_, Some(_)) => true,
-                (Owner::Device(_), None) => matches!(run.stack.attention, AttentionKind::Fused { .. }),
+                (Owner::Device(_), None) => is_fused,
                 (_, None) => match self.name.as_str() {
                     "expert_product" | "exchange" => is_moe,
                     "cast_bytes" => run.format.is_cast(),
@@ -58,6 +74,7 @@ impl Parameter {
     pub fn effect(&self) -> &str {
         match self.name.as_str() {
             name if name == "product_scale" || name.starts_with("product:") || name.starts_with("format:") => "product",
+            name if name.starts_with("attention") => "attention",
             name => name,
         }
     }
@@ -75,6 +92,8 @@ impl Parameter {
             Owner::Device(name) => clusters.filter(|cluster| cluster.device == *name).for_each(|cluster| {
                 cluster.gpu.set_value(&self.name, value);
             }),
+            // It is in the values of those that have it in common.
+            Owner::Family(_) | Owner::Generation(_) => {}
         }
     }
 
@@ -86,12 +105,13 @@ impl Parameter {
                 let mut clusters = std::iter::once(&run.cluster).chain(run.others.iter().map(|(_, other)| other));
                 clusters.find(|cluster| cluster.device == *name)?.gpu.value(&self.name)
             }
+            Owner::Family(_) | Owner::Generation(_) => Some(1.0),
         }
     }
 }
 
 /// The values that the cases may determine.
-pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
+pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Vec<Parameter> {
     let mut names: BTreeMap<(Owner, String), f64> = BTreeMap::new();
     let mut add = |owner: Owner, name: String, spread: f64| {
         names.insert((owner, name), spread);
@@ -107,6 +127,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
             of_stack("memory_activations".into(), 0.15);
             of_stack("memory_gradient".into(), 0.3);
             of_stack("memory_logit".into(), 0.4);
+            of_stack("memory_buffers".into(), 0.7);
             if any(&|run| matches!(run.stack.attention, AttentionKind::Unfused { .. })) {
                 of_stack("memory_score".into(), 0.3);
             }
@@ -171,10 +192,54 @@ pub fn parameters(cases: &[Case], quantity: Quantity) -> Vec<Parameter> {
         // Nothing exceeds a data sheet.
         let is_share = matches!(owner, Owner::Device(_));
         let most = if is_share { 0.95 } else { f64::INFINITY };
-        let parameter = Parameter { owner, name, prior: 1.0, most, spread };
+        let parameter = Parameter { owner, name, prior: 1.0, most, spread, kin: None };
         let prior = cases.iter().filter(|case| parameter.concerns(&case.run)).find_map(|case| parameter.value(&case.run))?;
         // What is assumed to be nothing stays so.
         (prior > 0.0).then_some(Parameter { prior, ..parameter })
     };
-    names.into_iter().filter_map(found).collect()
+    let own: Vec<Parameter> = names.into_iter().filter_map(found).collect();
+    if quantity == Quantity::Step { with_kin(own, profiles) } else { own }
+}
+
+/// What a value has in common with others: whose that is and its name.
+pub fn kin_of(owner: &Owner, name: &str, profiles: &Profiles) -> Option<(Owner, String)> {
+    match owner {
+        Owner::Stack(stack) => {
+            let stack = profiles.stack(stack).ok()?;
+            let name = match (name, stack.attention) {
+                // What a stack makes of one device is its own.
+                (name, _) if name.starts_with("product:") => return None,
+                ("attention", AttentionKind::Fused { .. }) => "attention:fused",
+                ("attention", AttentionKind::Unfused { .. }) => "attention:unfused",
+                (name, _) => name,
+            };
+            Some((Owner::Family(stack.family.clone()), name.into()))
+        }
+        Owner::Device(device) => {
+            let name = if name == "attention" { name } else { "product" };
+            Some((Owner::Generation(profiles.gpu(device).ok()?.generation.clone()), name.into()))
+        }
+        _ => None,
+    }
+}
+
+/// With the factors that values have in common with their kin after them.
+fn with_kin(mut own: Vec<Parameter>, profiles: &Profiles) -> Vec<Parameter> {
+    let mut common: BTreeMap<(Owner, String), f64> = BTreeMap::new();
+    for parameter in &own {
+        if let Some(kin) = kin_of(&parameter.owner, &parameter.name, profiles) {
+            let spread = common.entry(kin).or_insert(f64::INFINITY);
+            *spread = spread.min(parameter.spread * COMMON.sqrt());
+        }
+    }
+    let places: BTreeMap<(Owner, String), usize> = common.keys().cloned().zip(own.len()..).collect();
+    for parameter in &mut own {
+        if let Some(kin) = kin_of(&parameter.owner, &parameter.name, profiles) {
+            parameter.kin = places.get(&kin).copied();
+            parameter.spread *= (1.0 - COMMON).sqrt();
+        }
+    }
+    let factor = |((owner, name), spread)| Parameter { owner, name, prior: 1.0, most: f64::INFINITY, spread, kin: None };
+    own.extend(common.into_iter().map(factor));
+    own
 }

@@ -1,19 +1,21 @@
 //! `fitted.yaml`, and the residuals for who reads along.
 
 use crate::cases::Case;
-use crate::parameters::Owner;
+use crate::parameters::{Owner, kin_of};
 use crate::solve::Fit;
-use std::collections::BTreeMap;
+use foretell_simulator::gpu::Profiles;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// So many rows' worth of all stacks' residuals stand beside a stack's own when its interval is made.
 const COMMON: f64 = 6.0;
 
 /// The file.
-pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit) -> String {
+pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> String {
     let mut stacks: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
     let mut devices: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
     let mut network: Vec<(String, f64)> = Vec::new();
+    let mut common: BTreeMap<(Owner, String), f64> = BTreeMap::new();
     for fit in [time, memory] {
         for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
             let entry = (parameter.name.clone(), *value);
@@ -21,7 +23,36 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit) -> String {
                 Owner::Stack(name) => stacks.entry(name.clone()).or_default().push(entry),
                 Owner::Device(name) => devices.entry(name.clone()).or_default().push(entry),
                 Owner::Network => network.push(entry),
+                Owner::Family(_) | Owner::Generation(_) => {
+                    common.insert((parameter.owner.clone(), parameter.name.clone()), *value);
+                }
             }
+        }
+    }
+    // What nothing was fitted on has what its kin have in common.
+    let factor = |owner: Owner, name: &str| common.get(&kin_of(&owner, name, profiles)?).copied();
+    for name in profiles.stack_names().filter(|name| profiles.is_stack(name) && !stacks.contains_key(*name)).collect::<Vec<_>>() {
+        let Ok(stack) = profiles.stack(name) else { continue };
+        let value = |value: &String| {
+            Some((value.clone(), stack.value(value)? * factor(Owner::Stack(name.into()), value)?))
+                .filter(|(_, found)| *found > 0.0)
+        };
+        let values: Vec<_> = common_names(&common).iter().filter_map(value).collect();
+        if !values.is_empty() {
+            stacks.insert(name.into(), values);
+        }
+    }
+    for name in profiles.gpu_names().filter(|name| !devices.contains_key(*name)).collect::<Vec<_>>() {
+        let Ok(gpu) = profiles.gpu(name) else { continue };
+        let value = |value: &String| {
+            let found = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
+            Some((value.clone(), found.min(0.95)))
+        };
+        let formats = ["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"].map(|format| format!("product:{format}"));
+        let names: Vec<String> = formats.into_iter().chain(["attention".to_string()]).collect();
+        let values: Vec<_> = names.iter().filter_map(value).collect();
+        if !values.is_empty() {
+            devices.insert(name.into(), values);
         }
     }
     let mut text = String::from(
@@ -33,12 +64,12 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit) -> String {
         let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();
         values.join(", ")
     };
-    let all: Vec<(f64, f64)> = time.left_out.values().map(|residual| (-residual, 1.0)).collect();
-    let common = COMMON / all.len().max(1) as f64;
+    let all = of_sources(cases, &time.left_out);
+    let common = COMMON / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
     for (name, values) in &stacks {
         let own: Vec<usize> = time.residuals.keys().copied().filter(|place| cases[*place].run.stack_name == *name).collect();
         let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|place| Some((-time.left_out.get(place)?, 1.0))).collect();
-        ratios.extend(all.iter().map(|(ratio, _)| (*ratio, common)));
+        ratios.extend(all.iter().map(|(ratio, weight)| (*ratio, weight * common)));
         ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
         let low = quantile(&ratios, 0.1).min(-0.005).exp();
         let high = quantile(&ratios, 0.9).max(0.005).exp();
@@ -56,8 +87,30 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit) -> String {
         let _ = writeln!(text, "  {name}: {{rows: {rows}, values: {{{}}}}}", line(values));
     }
     let _ = writeln!(text, "network: {{{}}}", line(&network));
+    let [low, high] = unseen(cases, time);
+    let _ = writeln!(text, "unseen: [{low:.3}, {high:.3}]");
     print(cases, time, memory);
     text
+}
+
+/// The names of what stacks have in common with their kin, as a stack has them.
+fn common_names(common: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
+    let names = common.keys().filter(|(owner, _)| matches!(owner, Owner::Family(_))).map(|(_, name)| name.as_str());
+    names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
+}
+
+/// The 10th and 90th percentile of measured over predicted of sources that are left out whole, every source counting alike.
+fn unseen(cases: &[Case], time: &Fit) -> [f64; 2] {
+    let mut ratios = of_sources(cases, &time.without_source);
+    ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
+    [quantile(&ratios, 0.1).exp(), quantile(&ratios, 0.9).exp()]
+}
+
+/// Logarithms of measured over predicted with weights such that every source counts alike.
+fn of_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
+    let mut rows: BTreeMap<&str, f64> = BTreeMap::new();
+    residuals.keys().for_each(|place| *rows.entry(&cases[*place].row.table).or_default() += 1.0);
+    residuals.iter().map(|(place, residual)| (-residual, 1.0 / rows[cases[*place].row.table.as_str()])).collect()
 }
 
 /// Of weighted values in order.
@@ -93,16 +146,19 @@ fn print(cases: &[Case], time: &Fit, memory: &Fit) {
             );
         }
     }
-    let mut sources: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut sources: BTreeMap<&str, Vec<[f64; 3]>> = BTreeMap::new();
     for (place, residual) in &time.residuals {
         let left_out = time.left_out.get(place).copied().unwrap_or(*residual);
-        sources.entry(&cases[*place].row.table).or_default().push((residual.exp() - 1.0, left_out.exp() - 1.0));
+        let without_source = time.without_source.get(place).copied().unwrap_or(*residual);
+        let errors = [*residual, left_out, without_source].map(|one| one.exp() - 1.0);
+        sources.entry(&cases[*place].row.table).or_default().push(errors);
         let case = &cases[*place];
         let layout = &case.run.plan.layout;
         println!(
-            "row {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
-            residual.exp() - 1.0,
-            left_out.exp() - 1.0,
+            "row {:+.3} {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
+            errors[0],
+            errors[1],
+            errors[2],
             case.row.row_id,
             case.row.model,
             case.run.cluster.device,
@@ -124,9 +180,35 @@ fn print(cases: &[Case], time: &Fit, memory: &Fit) {
             case.row.framework,
         );
     }
+    print_memory(cases, memory);
+    let mean = |errors: &[[f64; 3]], of: &dyn Fn(&[f64; 3]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
+    let mut totals = [0.0; 3];
+    for (source, errors) in &sources {
+        let means = [0, 1, 2].map(|place| mean(errors, &|error| error[place].abs()));
+        let biases = [1, 2].map(|place| mean(errors, &|error| error[place]));
+        println!(
+            "source {source:24} {:4} rows {:.3} group left out {:.3} bias {:+.3} source left out {:.3} bias {:+.3}",
+            errors.len(),
+            means[0],
+            means[1],
+            biases[0],
+            means[2],
+            biases[1],
+        );
+        for (total, mean) in totals.iter_mut().zip(means) {
+            *total += mean / sources.len() as f64;
+        }
+    }
+    println!("mean over sources {:.4} group left out {:.4} source left out {:.4}", totals[0], totals[1], totals[2]);
+}
+
+/// What memory is missed by, and by source.
+pub fn print_memory(cases: &[Case], memory: &Fit) {
+    let mut sources: BTreeMap<&str, Vec<[f64; 2]>> = BTreeMap::new();
     for (place, residual) in &memory.residuals {
         let case = &cases[*place];
         let left_out = memory.left_out.get(place).copied().unwrap_or(*residual);
+        sources.entry(&case.row.table).or_default().push([residual, &left_out].map(|one| one.exp() - 1.0));
         println!(
             "memory {:+.3} {:+.3} {} {} {}",
             residual.exp() - 1.0,
@@ -136,18 +218,11 @@ fn print(cases: &[Case], time: &Fit, memory: &Fit) {
             case.row.mem_kind
         );
     }
-    let mean =
-        |values: &[(f64, f64)], of: fn(&(f64, f64)) -> f64| values.iter().map(of).sum::<f64>() / values.len().max(1) as f64;
-    let (mut total, mut total_left_out) = (0.0, 0.0);
-    for (source, errors) in &sources {
-        let (one, two) = (mean(errors, |error| error.0.abs()), mean(errors, |error| error.1.abs()));
-        println!(
-            "source {source:24} {:4} rows {one:.3} left out {two:.3} bias {:+.3}",
-            errors.len(),
-            mean(errors, |error| error.1)
-        );
-        total += one / sources.len() as f64;
-        total_left_out += two / sources.len() as f64;
+    for (parameter, value) in memory.parameters.iter().zip(&memory.values) {
+        println!("value {:?} {} {value:.4} prior {:.4}", parameter.owner, parameter.name, parameter.prior);
     }
-    println!("source mean {total:.4} left out {total_left_out:.4}");
+    for (source, errors) in &sources {
+        let mean = |place: usize| errors.iter().map(|error| error[place].abs()).sum::<f64>() / errors.len() as f64;
+        println!("memory of {source:24} {:4} rows {:.3} group left out {:.3}", errors.len(), mean(0), mean(1));
+    }
 }

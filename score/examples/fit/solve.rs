@@ -1,8 +1,9 @@
 //! The most probable values, and what they foretell of rows that are left out.
 
 use crate::cases::{Case, Quantity};
-use crate::parameters::{Parameter, parameters};
+use crate::parameters::{Owner, Parameter, parameters};
 use foretell_score::Run;
+use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -15,6 +16,8 @@ pub struct Fit {
     pub residuals: BTreeMap<usize, f64>,
     /// The same where the case's group is left out of the fit.
     pub left_out: BTreeMap<usize, f64>,
+    /// The same where its whole source is.
+    pub without_source: BTreeMap<usize, f64>,
 }
 
 /// The standard deviation of a row's logarithmic residual: noise and what is not modelled.
@@ -25,15 +28,15 @@ const HUBER: f64 = 1.5;
 const GROUP_POWER: f64 = 0.5;
 /// The same for rows of a source: the score is a mean over sources.
 const SOURCE_POWER: f64 = 0.7;
-const ITERATIONS: usize = 5;
+const ITERATIONS: usize = 4;
 /// How far a logarithm is moved to find a derivative.
 const DIFFERENCE: f64 = 0.05;
 
 /// Fits the values that determine a quantity.
-pub fn fit(cases: &[Case], quantity: Quantity) -> Result<Fit, Box<dyn std::error::Error>> {
+pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fit, Box<dyn std::error::Error>> {
     let measured: Vec<(usize, f64)> =
         cases.iter().enumerate().filter_map(|(place, case)| Some((place, case.measured(quantity)?))).collect();
-    let parameters = parameters(cases, quantity);
+    let parameters = parameters(cases, quantity, profiles);
     let weights = weights(cases, &measured);
     // Rows of one kind are foretold once. Each row's kind, and each kind's first case.
     let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
@@ -55,8 +58,9 @@ pub fn fit(cases: &[Case], quantity: Quantity) -> Result<Fit, Box<dyn std::error
     };
     let set = |runs: &mut [Run], offsets: &[f64]| {
         for (parameter, offset) in parameters.iter().zip(offsets) {
+            let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
             for run in runs.iter_mut().filter(|run| parameter.concerns(run)) {
-                parameter.set(run, parameter.prior * offset.exp());
+                parameter.set(run, (parameter.prior * offset.exp()).min(parameter.most));
             }
         }
     };
@@ -125,13 +129,18 @@ pub fn fit(cases: &[Case], quantity: Quantity) -> Result<Fit, Box<dyn std::error
             break;
         }
     }
-    let left_out = match &system {
-        Some((jacobian, row_weights, factor)) => left_out(cases, &measured, &residuals, jacobian, row_weights, factor)?,
-        None => BTreeMap::new(),
+    let without = |by: &dyn Fn(&Case) -> &str| match &system {
+        Some((jacobian, row_weights, factor)) => left_out(cases, by, &measured, &residuals, jacobian, row_weights, factor),
+        None => Ok(BTreeMap::new()),
     };
-    let values = parameters.iter().zip(&offsets).map(|(parameter, offset)| parameter.prior * offset.exp()).collect();
+    let (left_out, without_source) = (without(&|case| &case.group)?, without(&|case| &case.row.table)?);
+    let value = |(parameter, offset): (&Parameter, &f64)| {
+        let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
+        (parameter.prior * offset.exp()).min(parameter.most)
+    };
+    let values = parameters.iter().zip(&offsets).map(value).collect();
     let residuals = measured.iter().zip(residuals).map(|((place, _), residual)| (*place, residual)).collect();
-    Ok(Fit { parameters, values, residuals, left_out })
+    Ok(Fit { parameters, values, residuals, left_out, without_source })
 }
 
 fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {
@@ -170,9 +179,12 @@ fn slopes_of(
                 continue;
             }
             let slope = by_effect.get(parameter.effect()).copied();
+            let is_common = matches!(parameter.owner, Owner::Family(_) | Owner::Generation(_));
+            let slope = if is_common { Some(slope.unwrap_or(0.0)) } else { slope };
             let slope =
                 slope.or_else(|| known.get(&place).copied().filter(|slope| slope.abs() < NEGLIGIBLE)).unwrap_or_else(|| {
                     let mut moved = run.clone();
+                    let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
                     parameter.set(&mut moved, parameter.prior * (offset + DIFFERENCE).exp());
                     (predict(kind, &moved) - predicted[kind]) / DIFFERENCE
                 });
@@ -252,9 +264,10 @@ fn solve(factor: &Matrix, right: &[f64]) -> Vec<f64> {
     found
 }
 
-/// Residuals of each group's rows if it is left out: `(1 - H)^-1 r` with the group's block of the hat matrix `J N^-1 J' W`.
+/// Residuals of rows if all that are `by` the same name are left out: `(1 - H)^-1 r` with the group's block of the hat matrix `J N^-1 J' W`.
 fn left_out(
     cases: &[Case],
+    by: &dyn Fn(&Case) -> &str,
     measured: &[(usize, f64)],
     residuals: &[f64],
     jacobian: &[Vec<(usize, f64)>],
@@ -270,7 +283,7 @@ fn left_out(
     }
     let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (row, (place, _)) in measured.iter().enumerate() {
-        groups.entry(&cases[*place].group).or_default().push(row);
+        groups.entry(by(&cases[*place])).or_default().push(row);
     }
     let mut found = BTreeMap::new();
     for rows in groups.values() {

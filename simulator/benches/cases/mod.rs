@@ -3,8 +3,8 @@
 
 use foretell_models::Model;
 use foretell_program::{
-    Axis, Collective, CollectiveRole, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram, Stream,
-    StreamId, compile_training,
+    Axis, Collective, CollectiveRole, Few, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram,
+    Stream, StreamId, compile_training,
 };
 use foretell_simulator::CostModel;
 use foretell_topologies::Topology;
@@ -58,11 +58,11 @@ pub fn all_reduce(ranks: usize) -> Case {
     };
     let instruction = Instruction {
         name: 0,
-        operation,
+        operation: operation.into(),
         stream: StreamId(0),
-        after: Vec::new(),
-        reads: Vec::new(),
-        writes: Vec::new(),
+        after: Few::new(),
+        reads: Few::new(),
+        writes: Few::new(),
         micro_batch: None,
         phase: Phase::Update,
     };
@@ -74,6 +74,7 @@ pub fn all_reduce(ranks: usize) -> Case {
         buffers: Vec::new(),
         instructions: vec![instruction],
         names: vec!["gradients".into()],
+        passes: Vec::new(),
         metrics: Vec::new(),
         arena: Bytes::ZERO,
     };

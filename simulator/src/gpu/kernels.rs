@@ -80,19 +80,23 @@ impl GpuCosts<'_> {
 
     /// What travels of a collective's bytes in the Program, whose gradients are in single precision and whose parameters are in that of
     /// activations.
-    pub fn travelling(&self, role: CollectiveRole) -> f64 {
+    pub fn travelling(&self, kind: Collective, role: CollectiveRole) -> f64 {
         let of_parameters = matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters);
         match role {
             _ if of_parameters && self.workload.trained == Trained::Adapters => 0.0,
             CollectiveRole::Gradients => self.stack.gradient_bytes / 4.0,
             CollectiveRole::Parameters if self.stack.narrow_gather && self.format.is_cast() => 0.5,
+            // What a sequence-parallel product gathers is its operand.
+            CollectiveRole::Tensor if kind == Collective::AllGather && self.stack.narrow_operands && self.format.is_cast() => {
+                self.format.bytes() / 2.0
+            }
             _ => 1.0,
         }
     }
 
     /// What a collective of so many bytes in the Program takes under this stack.
     pub fn collective_time(&self, kind: Collective, role: CollectiveRole, group: &Reachable, bytes: f64) -> Seconds {
-        let travelling = self.travelling(role);
+        let travelling = self.travelling(kind, role);
         if travelling == 0.0 {
             return Seconds::ZERO;
         }
@@ -383,6 +387,19 @@ mod tests {
         let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9);
         assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
         assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
+    }
+
+    #[test]
+    fn what_products_gather_travels_in_their_format() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+        let costs = |stack: &str, format| {
+            let stack = profiles.stack(stack).expect("known");
+            GpuCosts { cluster: &cluster, stack, format, workload: Workload::default() }
+                .travelling(Collective::AllGather, CollectiveRole::Tensor)
+        };
+        assert_eq!(costs("nemo", ProductFormat::Fp8), 0.5);
+        assert_eq!((costs("nemo", ProductFormat::Bf16), costs("megatron-core", ProductFormat::Fp8)), (1.0, 1.0));
     }
 
     #[test]

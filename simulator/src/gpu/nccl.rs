@@ -174,7 +174,7 @@ impl Reachable {
         let index = protocol.index();
         let latency = BASE_RING[index]
             + within * HOP_RING[index] * cluster.link.latency_scale
-            + between * NETWORK_RING[index] * cluster.network.latency_scale;
+            + between * NETWORK_RING[index] * cluster.network.latency();
         let bus = protocol.bandwidth()
             * if self.nodes > 1 { self.within_or_all(cluster).min(self.between(cluster)) } else { self.within(cluster) };
         latency * 1e-6 + passes * (members - 1.0) / members * bytes / bus
@@ -186,7 +186,7 @@ impl Reachable {
         let hops = 2.0 * (members / nodes - 1.0);
         let latency = BASE_TREE[index]
             + hops * HOP_TREE[index] * cluster.link.latency_scale
-            + 2.0 * nodes.log2() * NETWORK_TREE[index] * cluster.network.latency_scale;
+            + 2.0 * nodes.log2() * NETWORK_TREE[index] * cluster.network.latency();
         // Within a node a chain up and down; NCCL counts 92 % of a ring's bandwidth for it.
         let mut seconds = 2.0 * (members - 1.0) / members * bytes / (0.92 * self.within_or_all(cluster));
         if self.nodes > 1 {
@@ -208,7 +208,7 @@ impl Reachable {
         let mut latency = IN_SWITCH * cluster.link.latency_scale;
         if self.nodes > 1 {
             seconds = seconds.max(2.0 * (nodes - 1.0) / nodes * bytes / self.between(cluster));
-            latency += 2.0 * nodes.log2() * NETWORK_TREE[2] * cluster.network.latency_scale;
+            latency += 2.0 * nodes.log2() * NETWORK_TREE[2] * cluster.network.latency();
         }
         Some(latency * 1e-6 + seconds)
     }
@@ -223,7 +223,7 @@ impl Reachable {
         } else {
             0.0
         };
-        let hop = if self.nodes > 1 { NETWORK_RING[2] * cluster.network.latency_scale } else { HOP_RING[2] };
+        let hop = if self.nodes > 1 { NETWORK_RING[2] * cluster.network.latency() } else { HOP_RING[2] };
         (MESSAGE + hop * 2.0) * 1e-6 + near.max(far)
     }
 
@@ -231,7 +231,7 @@ impl Reachable {
         if self.nodes > 1 {
             let device = cluster.node_rate.value() * cluster.network.efficiency / cluster.devices_per_node as f64;
             let share = if self.together > 1 { device * self.together as f64 } else { device };
-            (MESSAGE + NETWORK_RING[2] * cluster.network.latency_scale) * 1e-6
+            (MESSAGE + NETWORK_RING[2] * cluster.network.latency()) * 1e-6
                 + bytes / share.min(cluster.link.point_to_point.value())
         } else {
             (MESSAGE + HOP_RING[2] * cluster.link.latency_scale) * 1e-6 + bytes / cluster.link.point_to_point.value()
@@ -280,6 +280,22 @@ mod tests {
     fn short_all_reduces_are_latency() {
         check("a100-sxm-80g", 1600.0, (8, 1), 1048576.0, 92.79, 0.35);
         check("h100-sxm-80g", 3200.0, (8, 1), 1048576.0, 27.37, 0.6);
+    }
+
+    /// The smallest all-reduce of two nodes (`collectives_measured.csv`).
+    #[test]
+    fn a_hop_over_efa_takes_what_was_measured() {
+        let profiles = Profiles::library().expect("the library is sound");
+        for (device, gigabits, network, measured) in
+            [("h100-sxm-80g", 3200.0, "efa-2", 69.12), ("a100-sxm-80g", 400.0, "efa-1", 164.3)]
+        {
+            let group = Reachable { members: 16, nodes: 2, together: 8 };
+            let usual = cluster(device, gigabits);
+            let efa = Cluster { network: profiles.network(network).expect("known"), ..usual.clone() };
+            let microseconds = |cluster| group.time(Collective::AllReduce, 8.0, cluster).value() * 1e6;
+            assert!((microseconds(&efa) / measured - 1.0).abs() < 0.3, "{device}: {}", microseconds(&efa));
+            assert!(microseconds(&usual) < 0.5 * measured, "{device}: {}", microseconds(&usual));
+        }
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub enum ProfileError {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuKind {
+    /// Of devices that are built alike.
+    pub generation: String,
     /// Streaming multiprocessors (or compute units).
     pub multiprocessors: f64,
     /// The dense peak of each format.
@@ -165,8 +167,26 @@ pub struct Network {
     pub efficiency: f64,
     /// The share of NCCL's network latency constants that applies.
     pub latency_scale: f64,
+    /// How many times as long a hop takes as on InfiniBand.
+    #[serde(default = "one")]
+    pub hop: f64,
     /// Where the figures are from.
     pub source: String,
+}
+
+impl Network {
+    /// A hop's latency over NCCL's constant.
+    pub fn latency(&self) -> f64 {
+        self.latency_scale * self.hop
+    }
+}
+
+/// A network that differs from the usual one by what a hop takes.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworkKind {
+    hop: f64,
+    source: String,
 }
 
 /// Devices, links and a network.
@@ -193,6 +213,9 @@ struct Fitted {
     stacks: BTreeMap<String, FittedStack>,
     devices: BTreeMap<String, FittedDevice>,
     network: BTreeMap<String, f64>,
+    /// The 10th and 90th percentile of measured over predicted of sources that are left out whole.
+    #[serde(default)]
+    unseen: Option<[f64; 2]>,
 }
 
 /// What a fit found of a device.
@@ -222,6 +245,7 @@ struct FittedStack {
 struct LinksFile {
     links: BTreeMap<String, LinkKind>,
     network: Network,
+    networks: BTreeMap<String, NetworkKind>,
 }
 
 /// All profiles.
@@ -230,7 +254,10 @@ pub struct Profiles {
     devices: BTreeMap<String, GpuKind>,
     links: BTreeMap<String, LinkKind>,
     network: Network,
+    networks: BTreeMap<String, NetworkKind>,
     stacks: BTreeMap<String, StackKind>,
+    /// The 10th and 90th percentile of a measurement over its prediction under a stack that nothing was fitted on.
+    pub unseen: [f64; 2],
 }
 
 static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS, FITTED));
@@ -249,9 +276,15 @@ impl Profiles {
     /// # Errors
     /// [`ProfileError::Unreadable`] with the place.
     pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
-        let LinksFile { links, network } = parsed("links.yaml", links)?;
-        let mut profiles =
-            Self { devices: parsed("devices.yaml", devices)?, links, network, stacks: parsed("stacks.yaml", stacks)? };
+        let LinksFile { links, network, networks } = parsed("links.yaml", links)?;
+        let mut profiles = Self {
+            devices: parsed("devices.yaml", devices)?,
+            links,
+            network,
+            networks,
+            stacks: parsed("stacks.yaml", stacks)?,
+            unseen: [0.7, 1.4],
+        };
         profiles.apply(&parsed("fitted.yaml", fitted)?)?;
         Ok(profiles)
     }
@@ -276,6 +309,10 @@ impl Profiles {
                 }
             }
             device.estimated &= *rows < FITTED_ROWS;
+        }
+        if let Some(unseen) = fitted.unseen {
+            self.unseen = unseen;
+            self.stacks.values_mut().filter(|stack| stack.estimated).for_each(|stack| stack.spread = unseen);
         }
         for (value, number) in &fitted.network {
             match value.as_str() {
@@ -303,6 +340,15 @@ impl Profiles {
         find(&self.links, "link", name)
     }
 
+    /// A network by its name.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`].
+    pub fn network(&self, name: &str) -> Result<Network, ProfileError> {
+        let NetworkKind { hop, source } = find(&self.networks, "network", name)?.clone();
+        Ok(Network { hop, source, ..self.network.clone() })
+    }
+
     /// A stack, by its name or by the one that users know it by.
     ///
     /// # Errors
@@ -310,6 +356,16 @@ impl Profiles {
     pub fn stack(&self, name: &str) -> Result<&StackKind, ProfileError> {
         let known = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |&(_, known)| known);
         find(&self.stacks, "stack", known)
+    }
+
+    /// Whether there is a stack of that very name, which is no other's.
+    pub fn is_stack(&self, name: &str) -> bool {
+        self.stacks.contains_key(name)
+    }
+
+    /// The names of the devices.
+    pub fn gpu_names(&self) -> impl Iterator<Item = &str> {
+        self.devices.keys().map(String::as_str)
     }
 
     /// The names of the stacks.

@@ -94,16 +94,24 @@ pub struct MemoryRules {
     /// Bytes kept of each logit beside the Program's: copies and gradients in single precision.
     #[serde(default)]
     pub logit: f64,
+    /// What it allocates whatever the model: buckets of a fixed size, workspaces.
+    #[serde(default)]
+    pub buffers: Bytes,
     /// CUDA's context, NCCL's buffers, cuBLAS's workspaces: in what the allocator does not count.
     pub context: Bytes,
     /// Reserved and not used by the allocator, as a share of what is allocated.
     pub fragmentation: f64,
+    /// Whether its memory is the Program's arena and nothing else: our own executor's.
+    #[serde(default)]
+    pub is_arena: bool,
 }
 
 /// A software stack.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackKind {
+    /// Of stacks that are built alike.
+    pub family: String,
     /// The share of the devices' product efficiency that its kernels reach.
     #[serde(default = "one")]
     pub product_scale: f64,
@@ -169,6 +177,9 @@ pub struct StackKind {
     /// Whether parameters are gathered in the narrow format of products, where they have one.
     #[serde(default)]
     pub narrow_gather: bool,
+    /// Whether what ranks of `tensor` gather of a sequence is in the narrow format of products, where they have one.
+    #[serde(default)]
+    pub narrow_operands: bool,
     /// Bytes moved to cast one element of an operand to a narrow format.
     #[serde(default)]
     pub cast_bytes: f64,
@@ -199,6 +210,9 @@ pub struct StackKind {
     /// The share of product efficiency in eight bits that is left where they are scaled by row.
     #[serde(default = "one")]
     pub scaled_by_row: f64,
+    /// Whether they are in this run.
+    #[serde(skip)]
+    pub scales_by_row: bool,
     /// Bytes of a message between stages for each byte of the Program's: 2 where activations travel in single precision.
     #[serde(default = "one")]
     pub message_scale: f64,
@@ -216,7 +230,8 @@ pub struct StackKind {
 impl StackKind {
     /// The share of a device's product efficiency.
     pub fn product_share(&self, device: &str, format: ProductFormat) -> f64 {
-        self.product_scale * self.product.get(device).copied().unwrap_or(1.0) * self.format_of(format)
+        let by_row = if self.scales_by_row && format == ProductFormat::Fp8 { self.scaled_by_row } else { 1.0 };
+        self.product_scale * self.product.get(device).copied().unwrap_or(1.0) * self.format_of(format) * by_row
     }
 
     /// The share of product efficiency in a format, beside other shares.

@@ -4,9 +4,10 @@
 use super::prices::{Party, Price, party};
 use super::{Event, Exchange, Interpreter, Owner, Task};
 use crate::code::Use;
+use crate::debts::debt;
 use crate::lowering::Lowered;
 use crate::pairing::GroupSet;
-use foretell_units::{Picoseconds, Seconds};
+use foretell_units::Picoseconds;
 
 /// How far a message is: bits of its state.
 mod flag {
@@ -200,8 +201,9 @@ impl<'a> Interpreter<'a> {
         let lowered = self.lowered;
         for &(link, load) in price.loads() {
             let capacity = lowered.capacities[link];
-            let owed = Seconds::new(load * price.bytes / capacity - price.flow_seconds.value());
-            if lowered.has_queue[link] && owed > Seconds::ZERO {
+            if lowered.has_queue[link]
+                && let Some(owed) = debt(load, price.bytes, capacity, price.flow_seconds)
+            {
                 self.add_fluid(Owner::Nobody, owed.into(), [(link as u32, capacity)], 1.0);
             }
         }

@@ -180,10 +180,10 @@ impl Interpreter<'_> {
         if instructions.len() < 2 {
             return;
         }
-        let durations = &self.lowered.work(task.rank as usize).durations;
-        let quantile = self.scenario.quantile as usize;
+        let (list, work) = self.lowered.work(task.rank as usize);
+        let quantile = self.scenario.quantile;
         let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &one| {
-            *sum += durations[one as usize][quantile];
+            *sum += work.duration(list, one, quantile);
             Some(at_pace(*sum, state.pace).0 as f64)
         });
         recorder.progress(task.rank, instructions, ends, done, time_of);

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// The prices of all exchanges.
 #[derive(Debug)]
-pub(super) struct Prices<'a> {
+pub(crate) struct Prices<'a> {
     prices: Vec<Price<'a>>,
     /// Where those of each group, then of each channel, begin.
     first: Vec<u32>,
@@ -22,9 +22,9 @@ pub(super) struct Prices<'a> {
 
 /// What an exchange takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Price<'a> {
-    pub(super) latency: Picoseconds,
-    pub(super) flow: Picoseconds,
+pub(crate) struct Price<'a> {
+    pub(crate) latency: Picoseconds,
+    pub(crate) flow: Picoseconds,
     /// The same, not rounded.
     pub(super) flow_seconds: Seconds,
     /// Bytes that each of its flows carries, and a second of it when nothing hinders them.
@@ -56,7 +56,7 @@ pub(super) fn party<'a>(lowered: &'a Lowered<'a>, party: u32) -> Party<'a> {
 }
 
 impl<'a> Prices<'a> {
-    pub(super) fn new(lowered: &'a Lowered<'a>, quantile: Quantile) -> Self {
+    pub(crate) fn new(lowered: &'a Lowered<'a>, quantile: Quantile) -> Self {
         let mut uncalibrated = BTreeSet::new();
         let (mut prices, mut first) = (Vec::new(), Vec::with_capacity(lowered.groups.len() + lowered.channels.len() + 1));
         for group in &lowered.groups {
@@ -87,7 +87,7 @@ impl<'a> Prices<'a> {
     }
 
     /// The price of an exchange of a party that is its `which`-th different one.
-    pub(super) fn of(&self, party: u32, which: u32) -> &Price<'a> {
+    pub(crate) fn of(&self, party: u32, which: u32) -> &Price<'a> {
         &self.prices[(self.first[party as usize] + which) as usize]
     }
 

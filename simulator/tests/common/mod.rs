@@ -20,6 +20,7 @@ impl StageBuilder {
             buffers: Vec::new(),
             instructions: Vec::new(),
             names: vec!["x".into()],
+            passes: Vec::new(),
             metrics: Vec::new(),
             arena: Bytes::new(1 << 20),
         })
@@ -38,11 +39,11 @@ impl StageBuilder {
         let stream = self.stream(stream);
         self.0.instructions.push(Instruction {
             name: 0,
-            operation,
+            operation: operation.into(),
             stream,
-            after: after.to_vec(),
-            reads: Vec::new(),
-            writes: Vec::new(),
+            after: after.into(),
+            reads: Few::new(),
+            writes: Few::new(),
             micro_batch: Some(0),
             phase: Phase::Forward,
         });
@@ -102,7 +103,7 @@ impl StageBuilder {
         self.0.buffers.push(Buffer {
             name: "images".into(),
             role: BufferRole::Input,
-            shape: vec![bytes as usize / 4],
+            shape: [bytes as usize / 4].into(),
             data_type: DataType::Fp32,
             parent: None,
             offset: Bytes::ZERO,
@@ -112,7 +113,7 @@ impl StageBuilder {
             initial: None,
         });
         let id = self.push(Stream::Load, Operation::Load { input: InputKind::Features, first_sample: 0, samples: 1 }, &[]);
-        self.0.instructions[id.0 as usize].writes = vec![buffer];
+        self.0.instructions[id.0 as usize].writes.push(buffer);
         id
     }
 

@@ -33,7 +33,7 @@ pub(super) fn attention([batch, sequence, heads, head_dimension]: [usize; 4], ca
 /// The dropout of attention's probabilities on a rank that has all of it.
 pub(super) fn dropped() -> AttentionDropout {
     let site = DropoutSite { rate: DropoutRate::try_from(0.3).unwrap(), site: 5 };
-    AttentionDropout { site, first_sample: 2, position_parts: 1, head_parts: 1, group_parts: 1 }
+    AttentionDropout { site, first_sample: 2, position_parts: 1, head_parts: 1, group_parts: 1, sample_parts: 1 }
 }
 
 /// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions, with dropout.

@@ -13,8 +13,15 @@ const fn site(rate: DropoutRate) -> DropoutSite {
     DropoutSite { rate, site: 3 }
 }
 
-const WHOLE: Dropout =
-    Dropout { first_sample: 0, samples: 12, positions: 24, features: 40, parts: 1, site: site(DropoutRate::TENTH) };
+const WHOLE: Dropout = Dropout {
+    first_sample: 0,
+    samples: 12,
+    positions: 24,
+    features: 40,
+    parts: 1,
+    sample_parts: 1,
+    site: site(DropoutRate::TENTH),
+};
 
 pub(super) fn cases() -> Vec<Kernel> {
     let sizes = [

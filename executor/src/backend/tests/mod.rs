@@ -21,7 +21,9 @@ use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Backend as _, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
+use super::cuda::CudaBackend;
+use super::cuda::tests::{device::TestDevice, on_gpu::GpuBackend};
+use super::{Backend, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
 use cases::{attention, attentions, cases, dropped, ropes, window};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
 use running::{run, run_in, run_on};
@@ -55,27 +57,78 @@ fn assert_close(kernel: &Kernel, what: &str, computed: &[Tensor], expected: &[Te
     }
 }
 
+/// Backends for every way that this machine's kernels can take.
+fn cpu_backends() -> Vec<Box<dyn Backend>> {
+    CpuBackend::variants().into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
+}
+
+/// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
+/// can be; there with the library's products, or with its own.
+fn cuda_backend(makes_products: bool) -> Vec<Box<dyn Backend>> {
+    if let Some(backend) = GpuBackend::wanted() {
+        return vec![Box::new(backend)];
+    }
+    let backend = TestDevice::new(makes_products).map(|device| CudaBackend::new(device).unwrap());
+    backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
+}
+
+/// All backends that can be had.
+fn all_backends() -> Vec<Box<dyn Backend>> {
+    cpu_backends().into_iter().chain(cuda_backend(true)).collect()
+}
+
+/// Products that the processor makes soon enough by the CUDA backend's own kernel.
+fn is_small_product(kernel: &Kernel) -> bool {
+    match *kernel {
+        Kernel::Matmul { rows, columns, contracted, .. }
+        | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
+        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => rows * columns * contracted < 200_000,
+        Kernel::ExpertMatmul { .. } | Kernel::ExpertMatmulInputGradient { .. } | Kernel::ExpertMatmulWeightGradient { .. } => {
+            true
+        }
+        Kernel::Convolution(window) | Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
+            window.output_elements() * window.size * window.size * window.in_channels < 100_000
+        }
+        _ => false,
+    }
+}
+
 #[test]
 fn every_kernel_computes_what_the_reference_does() {
+    conforms(cpu_backends(), |_| true);
+}
+
+#[test]
+fn every_cuda_kernel_computes_what_the_reference_does() {
+    conforms(cuda_backend(true), |_| true);
+}
+
+#[test]
+fn cuda_products_without_the_library_are_those_of_the_reference() {
+    conforms(cuda_backend(false), is_small_product);
+}
+
+/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory must not show in another.
+fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
     let mut random = ChaCha8Rng::seed_from_u64(1);
-    // Kept over all kernels: what one leaves in the scratch memory must not show in another.
-    let mut backends = CpuBackend::variants();
-    for kernel in cases() {
+    for kernel in cases().into_iter().filter(is_tried) {
         let (reads, before) = operands(&kernel, &mut random);
         let group_index = last_member(&kernel);
         for accumulate in [false, true] {
             let expected = reference::run(&kernel, &reads, &before, accumulate, &PARAMETERS, group_index);
             let mode = if accumulate { "accumulating" } else { "overwriting" };
-            for backend in &mut backends {
-                let computed = run_on(backend, &kernel, &reads, &before, accumulate, false, group_index);
+            for (index, backend) in backends.iter_mut().enumerate() {
+                let mut run =
+                    |share_first| run_on(backend.as_mut(), &kernel, &reads, &before, accumulate, share_first, group_index);
+                let computed = run(false);
                 assert_close(&kernel, mode, &computed, &expected);
-            }
-            let computed = run(&kernel, &reads, &before, accumulate, false, group_index);
-            let again = run(&kernel, &reads, &before, accumulate, false, group_index);
-            assert_eq!(computed, again, "{kernel:?} is not deterministic");
-            if kernel.may_work_in_place() {
-                let computed = run(&kernel, &reads, &before, accumulate, true, group_index);
-                assert_close(&kernel, "in place", &computed, &expected);
+                if index > 0 {
+                    continue;
+                }
+                assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
+                if kernel.may_work_in_place() {
+                    assert_close(&kernel, "in place", &run(true), &expected);
+                }
             }
         }
     }
@@ -127,7 +180,12 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
         precision,
     };
     // SAFETY: the call is refused before its overlapping operands are written.
-    unsafe { CpuBackend::new().run(&call) }.unwrap_err()
+    let error = unsafe { CpuBackend::new().run(&call) }.unwrap_err();
+    for mut backend in cuda_backend(true) {
+        // SAFETY: as above; what an index has no place for is left out.
+        assert_eq!(unsafe { backend.run(&call) }.unwrap_err(), error);
+    }
+    error
 }
 
 #[test]

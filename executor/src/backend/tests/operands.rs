@@ -52,6 +52,10 @@ pub(super) fn operands_in(kernel: &Kernel, precision: DataType, random: &mut Cha
     };
     match *kernel {
         Kernel::BatchNormInference { channels, .. } => reads[3][channels..].iter_mut().for_each(|variance| *variance += 1.5),
+        // Of each window one of its own pixels is the largest.
+        Kernel::MaxPoolGradient(window) => {
+            reads[1] = forward(Kernel::MaxPool(window), &[vec![0.0; window.input_elements()]]).remove(1)
+        }
         Kernel::AdamW { .. } => writes[2].iter_mut().for_each(|moment| *moment = moment.abs()),
         Kernel::CrossEntropy { .. } if reads[1].len() > 2 => reads[1][1] = -1.0,
         Kernel::CrossEntropyGradient { rows, classes, .. } => {

@@ -1,7 +1,7 @@
 //! Kernels that work on a part of a whole, against the kernel that works on all of it; and the control of updates, step by step.
 
 use super::PARAMETERS;
-use crate::backend::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
+use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
 use foretell_models::Kernel;
 use foretell_units::DataType;
 
@@ -11,13 +11,34 @@ fn operand(values: &mut [f32]) -> Operand {
 
 /// Runs a kernel on vectors; integers are given as the bits of floats.
 fn run(kernel: Kernel, reads: &mut [Vec<f32>], writes: &mut [Vec<f32>], group_index: usize, hyperparameters: &Hyperparameters) {
+    let mut others: Vec<_> = super::cuda_backend(true).into_iter().map(|backend| (backend, writes.to_vec())).collect();
+    for (backend, writes) in &mut others {
+        run_on(backend.as_mut(), kernel, reads, writes, group_index, hyperparameters);
+    }
+    run_on(&mut CpuBackend::new(), kernel, reads, writes, group_index, hyperparameters);
+    for (_, others) in others {
+        for (own, other) in writes.iter().flatten().zip(others.iter().flatten()) {
+            let close = own.to_bits() == other.to_bits() || (own - other).abs() <= 1e-5 * own.abs().max(1e-3);
+            assert!(close, "{kernel:?}: {other} where the CPU has {own}");
+        }
+    }
+}
+
+fn run_on(
+    backend: &mut dyn Backend,
+    kernel: Kernel,
+    reads: &mut [Vec<f32>],
+    writes: &mut [Vec<f32>],
+    group_index: usize,
+    hyperparameters: &Hyperparameters,
+) {
     let reads: Vec<Operand> = reads.iter_mut().map(|values| operand(values)).collect();
     let writes: Vec<Operand> = writes.iter_mut().map(|values| operand(values)).collect();
     let (kernel, reads, writes, precision) = (&kernel, reads.as_slice(), writes.as_slice(), DataType::Fp32);
     let call =
         KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, samples_before: 0, precision };
     // SAFETY: the operands are vectors of the right sizes, apart from each other, that outlive the call.
-    unsafe { CpuBackend::new().run(&call) }.expect("the call is sound");
+    unsafe { backend.run(&call) }.expect("the call is sound");
 }
 
 fn integers(values: &[i32]) -> Vec<f32> {

@@ -6,7 +6,7 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::{CpuBackend, PARAMETERS, Tensor, cases, last_member, operands_in, reference, run_in};
-use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall, Operand, operand_types};
+use crate::backend::{Backend, BackendError, Hyperparameters, KernelCall, Operand, operand_types};
 use crate::half::Half;
 
 const PRECISIONS: [(DataType, Half); 2] = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)];
@@ -51,11 +51,24 @@ fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bo
 
 #[test]
 fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
+    conforms(super::cpu_backends(), |_| true);
+}
+
+#[test]
+fn every_cuda_kernel_computes_what_the_reference_does_in_sixteen_bits() {
+    conforms(super::cuda_backend(true), |_| true);
+}
+
+#[test]
+fn cuda_products_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
+    conforms(super::cuda_backend(false), super::is_small_product);
+}
+
+/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory must not show in another.
+fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
     let mut random = ChaCha8Rng::seed_from_u64(4);
-    // Kept over all kernels: what one leaves in the scratch memory must not show in another.
-    let mut backends = CpuBackend::variants();
     for (precision, half) in PRECISIONS {
-        for kernel in cases() {
+        for kernel in cases().into_iter().filter(is_tried) {
             let (reads, mut before) = operands_in(&kernel, precision, &mut random);
             if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
                 // The master copy, which the parameter is not read beside.
@@ -66,8 +79,9 @@ fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
                 let expected = expected(&kernel, &reads, &before, accumulate, group_index);
                 let mode = if accumulate { "accumulating" } else { "overwriting" };
                 for backend in &mut backends {
-                    let mut run =
-                        |share_first| run_in(backend, precision, &kernel, &reads, &before, accumulate, share_first, group_index);
+                    let mut run = |share_first| {
+                        run_in(backend.as_mut(), precision, &kernel, &reads, &before, accumulate, share_first, group_index)
+                    };
                     let computed = run(false);
                     assert_close(&kernel, half, mode, &computed, &expected);
                     assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
@@ -148,25 +162,27 @@ fn parts_of_a_vocabulary_are_the_same_in_sixteen_bits() {
 fn a_control_decides_about_the_master_copy_which_the_parameter_follows_even_when_the_update_is_skipped() {
     let elements = 5000;
     let mut random = ChaCha8Rng::seed_from_u64(8);
-    for kernel in [
-        Kernel::Sgd { elements, momentum: false, nesterov: false, controlled: true },
-        Kernel::Sgd { elements, momentum: true, nesterov: true, controlled: true },
-        Kernel::AdamW { elements, controlled: true },
-    ] {
-        for skip in [0.0, 1.0] {
-            let (mut reads, mut before) = operands_in(&kernel, DataType::Fp32, &mut random);
-            reads[1] = vec![1024.0, 1.0 / 1024.0, skip, 5.0, 2.0, 1.0, 0.0, 0.0];
-            let single = run_in(&mut CpuBackend::new(), DataType::Fp32, &kernel, &reads, &before, false, false, 0);
-            assert_eq!(single == before, skip == 1.0, "{kernel:?}");
-            // The master copy starts as the parameter of single precision; the parameter of sixteen bits holds anything.
-            let master = std::mem::replace(&mut before[0], vec![7.0; elements]);
-            before.push(master);
-            let mixed = run_in(&mut CpuBackend::new(), DataType::Bf16, &kernel, &reads, &before, false, false, 0);
-            assert_eq!(mixed[mixed.len() - 1], single[0], "{kernel:?}: the master copy");
-            assert_eq!(mixed[1..mixed.len() - 1], single[1..], "{kernel:?}: the state");
-            let mut nearest = vec![single[0].clone()];
-            super::round_to(&[DataType::Bf16], &mut nearest);
-            assert_eq!(mixed[0], nearest[0], "{kernel:?}: the parameter");
+    for backend in &mut super::all_backends() {
+        for kernel in [
+            Kernel::Sgd { elements, momentum: false, nesterov: false, controlled: true },
+            Kernel::Sgd { elements, momentum: true, nesterov: true, controlled: true },
+            Kernel::AdamW { elements, controlled: true },
+        ] {
+            for skip in [0.0, 1.0] {
+                let (mut reads, mut before) = operands_in(&kernel, DataType::Fp32, &mut random);
+                reads[1] = vec![1024.0, 1.0 / 1024.0, skip, 5.0, 2.0, 1.0, 0.0, 0.0];
+                let single = run_in(backend.as_mut(), DataType::Fp32, &kernel, &reads, &before, false, false, 0);
+                assert_eq!(single == before, skip == 1.0, "{kernel:?}");
+                // The master copy starts as the parameter of single precision; the parameter of sixteen bits holds anything.
+                let master = std::mem::replace(&mut before[0], vec![7.0; elements]);
+                before.push(master);
+                let mixed = run_in(backend.as_mut(), DataType::Bf16, &kernel, &reads, &before, false, false, 0);
+                assert_eq!(mixed[mixed.len() - 1], single[0], "{kernel:?}: the master copy");
+                assert_eq!(mixed[1..mixed.len() - 1], single[1..], "{kernel:?}: the state");
+                let mut nearest = vec![single[0].clone()];
+                super::round_to(&[DataType::Bf16], &mut nearest);
+                assert_eq!(mixed[0], nearest[0], "{kernel:?}: the parameter");
+            }
         }
     }
 }

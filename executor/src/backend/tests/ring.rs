@@ -1,7 +1,6 @@
 //! The steps of ring attention, merged, against the whole attention in double precision.
 
-use super::{PARAMETERS, Tensor, attention, dropped, operands_in, reference, run_in};
-use crate::backend::CpuBackend;
+use super::{PARAMETERS, Tensor, all_backends, attention, dropped, operands_in, reference, run_in};
 use foretell_models::{Attention, AttentionDropout, Kernel, KeyStep};
 use foretell_units::DataType;
 use rand::SeedableRng as _;
@@ -49,7 +48,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
                 ..whole
             };
             let from = |index: usize, step: usize| (index + PARTS - step) % PARTS;
-            for backend in &mut CpuBackend::variants() {
+            for backend in &mut all_backends() {
                 for index in 0..PARTS {
                     let q = part(&inputs[0], batch, index);
                     // What is there before the first step must not show.
@@ -57,8 +56,16 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
                     for t in 0..PARTS {
                         let chunk = |which: usize| part(&inputs[which], batch, from(index, t));
                         let kernel = Kernel::Attention(step(t));
-                        merged =
-                            run_in(backend, precision, &kernel, &[q.clone(), chunk(1), chunk(2)], &merged, false, false, index);
+                        merged = run_in(
+                            backend.as_mut(),
+                            precision,
+                            &kernel,
+                            &[q.clone(), chunk(1), chunk(2)],
+                            &merged,
+                            false,
+                            false,
+                            index,
+                        );
                     }
                     assert_near("out", &merged[0], &part(&forward[0], batch, index), close);
                     assert_near("log-sum-exp", &merged[1], &part(&forward[1], rows, index), close);
@@ -81,7 +88,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
                 DataType::Fp16 => 2e-3,
                 _ => 1e-5,
             };
-            for backend in &mut CpuBackend::variants() {
+            for backend in &mut all_backends() {
                 let mut sums = [vec![vec![]; PARTS], vec![vec![]; PARTS]];
                 for index in 0..PARTS {
                     let own = |x: &Tensor, outer| part(x, outer, index);
@@ -99,7 +106,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
                         let elements = operands[2].len();
                         let before = [dq, vec![5.0; elements], vec![5.0; elements]];
                         let kernel = Kernel::AttentionGradient(step(t));
-                        let mut written = run_in(backend, precision, &kernel, &operands, &before, false, false, index);
+                        let mut written = run_in(backend.as_mut(), precision, &kernel, &operands, &before, false, false, index);
                         for sums in sums.iter_mut().rev() {
                             let made = written.pop().expect("three gradients");
                             let sum: &mut Tensor = &mut sums[chunk];

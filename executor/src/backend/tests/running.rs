@@ -1,7 +1,7 @@
 //! Running a kernel on a backend: numbers in double precision in and out, stored between as the kernel has them.
 
 use super::{PARAMETERS, Tensor};
-use crate::backend::{Backend as _, CpuBackend, KernelCall, Operand, operand_types};
+use crate::backend::{Backend, CpuBackend, KernelCall, Operand, operand_types};
 use crate::half::Half;
 use foretell_models::Kernel;
 use foretell_units::DataType;
@@ -19,7 +19,7 @@ pub(super) fn run(
 }
 
 pub(super) fn run_on(
-    backend: &mut CpuBackend,
+    backend: &mut dyn Backend,
     kernel: &Kernel,
     reads: &[Tensor],
     before: &[Tensor],
@@ -33,7 +33,7 @@ pub(super) fn run_on(
 /// Runs the kernel in a precision; the operands are stored as it says.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn run_in(
-    backend: &mut CpuBackend,
+    backend: &mut dyn Backend,
     precision: DataType,
     kernel: &Kernel,
     reads: &[Tensor],

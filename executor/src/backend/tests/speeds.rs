@@ -101,6 +101,7 @@ fn print_kernel_speeds_of_a_transformer() {
         positions: 128,
         features: 1024,
         parts: 1,
+        sample_parts: 1,
         site: DropoutSite { rate: DropoutRate::TENTH, site: 0 },
     }));
     print_speed(Kernel::GeluExact { elements: 1 << 20 });

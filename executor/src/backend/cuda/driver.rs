@@ -1,0 +1,203 @@
+//! The seam to the GPU: what the backend and the executor ask of a device, and nothing of kernels or Programs. Two implementations: NVIDIA's
+//! driver and libraries ([`super::nvidia`]), and one for tests that records, and runs kernels on the processor where it can.
+
+use super::arguments::Arguments;
+use super::collectives::Collectives;
+use super::error::CudaError;
+use foretell_units::DataType;
+use std::fmt::Debug;
+use std::ptr::NonNull;
+
+/// An address in the device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DeviceAddress(pub(crate) u64);
+
+impl DeviceAddress {
+    /// So many bytes further on.
+    pub(crate) fn after(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+
+    /// As an operand has it.
+    pub(crate) fn pointer(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.0 as usize)
+    }
+
+    /// Of an operand.
+    pub(crate) fn of(pointer: *mut u8) -> Self {
+        Self(pointer.expose_provenance() as u64)
+    }
+}
+
+/// A queue of work that the device does in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StreamHandle(pub(crate) u64);
+
+/// A place in a stream's order that others can wait for, and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct EventHandle(pub(crate) u64);
+
+/// Captured work that is launched at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GraphHandle(pub(crate) u64);
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceDescription {
+    /// As its maker calls it.
+    pub name: String,
+    /// The compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Its processors.
+    pub multiprocessors: usize,
+    /// Bytes of its memory.
+    pub memory: usize,
+}
+
+/// The launch of one kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Launch {
+    /// The kernel, by its name in the sources.
+    pub(crate) function: &'static str,
+    /// Fp32, bf16 or fp16.
+    pub(crate) precision: DataType,
+    /// Blocks.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block.
+    pub(crate) block: u32,
+    /// Bytes of shared memory beside what the kernel itself declares.
+    pub(crate) shared: u32,
+    /// What it works on.
+    pub(crate) arguments: Arguments,
+}
+
+/// A matrix that a product reads: as it is, or transposed in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Factor {
+    pub(crate) address: DeviceAddress,
+    pub(crate) is_transposed: bool,
+}
+
+/// What is done to a product in the same pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Epilogue {
+    /// A number for each column is added, in the format of the factors.
+    pub(crate) bias: Option<DeviceAddress>,
+    /// Then what is below zero becomes zero.
+    pub(crate) relu: bool,
+}
+
+/// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, dense and row-major, and as many times as the batch has matrices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Product {
+    pub(crate) batch: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) contracted: usize,
+    pub(crate) left: Factor,
+    pub(crate) right: Factor,
+    pub(crate) result: DeviceAddress,
+    /// The format of the factors.
+    pub(crate) input: DataType,
+    /// The format of the result: that of the factors, or single precision.
+    pub(crate) output: DataType,
+    /// Whether it is added to what is there.
+    pub(crate) accumulate: bool,
+    pub(crate) epilogue: Epilogue,
+    /// Whether factors in single precision may be rounded to the nineteen bits that tensor cores take.
+    pub(crate) tf32: bool,
+}
+
+/// A device as one rank uses it. Work on a stream is asynchronous unless a function says otherwise.
+pub(crate) trait Driver: Debug + Send + Sync {
+    /// What it is.
+    fn device(&self) -> &DeviceDescription;
+
+    /// Memory of the device, aligned to 256 bytes.
+    fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CudaError>;
+
+    /// Gives memory back once all work is done.
+    ///
+    /// # Safety
+    /// It is this driver's, and nobody uses it any more.
+    unsafe fn free(&self, address: DeviceAddress);
+
+    /// Memory of the host that the device copies from and to by itself.
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, CudaError>;
+
+    /// # Safety
+    /// It is this driver's, and nobody uses it any more.
+    unsafe fn free_pinned(&self, pointer: NonNull<u8>);
+
+    /// Bytes of the device's memory that are free, and all.
+    fn memory(&self) -> Result<(usize, usize), CudaError>;
+
+    /// A new stream.
+    fn create_stream(&self) -> Result<StreamHandle, CudaError>;
+
+    /// Waits until all work of a stream is done.
+    fn synchronize(&self, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// A new event.
+    fn create_event(&self) -> Result<EventHandle, CudaError>;
+
+    /// Puts an event behind the work that a stream has.
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Has a stream's further work wait for an event.
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), CudaError>;
+
+    /// Waits, on the calling thread, for an event.
+    fn finish(&self, event: EventHandle) -> Result<(), CudaError>;
+
+    /// From one event to another, both of which have happened.
+    fn milliseconds(&self, start: EventHandle, end: EventHandle) -> Result<f32, CudaError>;
+
+    /// Queues a kernel.
+    ///
+    /// # Safety
+    /// Its operands are memory of this device, as long as the kernel says, and nobody else's until it is done.
+    unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Queues a product. [`CudaError::ProductNotSupported`] where the library has no way to make it: nothing was queued then.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Queues a copy to the device.
+    ///
+    /// # Safety
+    /// Both are valid over the length; of pinned memory until the copy is done, of other memory until this returns.
+    unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Queues a copy from the device.
+    ///
+    /// # Safety
+    /// As for [`Driver::copy_in`].
+    unsafe fn copy_out(&self, to: *mut u8, from: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Queues zeros.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    unsafe fn clear(&self, to: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// From now on the work of a stream, and of streams that wait for its events, is remembered instead of done.
+    fn begin_capture(&self, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// What was remembered.
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, CudaError>;
+
+    /// Queues captured work.
+    ///
+    /// # Safety
+    /// What it works on is still there, and nobody else's until it is done.
+    unsafe fn run_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Forgets captured work that is not launched any more.
+    fn forget_graph(&self, graph: GraphHandle);
+
+    /// How ranks with GPUs of their own reach each other; none where they go through the host.
+    fn collectives(&self) -> Option<&dyn Collectives>;
+}

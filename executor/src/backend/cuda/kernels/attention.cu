@@ -1,0 +1,396 @@
+// Softmax attention and its gradient without scores in memory (Dao et al. 2022): a block has 32 queries (or keys) of a head and goes over
+// tiles of 32 keys (or queries). Eight threads share a row. Plain arithmetic in single precision: correct everywhere, and not what tensor
+// cores could do.
+//
+// sizes: batch, queries, keys, key heads, query heads of a key head, head's features, whether causal, position of the first query,
+// elements from a position to the next of q, and of k and v, whether the output is in single precision, whether it merges, whether it
+// drops, threshold, site, first sample, query, key, key head, head among those of its key head, and of how many, over all ranks
+// numbers: factor on scores, factor on what dropout keeps
+// The relative positions' table and the bucket of each distance follow q, k and v where sizes 21 says how many buckets there are.
+
+struct Sizes {
+    index batch, queries, keys, key_heads, group, features;
+    bool is_causal;
+    index offset, query_stride, key_stride;
+    bool is_single, merges, drops;
+    word threshold;
+    index site, sample, query, key, key_head, member, whole_group, buckets;
+};
+
+__device__ __forceinline__ Sizes sizes_of(const Arguments &arguments) {
+    const index *s = arguments.sizes;
+    return Sizes{s[0],       s[1],       s[2],        s[3],  s[4],  s[5],  s[6] != 0, s[7],  s[8],  s[9],  s[10] != 0,
+                 s[11] != 0, s[12] != 0, (word)s[13], s[14], s[15], s[16], s[17],     s[18], s[19], s[20], s[21]};
+}
+
+// The key of the hash that drops of one query's probabilities.
+__device__ __forceinline__ long_word query_key(const Arguments &arguments, const Sizes &sizes, index image, index head, index query) {
+    const index whole_head = (sizes.key_head + head / sizes.group) * sizes.whole_group + sizes.member + head % sizes.group;
+    long_word key = split_mix(site_key(arguments.step, sizes.site) ^ (long_word)(sizes.sample + image));
+    key = split_mix(key ^ (long_word)whole_head);
+    return split_mix(key ^ (long_word)(sizes.query + query));
+}
+__device__ __forceinline__ float kept_share(const Arguments &arguments, const Sizes &sizes, long_word key, index j) {
+    return !sizes.drops ? 1.0f : is_kept((word)(sizes.key + j), key, sizes.threshold) ? arguments.numbers[1] : 0.0f;
+}
+
+// A tile of 32 rows to shared memory in single precision; rows from `count` on are zeros.
+template <typename T>
+__device__ __forceinline__ void load_tile(float *tile, const T *from, index stride, index count, int features) {
+    for (int i = threadIdx.x; i < 32 * features; i += blockDim.x) {
+        const int row = i / features, feature = i % features;
+        tile[row * (features + 1) + feature] = row < count ? widen(from[row * stride + feature]) : 0.0f;
+    }
+}
+
+__device__ __forceinline__ float dot_rows(const float *a, const float *b, int features) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < features; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+__device__ __forceinline__ float eight_sum(float x) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 4);
+}
+__device__ __forceinline__ float eight_largest(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
+    return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 4));
+}
+
+__device__ __forceinline__ index smaller(index a, index b) { return a < b ? a : b; }
+
+// What is added to a score: reads `table` and the one after it are the table and the buckets.
+__device__ __forceinline__ float bias_of(const Arguments &arguments, const Sizes &sizes, int table, index head, index i, index j) {
+    if (sizes.buckets == 0) {
+        return 0.0f;
+    }
+    const int bucket = read<int>(arguments, table + 1)[j + sizes.queries - 1 - i];
+    return widen(read<number>(arguments, table)[bucket * sizes.key_heads * sizes.group + head]);
+}
+
+// Reads q, k, v (, table, buckets); writes out, log-sum-exp. The grid: tiles of queries by heads of sequences.
+template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &arguments) {
+    const Sizes sizes = sizes_of(arguments);
+    const int features = (int)sizes.features, wide = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
+    const index heads = sizes.key_heads * sizes.group, image = blockIdx.y / heads, head = blockIdx.y % heads;
+    const index first = (index)blockIdx.x * 32, count = smaller(32, sizes.queries - first), i = first + row;
+    float *queries = dynamic_shared(), *tile = queries + 32 * wide, *probabilities = tile + 32 * wide;
+    const number *q = read<number>(arguments, 0) + (image * sizes.queries + first) * sizes.query_stride + head * features;
+    const index of_keys = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
+    const number *k = read<number>(arguments, 1) + of_keys, *v = read<number>(arguments, 2) + of_keys;
+    const index end = sizes.is_causal ? smaller(sizes.keys, sizes.offset + first + count) : sizes.keys;
+    const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, i) : 0;
+    float out[FEATURES], largest = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        out[f] = 0.0f;
+    }
+    load_tile(queries, q, sizes.query_stride, count, features);
+    for (index start = 0; start < end; start += 32) {
+        __syncthreads();
+        load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, smaller(32, sizes.keys - start), features);
+        __syncthreads();
+        float scores[4], most = -INFINITY;
+        for (int c = 0; c < 4; c++) {
+            const index j = start + lane + 8 * c;
+            const bool is_seen = row < count && j < sizes.keys && (!sizes.is_causal || j <= sizes.offset + i);
+            scores[c] = -INFINITY;
+            if (is_seen) {
+                scores[c] = arguments.numbers[0] * dot_rows(queries + row * wide, tile + (lane + 8 * c) * wide, features) +
+                            bias_of(arguments, sizes, 3, head, i, j);
+            }
+            most = fmaxf(most, scores[c]);
+        }
+        most = fmaxf(largest, eight_largest(most));
+        const float factor = largest == -INFINITY ? 0.0f : expf(largest - most);
+        float part = 0.0f;
+        for (int c = 0; c < 4; c++) {
+            const float p = scores[c] == -INFINITY ? 0.0f : expf(scores[c] - most);
+            part += p;
+            probabilities[row * 33 + lane + 8 * c] = p * kept_share(arguments, sizes, key, start + lane + 8 * c);
+        }
+        sum = sum * factor + eight_sum(part);
+        largest = most;
+        __syncthreads();
+        load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, smaller(32, sizes.keys - start), features);
+        __syncthreads();
+#pragma unroll
+        for (int f = 0; f < FEATURES; f++) {
+            const int feature = lane + 8 * f;
+            if (feature < features) {
+                float value = out[f] * factor;
+#pragma unroll 4
+                for (int j = 0; j < 32; j++) {
+                    value += probabilities[row * 33 + j] * tile[j * wide + feature];
+                }
+                out[f] = value;
+            }
+        }
+    }
+    if (row >= count) {
+        return;
+    }
+    float *log_sums = written<float>(arguments, 1) + (image * heads + head) * sizes.queries + i;
+    const index at = ((image * sizes.queries + i) * heads + head) * features;
+    float log_sum = largest + logf(sum), share = 1.0f / sum, earlier = 0.0f;
+    if (sizes.merges) {
+        const float before = *log_sums, most = fmaxf(before, log_sum);
+        const float both = most + logf(expf(before - most) + expf(log_sum - most));
+        share *= expf(log_sum - both);
+        earlier = expf(before - both);
+        log_sum = both;
+    }
+    __syncwarp(0xFFu << (threadIdx.x % 32 / 8 * 8));
+    if (lane == 0) {
+        *log_sums = log_sum;
+    }
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        const int feature = lane + 8 * f;
+        if (feature >= features) {
+            continue;
+        }
+        if (sizes.is_single) {
+            float *single = written<float>(arguments, 0) + at + feature;
+            *single = sizes.merges ? earlier * *single + share * out[f] : share * out[f];
+        } else {
+            narrow(written<number>(arguments, 0)[at + feature], share * out[f]);
+        }
+    }
+}
+KERNEL(attention_64) { attend<8>(arguments); }
+KERNEL(attention_128) { attend<16>(arguments); }
+KERNEL(attention_256) { attend<32>(arguments); }
+
+// ---- the gradient ------------------------------------------------------------------------------------------------------------------
+// Reads dout, q, k, v, out, log-sum-exp (, table, buckets); writes dq, dk, dv. scratch: of each query and head the product of out and
+// dout, then the parts of the table's gradient. In a ring all of out, dq, dk, dv are in single precision where `is_single`.
+
+// A warp a query and head: the product of its output with the output's gradient.
+KERNEL(attention_products) {
+    const Sizes sizes = sizes_of(arguments);
+    const index heads = sizes.key_heads * sizes.group, rows = sizes.batch * sizes.queries * heads;
+    for (index row = this_thread() / 32; row < rows; row += all_threads() / 32) {
+        float sum = 0.0f;
+        for (index f = threadIdx.x % 32; f < sizes.features; f += 32) {
+            const index at = row * sizes.features + f;
+            sum += widen(read<number>(arguments, 0)[at]) * widen(read<number>(arguments, 4)[at]);
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) {
+            const index head = row % heads, query = row / heads % sizes.queries, image = row / heads / sizes.queries;
+            ((float *)arguments.scratch)[(image * heads + head) * sizes.queries + query] = sum;
+        }
+    }
+}
+
+// Where the gradient of an element goes.
+__device__ __forceinline__ void put_gradient(const Arguments &arguments, const Sizes &sizes, int place, index at, float value, bool adds) {
+    if (sizes.is_single) {
+        float *single = written<float>(arguments, place) + at;
+        *single = adds ? *single + value : value;
+    } else {
+        narrow(written<number>(arguments, place)[at], value);
+    }
+}
+
+template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arguments &arguments) {
+    const Sizes sizes = sizes_of(arguments);
+    const int features = (int)sizes.features, wide = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
+    const index heads = sizes.key_heads * sizes.group, image = blockIdx.y / heads, head = blockIdx.y % heads;
+    const index first = (index)blockIdx.x * 32, count = smaller(32, sizes.queries - first), i = first + row;
+    float *queries = dynamic_shared(), *slopes = queries + 32 * wide, *tile = slopes + 32 * wide, *scores = tile + 32 * wide;
+    const index output = ((image * sizes.queries + first) * heads + head) * features;
+    const index of_queries = (image * sizes.queries + first) * sizes.query_stride + head * features;
+    const index of_keys = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
+    const number *k = read<number>(arguments, 2) + of_keys, *v = read<number>(arguments, 3) + of_keys;
+    const index end = sizes.is_causal ? smaller(sizes.keys, sizes.offset + first + count) : sizes.keys;
+    const index of_row = (image * heads + head) * sizes.queries + (row < count ? i : first);
+    const float log_sum = read<float>(arguments, 5)[of_row], product = ((const float *)arguments.scratch)[of_row];
+    const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, i) : 0;
+    float dq[FEATURES], of_bucket = 0.0f;
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        dq[f] = 0.0f;
+    }
+    load_tile(queries, read<number>(arguments, 1) + of_queries, sizes.query_stride, count, features);
+    load_tile(slopes, read<number>(arguments, 0) + output, heads * features, count, features);
+    for (index start = 0; start < end; start += 32) {
+        const index rows = smaller(32, sizes.keys - start);
+        float p[4];
+        __syncthreads();
+        load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, rows, features);
+        __syncthreads();
+        for (int c = 0; c < 4; c++) {
+            const index j = start + lane + 8 * c;
+            p[c] = 0.0f;
+            if (row < count && j < sizes.keys && (!sizes.is_causal || j <= sizes.offset + i)) {
+                p[c] = expf(arguments.numbers[0] * dot_rows(queries + row * wide, tile + (lane + 8 * c) * wide, features) +
+                            bias_of(arguments, sizes, 6, head, i, j) - log_sum);
+            }
+        }
+        __syncthreads();
+        load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, rows, features);
+        __syncthreads();
+        for (int c = 0; c < 4; c++) {
+            const float share = kept_share(arguments, sizes, key, start + lane + 8 * c);
+            const float slope = dot_rows(slopes + row * wide, tile + (lane + 8 * c) * wide, features);
+            scores[row * 33 + lane + 8 * c] = p[c] * (share * slope - product);
+        }
+        __syncthreads();
+        load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, rows, features);
+        __syncthreads();
+#pragma unroll
+        for (int f = 0; f < FEATURES; f++) {
+            const int feature = lane + 8 * f;
+            if (feature < features) {
+                float value = 0.0f;
+#pragma unroll 4
+                for (int j = 0; j < 32; j++) {
+                    value += scores[row * 33 + j] * tile[j * wide + feature];
+                }
+                dq[f] += arguments.numbers[0] * value;
+            }
+        }
+        if ((index)threadIdx.x < sizes.buckets) {
+            const int *buckets = read<int>(arguments, 7);
+            for (index a = 0; a < count; a++) {
+                for (index b = 0; b < rows; b++) {
+                    if (buckets[start + b + sizes.queries - 1 - first - a] == (int)threadIdx.x) {
+                        of_bucket += scores[a * 33 + b];
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        const int feature = lane + 8 * f;
+        if (row < count && feature < features) {
+            put_gradient(arguments, sizes, 0, of_queries + row * sizes.query_stride + feature, dq[f], sizes.merges);
+        }
+    }
+    if ((index)threadIdx.x < sizes.buckets) {
+        float *parts = (float *)arguments.scratch + sizes.batch * heads * sizes.queries;
+        const index part = image * gridDim.x + blockIdx.x;
+        parts[(part * sizes.buckets + threadIdx.x) * heads + head] = of_bucket;
+    }
+}
+KERNEL(attention_query_gradient_64) { query_gradient<8>(arguments); }
+KERNEL(attention_query_gradient_128) { query_gradient<16>(arguments); }
+KERNEL(attention_query_gradient_256) { query_gradient<32>(arguments); }
+
+// The grid: tiles of keys by key heads of sequences.
+template <int FEATURES> __device__ __forceinline__ void key_gradient(const Arguments &arguments) {
+    const Sizes sizes = sizes_of(arguments);
+    const int features = (int)sizes.features, wide = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
+    const index heads = sizes.key_heads * sizes.group, image = blockIdx.y / sizes.key_heads, key_head = blockIdx.y % sizes.key_heads;
+    const index first = (index)blockIdx.x * 32, count = smaller(32, sizes.keys - first), j = first + row;
+    float *keys = dynamic_shared(), *values = keys + 32 * wide, *tile = values + 32 * wide;
+    float *probabilities = tile + 32 * wide, *scores = probabilities + 32 * 33;
+    const index of_keys = (image * sizes.keys + first) * sizes.key_stride + key_head * features;
+    float dk[FEATURES], dv[FEATURES];
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        dk[f] = dv[f] = 0.0f;
+    }
+    load_tile(keys, read<number>(arguments, 2) + of_keys, sizes.key_stride, count, features);
+    load_tile(values, read<number>(arguments, 3) + of_keys, sizes.key_stride, count, features);
+    // Queries before the first key of the tile see none of it.
+    const index begin = sizes.is_causal && first > sizes.offset ? (first - sizes.offset) / 32 * 32 : 0;
+    for (index head = key_head * sizes.group; head < (key_head + 1) * sizes.group; head++) {
+        for (index start = begin; start < sizes.queries; start += 32) {
+            const index rows = smaller(32, sizes.queries - start);
+            const number *q = read<number>(arguments, 1) + (image * sizes.queries + start) * sizes.query_stride + head * features;
+            const number *dout = read<number>(arguments, 0) + ((image * sizes.queries + start) * heads + head) * features;
+            const index of_rows = (image * heads + head) * sizes.queries + start;
+            float p[4];
+            __syncthreads();
+            load_tile(tile, q, sizes.query_stride, rows, features);
+            __syncthreads();
+            for (int c = 0; c < 4; c++) {
+                const int column = lane + 8 * c;
+                const index i = start + column;
+                p[c] = 0.0f;
+                if (row < count && column < rows && (!sizes.is_causal || j <= sizes.offset + i)) {
+                    p[c] = expf(arguments.numbers[0] * dot_rows(keys + row * wide, tile + column * wide, features) +
+                                bias_of(arguments, sizes, 6, head, i, j) - read<float>(arguments, 5)[of_rows + column]);
+                }
+            }
+            __syncthreads();
+            load_tile(tile, dout, heads * features, rows, features);
+            __syncthreads();
+            for (int c = 0; c < 4; c++) {
+                const int column = lane + 8 * c;
+                float share = 1.0f, product = 0.0f;
+                if (column < rows) {
+                    product = ((const float *)arguments.scratch)[of_rows + column];
+                    const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, start + column) : 0;
+                    share = kept_share(arguments, sizes, key, j);
+                }
+                const float slope = dot_rows(values + row * wide, tile + column * wide, features);
+                probabilities[row * 33 + column] = p[c] * share;
+                scores[row * 33 + column] = p[c] * (share * slope - product);
+            }
+            __syncthreads();
+#pragma unroll
+            for (int f = 0; f < FEATURES; f++) {
+                const int feature = lane + 8 * f;
+                if (feature < features) {
+                    float value = 0.0f;
+#pragma unroll 4
+                    for (int i = 0; i < 32; i++) {
+                        value += probabilities[row * 33 + i] * tile[i * wide + feature];
+                    }
+                    dv[f] += value;
+                }
+            }
+            __syncthreads();
+            load_tile(tile, q, sizes.query_stride, rows, features);
+            __syncthreads();
+#pragma unroll
+            for (int f = 0; f < FEATURES; f++) {
+                const int feature = lane + 8 * f;
+                if (feature < features) {
+                    float value = 0.0f;
+#pragma unroll 4
+                    for (int i = 0; i < 32; i++) {
+                        value += scores[row * 33 + i] * tile[i * wide + feature];
+                    }
+                    dk[f] += arguments.numbers[0] * value;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int f = 0; f < FEATURES; f++) {
+        const int feature = lane + 8 * f;
+        if (row < count && feature < features) {
+            const index at = of_keys + row * sizes.key_stride + feature;
+            put_gradient(arguments, sizes, 1, at, dk[f], false);
+            put_gradient(arguments, sizes, 2, at, dv[f], false);
+        }
+    }
+}
+KERNEL(attention_key_gradient_64) { key_gradient<8>(arguments); }
+KERNEL(attention_key_gradient_128) { key_gradient<16>(arguments); }
+KERNEL(attention_key_gradient_256) { key_gradient<32>(arguments); }
+
+// The table's gradient from the parts of all tiles of queries. Writes dtable in single precision or the run's. sizes: parts, elements of
+// the table; scratch: the parts
+KERNEL(attention_table_gradient) {
+    const float *parts = (const float *)arguments.scratch;
+    for (index i = this_thread(); i < arguments.sizes[1]; i += all_threads()) {
+        double sum = 0.0;
+        for (index part = 0; part < arguments.sizes[0]; part++) {
+            sum += parts[part * arguments.sizes[1] + i];
+        }
+        put(arguments, written<float>(arguments, 0) + i, (float)sum);
+    }
+}

@@ -1,0 +1,113 @@
+// What is done to each element apart from the others. sizes: elements, then what the kernel says.
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+KERNEL(relu) {
+    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] > 0.0f ? x[0] : 0.0f; });
+}
+
+KERNEL(relu_gradient) {
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[1] > 0.0f ? x[0] : 0.0f; });
+}
+
+KERNEL(add) {
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] + x[1]; });
+}
+
+KERNEL(multiply) {
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] * x[1]; });
+}
+
+// numbers: factor
+KERNEL(scale) {
+    const float factor = arguments.numbers[0];
+    map_elements<1>(arguments, arguments.sizes[0], [=](index, const float *x) { return x[0] * factor; });
+}
+
+// GELU by the tangent: tanh(u) = 1 - 2 / (1 + e^2u), which keeps its digits on both sides.
+__device__ __forceinline__ float gelu_tangent(float x) {
+    const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return tanhf(u);
+}
+
+KERNEL(gelu) {
+    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) {
+        return 0.5f * x[0] * (1.0f + gelu_tangent(x[0]));
+    });
+}
+
+KERNEL(gelu_gradient) {
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *given) {
+        const float x = given[1], tangent = gelu_tangent(x);
+        const float slope = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+        return given[0] * 0.5f * (1.0f + tangent + x * (1.0f - tangent * tangent) * slope);
+    });
+}
+
+__device__ __forceinline__ float normal(float x) { return 0.5f * erfcf(-0.7071067811865476f * x); }
+
+KERNEL(gelu_exact) {
+    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] * normal(x[0]); });
+}
+
+KERNEL(gelu_exact_gradient) {
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *given) {
+        const float x = given[1];
+        return given[0] * (normal(x) + x * 0.3989422804014327f * expf(-0.5f * x * x));
+    });
+}
+
+KERNEL(silu_multiply) {
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] * sigmoid(x[0]) * x[1]; });
+}
+
+// Reads dy, gate, x; writes dgate, which may be dy, and dx.
+KERNEL(silu_multiply_gradient) {
+    const number *dy = read<number>(arguments, 0), *gate = read<number>(arguments, 1), *x = read<number>(arguments, 2);
+    number *dgate = written<number>(arguments, 0), *dx = written<number>(arguments, 1);
+    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+        const float slope = widen(dy[i]), at = widen(gate[i]), open = sigmoid(at);
+        const float other = widen(x[i]);
+        narrow(dgate[i], slope * other * open * (1.0f + at * (1.0f - open)));
+        narrow(dx[i], slope * at * open);
+    }
+}
+
+// sizes: elements, columns
+KERNEL(bias_add) {
+    const number *bias = read<number>(arguments, 1);
+    const index columns = arguments.sizes[1];
+    map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) { return x[0] + widen(bias[i % columns]); });
+}
+
+// sizes: elements, elements of a sample here, index of the first of them in its sample, number of the first sample, site, threshold
+// numbers: what is kept is multiplied by this
+KERNEL(dropout) {
+    const index row = arguments.sizes[1], first = arguments.sizes[2], sample = arguments.sizes[3];
+    const word threshold = (word)arguments.sizes[5];
+    const float scale = arguments.numbers[0];
+    const long_word key = site_key(arguments.step, arguments.sizes[4]);
+    map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) {
+        const long_word place = (long_word)(first + i % row);
+        const long_word own = split_mix(split_mix(key ^ (long_word)(sample + i / row)) ^ (place >> 32));
+        return is_kept((word)place, own, threshold) ? x[0] * scale : 0.0f;
+    });
+}
+
+// ---- single precision whatever the run's -------------------------------------------------------------------------------------------
+
+KERNEL(accumulate) {
+    const float *x = read<float>(arguments, 0);
+    float *y = written<float>(arguments, 0);
+    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+        y[i] += x[i];
+    }
+}
+
+KERNEL(narrow_numbers) {
+    const float *x = read<float>(arguments, 0);
+    number *y = written<number>(arguments, 0);
+    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+        narrow(y[i], x[i]);
+    }
+}

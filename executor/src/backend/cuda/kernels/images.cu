@@ -1,0 +1,147 @@
+// Images, their channels last: poolings, and the columns that make a convolution a product.
+
+// Where a window's pixels are. sizes: images, height, width, channels, out height, out width, size, stride, padding
+struct Window {
+    index images, height, width, channels, out_height, out_width, size, stride, padding;
+};
+__device__ __forceinline__ Window window(const Arguments &arguments) {
+    const index *sizes = arguments.sizes;
+    return Window{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], sizes[8]};
+}
+
+// Reads x; writes y, the places of the largest.
+KERNEL(max_pool) {
+    const Window w = window(arguments);
+    const number *x = read<number>(arguments, 0);
+    number *y = written<number>(arguments, 0);
+    int *places = written<int>(arguments, 1);
+    for (index i = this_thread(); i < w.images * w.out_height * w.out_width * w.channels; i += all_threads()) {
+        const index channel = i % w.channels, column = i / w.channels % w.out_width;
+        const index row = i / w.channels / w.out_width % w.out_height, image = i / w.channels / w.out_width / w.out_height;
+        index best = -1;
+        float largest = -INFINITY;
+        for (index r = 0; r < w.size; r++) {
+            const index in_row = row * w.stride + r - w.padding;
+            for (index c = 0; c < w.size; c++) {
+                const index in_column = column * w.stride + c - w.padding;
+                if (in_row < 0 || in_row >= w.height || in_column < 0 || in_column >= w.width) {
+                    continue;
+                }
+                const index place = ((image * w.height + in_row) * w.width + in_column) * w.channels + channel;
+                const float value = widen(x[place]);
+                if (best < 0 || value > largest) {
+                    best = place;
+                    largest = value;
+                }
+            }
+        }
+        narrow(y[i], largest);
+        places[i] = best < 0 ? 0 : (int)best;
+    }
+}
+
+// Reads dy, places; writes dx: each pixel looks at the windows that it lies in, in their order.
+KERNEL(max_pool_gradient) {
+    const Window w = window(arguments);
+    const number *dy = read<number>(arguments, 0);
+    const int *places = read<int>(arguments, 1);
+    number *dx = written<number>(arguments, 0);
+    const index elements = w.images * w.height * w.width * w.channels;
+    for (index i = this_thread(); i < elements; i += all_threads()) {
+        const index channel = i % w.channels, column = i / w.channels % w.width;
+        const index row = i / w.channels / w.width % w.height, image = i / w.channels / w.width / w.height;
+        const index row_end = (row + w.padding) / w.stride, column_end = (column + w.padding) / w.stride;
+        const index row_begin = row + w.padding < w.size ? 0 : (row + w.padding - w.size) / w.stride + 1;
+        const index column_begin = column + w.padding < w.size ? 0 : (column + w.padding - w.size) / w.stride + 1;
+        float sum = 0.0f;
+        for (index r = row_begin; r <= row_end && r < w.out_height; r++) {
+            for (index c = column_begin; c <= column_end && c < w.out_width; c++) {
+                const index at = ((image * w.out_height + r) * w.out_width + c) * w.channels + channel;
+                if (places[at] == i) {
+                    sum += widen(dy[at]);
+                }
+            }
+        }
+        narrow(dx[i], sum);
+    }
+}
+
+// sizes: indices, elements; only looks
+KERNEL(check_places) {
+    const int *places = read<int>(arguments, 1);
+    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+        is_within(arguments, places[i], arguments.sizes[1], i);
+    }
+}
+
+// sizes: batch, positions, channels
+KERNEL(global_average_pool) {
+    const index batch = arguments.sizes[0], positions = arguments.sizes[1], channels = arguments.sizes[2];
+    const number *x = read<number>(arguments, 0);
+    for (index i = this_thread(); i < batch * channels; i += all_threads()) {
+        const number *image = x + i / channels * positions * channels + i % channels;
+        double sum = 0.0;
+        for (index position = 0; position < positions; position++) {
+            sum += widen(image[position * channels]);
+        }
+        narrow(written<number>(arguments, 0)[i], (float)(sum / (double)positions));
+    }
+}
+
+// sizes: batch, positions, channels
+KERNEL(global_average_pool_gradient) {
+    const index batch = arguments.sizes[0], positions = arguments.sizes[1], channels = arguments.sizes[2];
+    const number *dy = read<number>(arguments, 0);
+    const float share = 1.0f / (float)positions;
+    for (index i = this_thread(); i < batch * positions * channels; i += all_threads()) {
+        const index at = i / (positions * channels) * channels + i % channels;
+        narrow(written<number>(arguments, 0)[i], widen(dy[at]) * share);
+    }
+}
+
+// The pixels under each window in a row: reads x; writes to scratch [images, out_height, out_width, size, size, channels]. The images are
+// those of a chunk; sizes 9: the first of them
+KERNEL(window_columns) {
+    const Window w = window(arguments);
+    const number *x = read<number>(arguments, 0) + arguments.sizes[9] * w.height * w.width * w.channels;
+    number *columns = (number *)arguments.scratch;
+    const index elements = w.images * w.out_height * w.out_width * w.size * w.size * w.channels;
+    for (index i = this_thread(); i < elements; i += all_threads()) {
+        const index channel = i % w.channels, tap = i / w.channels % (w.size * w.size), pixel = i / w.channels / (w.size * w.size);
+        const index in_row = pixel / w.out_width % w.out_height * w.stride + tap / w.size - w.padding;
+        const index in_column = pixel % w.out_width * w.stride + tap % w.size - w.padding;
+        const index image = pixel / w.out_width / w.out_height;
+        if (in_row >= 0 && in_row < w.height && in_column >= 0 && in_column < w.width) {
+            columns[i] = x[((image * w.height + in_row) * w.width + in_column) * w.channels + channel];
+        } else {
+            narrow(columns[i], 0.0f);
+        }
+    }
+}
+
+// The reverse, of columns in single precision: each pixel sums what windows say of it, in their order. Writes dx.
+KERNEL(window_sums) {
+    const Window w = window(arguments);
+    number *dx = written<number>(arguments, 0) + arguments.sizes[9] * w.height * w.width * w.channels;
+    const float *columns = (const float *)arguments.scratch;
+    for (index i = this_thread(); i < w.images * w.height * w.width * w.channels; i += all_threads()) {
+        const index channel = i % w.channels, column = i / w.channels % w.width;
+        const index row = i / w.channels / w.width % w.height, image = i / w.channels / w.width / w.height;
+        float sum = 0.0f;
+        for (index r = 0; r < w.size; r++) {
+            const index down = row + w.padding - r;
+            if (down < 0 || down % w.stride != 0 || down / w.stride >= w.out_height) {
+                continue;
+            }
+            for (index c = 0; c < w.size; c++) {
+                const index along = column + w.padding - c;
+                if (along < 0 || along % w.stride != 0 || along / w.stride >= w.out_width) {
+                    continue;
+                }
+                const index pixel = (image * w.out_height + down / w.stride) * w.out_width + along / w.stride;
+                sum += columns[(pixel * w.size * w.size + r * w.size + c) * w.channels + channel];
+            }
+        }
+        narrow(dx[i], sum);
+    }
+}

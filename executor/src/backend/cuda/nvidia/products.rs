@@ -1,0 +1,239 @@
+//! Matrix products by cuBLASLt. Its matrices are stored by columns: of ours, by rows, it sees the transposed ones, so that it is given the right factor first.
+
+use super::NvidiaDriver;
+use crate::backend::cuda::driver::{DeviceAddress, Driver as _, Factor, Product, StreamHandle};
+use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::libraries::Library;
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys;
+use foretell_units::DataType;
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+/// Memory that an algorithm may use, as NVIDIA advises for Hopper.
+const WORKSPACE: usize = 32 << 20;
+/// `cublasOperation_t`, which cudarc has in another library's bindings.
+const OPERATION_PLAIN: i32 = 0;
+const OPERATION_TRANSPOSED: i32 = 1;
+/// Beyond this alignment no algorithm asks for more.
+const MOST_ALIGNED: u64 = 256;
+
+/// The library, its memory, and what it chose for products that were made before.
+pub(super) struct Products {
+    handle: sys::cublasLtHandle_t,
+    workspace: DeviceAddress,
+    chosen: HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>,
+}
+
+// SAFETY: the library's handle may be used from any thread, and by one at a time: it is behind a lock.
+unsafe impl Send for Products {}
+
+/// What the choice of an algorithm follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    sizes: [usize; 4],
+    is_transposed: [bool; 2],
+    formats: [DataType; 2],
+    accumulate: bool,
+    has_bias: bool,
+    relu: bool,
+    tf32: bool,
+    alignments: [u64; 3],
+}
+
+impl Shape {
+    fn of(product: &Product) -> Self {
+        let aligned = |address: DeviceAddress| 1 << address.0.trailing_zeros().min(MOST_ALIGNED.trailing_zeros());
+        Self {
+            sizes: [product.batch, product.rows, product.columns, product.contracted],
+            is_transposed: [product.left.is_transposed, product.right.is_transposed],
+            formats: [product.input, product.output],
+            accumulate: product.accumulate,
+            has_bias: product.epilogue.bias.is_some(),
+            relu: product.epilogue.relu,
+            tf32: product.tf32,
+            alignments: [product.right.address, product.left.address, product.result].map(aligned),
+        }
+    }
+}
+
+fn called<T>(result: Result<T, CublasError>) -> Result<T, CudaError> {
+    result.map_err(|error| CudaError::Call { doing: "making a product", reason: format!("{:?}", error.0) })
+}
+
+fn format_of(data_type: DataType) -> sys::cudaDataType {
+    match data_type {
+        DataType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        DataType::Fp16 => sys::cudaDataType::CUDA_R_16F,
+        _ => sys::cudaDataType::CUDA_R_32F,
+    }
+}
+
+/// A description of the library's, given back when it goes out of scope.
+struct Descriptions {
+    product: sys::cublasLtMatmulDesc_t,
+    layouts: Vec<sys::cublasLtMatrixLayout_t>,
+}
+
+impl Drop for Descriptions {
+    fn drop(&mut self) {
+        for &layout in &self.layouts {
+            // SAFETY: it was made by this library, and is not used any more.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { result::destroy_matmul_desc(self.product) };
+    }
+}
+
+impl Descriptions {
+    fn new(product: &Product) -> Result<Self, CudaError> {
+        let compute = match product.tf32 {
+            true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let description = called(result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F))?;
+        let mut own = Self { product: description, layouts: Vec::new() };
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let operation = |factor: Factor| match factor.is_transposed {
+            true => OPERATION_TRANSPOSED,
+            false => OPERATION_PLAIN,
+        };
+        own.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(product.right))?;
+        own.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &operation(product.left))?;
+        use sys::cublasLtEpilogue_t as Kind;
+        let epilogue = match (product.epilogue.bias, product.epilogue.relu) {
+            (None, false) => Kind::CUBLASLT_EPILOGUE_DEFAULT,
+            (None, true) => Kind::CUBLASLT_EPILOGUE_RELU,
+            (Some(_), false) => Kind::CUBLASLT_EPILOGUE_BIAS,
+            (Some(_), true) => Kind::CUBLASLT_EPILOGUE_RELU_BIAS,
+        };
+        own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as u32))?;
+        if let Some(bias) = product.epilogue.bias {
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.0)?;
+        }
+        let Product { rows, columns, contracted, .. } = *product;
+        let stored =
+            |[rows, columns]: [usize; 2], factor: Factor| if factor.is_transposed { [columns, rows] } else { [rows, columns] };
+        for ([rows, columns], data_type) in [
+            (stored([contracted, columns], product.right), product.input),
+            (stored([rows, contracted], product.left), product.input),
+            ([rows, columns], product.output),
+        ] {
+            // By rows here is by columns, and the other way round, there.
+            let layout = called(result::create_matrix_layout(format_of(data_type), columns as u64, rows as u64, columns as i64))?;
+            own.layouts.push(layout);
+            if product.batch > 1 {
+                use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+                let (count, stride) = (product.batch as i32, (rows * columns) as i64);
+                // SAFETY: the attributes are numbers of these sizes.
+                called(unsafe {
+                    let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+                    result::set_matrix_layout_attribute(layout, attribute, (&raw const count).cast(), size_of::<i32>())
+                })?;
+                // SAFETY: as above.
+                called(unsafe {
+                    let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+                    result::set_matrix_layout_attribute(layout, attribute, (&raw const stride).cast(), size_of::<i64>())
+                })?;
+            }
+        }
+        Ok(own)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
+        // SAFETY: each attribute is set to a number of its own size.
+        called(unsafe { result::set_matmul_desc_attribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) })
+    }
+}
+
+impl Products {
+    pub(super) fn new(driver: &NvidiaDriver) -> Result<Self, CudaError> {
+        if !Library::CublasLt.is_present() {
+            return Err(CudaError::MissingLibrary { library: Library::CublasLt });
+        }
+        let handle = called(result::create_handle())?;
+        Ok(Self { handle, workspace: driver.allocate(WORKSPACE)?, chosen: HashMap::new() })
+    }
+
+    /// Queues a product.
+    ///
+    /// # Safety
+    /// As for [`super::Driver::multiply`].
+    pub(super) unsafe fn multiply(&mut self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
+        let descriptions = Descriptions::new(product)?;
+        let [right, left, out] = descriptions.layouts[..] else { return Ok(()) };
+        let shape = Shape::of(product);
+        let algorithm = match self.chosen.get(&shape) {
+            Some(&known) => known,
+            None => {
+                let chosen = self.choose(&descriptions, &shape)?;
+                self.chosen.insert(shape, chosen);
+                chosen
+            }
+        };
+        let Product { rows, columns, contracted, .. } = *product;
+        let algorithm = algorithm.ok_or(CudaError::ProductNotSupported { rows, columns, contracted })?;
+        let (alpha, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
+        let pointer = |address: DeviceAddress| address.pointer().cast::<c_void>();
+        let stream: sys::cudaStream_t = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
+        // SAFETY: the matrices are as described, which is the caller's promise; the workspace is the stream's alone.
+        called(unsafe {
+            result::matmul(
+                self.handle,
+                descriptions.product,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(product.right.address),
+                right,
+                pointer(product.left.address),
+                left,
+                pointer(product.result),
+                out,
+                pointer(product.result),
+                out,
+                &algorithm,
+                pointer(self.workspace),
+                WORKSPACE,
+                stream,
+            )
+        })
+    }
+
+    /// What the library holds to be the fastest; none where it has nothing.
+    fn choose(&self, descriptions: &Descriptions, shape: &Shape) -> Result<Option<sys::cublasLtMatmulAlgo_t>, CudaError> {
+        let [right, left, out] = descriptions.layouts[..] else { return Ok(None) };
+        let preference = called(result::create_matmul_pref())?;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let [right_aligned, left_aligned, out_aligned] = shape.alignments.map(|alignment| alignment as u32);
+        let (mut set, workspace) = (Ok(()), WORKSPACE as u64);
+        // SAFETY: the attribute is a number of this size.
+        set = set.and(unsafe {
+            let attribute = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            result::set_matmul_pref_attribute(preference, attribute, (&raw const workspace).cast(), size_of::<u64>())
+        });
+        for (attribute, aligned) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right_aligned),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left_aligned),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_aligned),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_aligned),
+        ] {
+            // SAFETY: as above.
+            set = set.and(unsafe {
+                result::set_matmul_pref_attribute(preference, attribute, (&raw const aligned).cast(), size_of::<u32>())
+            });
+        }
+        let chosen = set.and_then(|()| {
+            // SAFETY: all descriptions are the library's own, and still there.
+            unsafe { result::get_matmul_algo_heuristic(self.handle, descriptions.product, right, left, out, out, preference) }
+        });
+        // SAFETY: it is not used any more.
+        let _ = unsafe { result::destroy_matmul_pref(preference) };
+        use sys::cublasStatus_t as Status;
+        match chosen {
+            Ok(found) => Ok(Some(found.algo)),
+            Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE)) => Ok(None),
+            Err(error) => called(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Every kernel compiled by NVRTC for the devices that are supported, where the library is there: it needs neither driver nor GPU.
+
+use super::emulator::REQUIRED;
+use crate::backend::cuda::libraries::Library;
+use crate::backend::cuda::sources::{SOURCES, Source};
+use foretell_units::DataType;
+
+#[test]
+fn every_kernel_compiles_for_ampere_and_hopper() {
+    if !Library::Nvrtc.is_present() {
+        assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and NVRTC cannot be loaded");
+        eprintln!("skipped: NVRTC cannot be loaded ({})", Library::Nvrtc.hint());
+        return;
+    }
+    for capability in [(8, 0), (9, 0)] {
+        for precision in [DataType::Fp32, DataType::Bf16, DataType::Fp16] {
+            for source in SOURCES {
+                let code = source.compiled(precision, capability).unwrap_or_else(|error| panic!("{error}"));
+                // An ELF file that names each of its kernels.
+                assert_eq!(&code[..4], b"\x7fELF", "{}", source.file);
+                for kernel in source.kernels() {
+                    let found = code.windows(kernel.len()).any(|window| window == kernel.as_bytes());
+                    assert!(found, "`{kernel}` is not in what {} became", source.file);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn each_kernel_is_in_one_source() {
+    let mut names: Vec<&str> = SOURCES.iter().flat_map(Source::kernels).collect();
+    assert!(names.len() > 60, "{names:?}");
+    for name in &names {
+        assert!(Source::of(name).is_some_and(|source| source.kernels().any(|kernel| kernel == *name)), "{name}");
+    }
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count, "a kernel is there twice");
+}

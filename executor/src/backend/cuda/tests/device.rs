@@ -1,0 +1,464 @@
+//! A device for tests: its memory is the host's, its kernels run on the processor. Work is done as late as the seam allows, when somebody
+//! waits for it: a stream that does not wait for what it needs finds it not done. It remembers what it was told.
+
+use super::emulator::Emulator;
+use super::meeting::{self, Meeting};
+use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, Identity};
+use crate::backend::cuda::driver::{
+    DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Launch, Product, StreamHandle,
+};
+use crate::backend::cuda::error::CudaError;
+use crate::half::Half;
+use foretell_units::DataType;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What the device was told, in the order of the telling.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Told {
+    Launch { function: &'static str, grid: [u32; 3], stream: StreamHandle },
+    Multiply { product: Product, stream: StreamHandle },
+    CopyIn { bytes: usize, stream: StreamHandle },
+    CopyOut { bytes: usize, stream: StreamHandle },
+    Clear { bytes: usize, stream: StreamHandle },
+    Record { event: EventHandle, stream: StreamHandle },
+    Wait { event: EventHandle, stream: StreamHandle },
+    Exchange { stream: StreamHandle },
+    Captured,
+    Graph { stream: StreamHandle },
+}
+
+/// What is done.
+type Task = Arc<dyn Fn() + Send + Sync>;
+
+/// The streams whose work is remembered, that work, and the events by which other streams come in.
+type Capture = (Vec<StreamHandle>, Vec<Task>, Vec<EventHandle>);
+
+/// A piece of a stream's work.
+#[derive(Clone)]
+enum Work {
+    Do(Task),
+    /// The event happens for the given time.
+    Record(EventHandle, u64),
+    /// Until the event has happened so often.
+    Wait(EventHandle, u64),
+}
+
+/// A stream's work that is not done. One thread at a time does it: the device's own lock is not held meanwhile, as an exchange waits for other
+/// devices.
+#[derive(Default)]
+struct Queue {
+    work: Mutex<VecDeque<Work>>,
+    doing: Mutex<()>,
+}
+
+impl Queue {
+    fn push(&self, work: Work) {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).push_back(work);
+    }
+}
+
+#[derive(Default)]
+struct State {
+    told: Vec<Told>,
+    streams: HashMap<StreamHandle, Arc<Queue>>,
+    /// By event: how often it was recorded, on which stream last, and how often it has happened.
+    events: HashMap<EventHandle, (u64, Option<StreamHandle>, u64)>,
+    /// Lengths, by address, of device memory and of pinned memory.
+    memory: BTreeMap<usize, Vec<u64>>,
+    pinned: BTreeMap<usize, usize>,
+    next: u64,
+    capturing: Option<Capture>,
+    graphs: HashMap<GraphHandle, Vec<Task>>,
+    allocated: usize,
+}
+
+/// The device.
+pub(crate) struct TestDevice {
+    description: DeviceDescription,
+    emulator: &'static Emulator,
+    /// Whether it makes products as the library does; else kernels must.
+    makes_products: bool,
+    /// Where its ranks meet without the host, if they do.
+    meeting: Option<Meeting>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for TestDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("TestDevice")
+    }
+}
+
+impl TestDevice {
+    /// A device; none where kernels cannot be run.
+    pub(crate) fn new(makes_products: bool) -> Option<Arc<Self>> {
+        let description =
+            DeviceDescription { name: "test device".into(), capability: (9, 0), multiprocessors: 4, memory: 1 << 30 };
+        let (emulator, state) = (Emulator::get()?, Mutex::default());
+        Some(Arc::new(Self { description, emulator, makes_products, meeting: None, state }))
+    }
+
+    /// A device whose ranks reach each other from device to device.
+    pub(crate) fn direct() -> Option<Arc<Self>> {
+        let device = Arc::into_inner(Self::new(true)?)?;
+        Some(Arc::new(Self { meeting: Some(Meeting::default()), ..device }))
+    }
+
+    /// What it was told since the last time.
+    pub(crate) fn told(&self) -> Vec<Told> {
+        std::mem::take(&mut self.lock().told)
+    }
+
+    /// Bytes of device memory that are allocated.
+    pub(crate) fn allocated(&self) -> usize {
+        self.lock().allocated
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn queue(&self, stream: StreamHandle, told: Told, work: impl Fn() + Send + Sync + 'static) {
+        let mut state = self.lock();
+        state.told.push(told);
+        let work: Task = Arc::new(work);
+        match &mut state.capturing {
+            Some((streams, captured, _)) if streams.contains(&stream) => captured.push(work),
+            _ => state.streams[&stream].push(Work::Do(work)),
+        }
+    }
+
+    /// Does a stream's work until `until` says that it is enough, or there is none left.
+    fn advance(&self, stream: StreamHandle, until: &dyn Fn(&State) -> bool) {
+        let queue = Arc::clone(&self.lock().streams[&stream]);
+        loop {
+            if until(&self.lock()) {
+                return;
+            }
+            // Who does this stream's work may wait for one that we do, and what we want may be done meanwhile: so nobody blocks here.
+            let Ok(_doing) = queue.doing.try_lock() else {
+                std::thread::sleep(Duration::from_micros(50));
+                continue;
+            };
+            if until(&self.lock()) {
+                return;
+            }
+            let work = queue.work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            match work {
+                None => return,
+                Some(Work::Do(work)) => work(),
+                Some(Work::Record(event, times)) => self.lock().events.get_mut(&event).unwrap().2 = times,
+                Some(Work::Wait(event, times)) => self.until_happened(event, times),
+            }
+        }
+    }
+
+    fn until_happened(&self, event: EventHandle, times: u64) {
+        let own = self.lock().events[&event].1;
+        if let Some(stream) = own {
+            self.advance(stream, &|state: &State| state.events[&event].2 >= times);
+        }
+        assert!(self.lock().events[&event].2 >= times, "an event that is waited for never happens");
+    }
+}
+
+impl State {
+    fn new_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// An address that closures carry.
+#[derive(Clone, Copy)]
+struct Address(usize);
+
+impl Address {
+    fn pointer(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.0)
+    }
+}
+
+impl Collectives for TestDevice {
+    fn new_identity(&self) -> Result<Identity, CudaError> {
+        Ok(meeting::new_identity())
+    }
+
+    fn join(&self, identity: &Identity, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
+        Ok(self.meeting.as_ref().unwrap().join(identity, size, position))
+    }
+
+    unsafe fn exchange(
+        &self,
+        communicator: CommunicatorHandle,
+        exchange: &Exchange,
+        stream: StreamHandle,
+    ) -> Result<(), CudaError> {
+        let (member, own) = (self.meeting.as_ref().unwrap().member(communicator), *exchange);
+        // SAFETY: the caller's promise.
+        self.queue(stream, Told::Exchange { stream }, move || unsafe { member.exchange(&own) });
+        Ok(())
+    }
+
+    fn abort(&self) {}
+
+    fn is_aborted(&self) -> bool {
+        false
+    }
+}
+
+impl Driver for TestDevice {
+    fn device(&self) -> &DeviceDescription {
+        &self.description
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CudaError> {
+        let mut state = self.lock();
+        // Whoever reads what was never written gets what is no number.
+        let mut memory = vec![u64::MAX; bytes.div_ceil(8) + 32];
+        let start = memory.as_mut_ptr().expose_provenance();
+        let aligned = start.next_multiple_of(256);
+        state.memory.insert(aligned, memory);
+        state.allocated += bytes;
+        Ok(DeviceAddress(aligned as u64))
+    }
+
+    unsafe fn free(&self, address: DeviceAddress) {
+        let mut state = self.lock();
+        let memory = state.memory.remove(&(address.0 as usize));
+        state.allocated -= memory.map_or(0, |memory| (memory.len() - 32) * 8).min(state.allocated);
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, CudaError> {
+        let memory: &'static mut [u64] = vec![0_u64; bytes.div_ceil(8).max(1)].leak();
+        let pointer = NonNull::new(memory.as_mut_ptr().cast::<u8>()).unwrap();
+        self.lock().pinned.insert(pointer.as_ptr().expose_provenance(), bytes);
+        Ok(pointer)
+    }
+
+    unsafe fn free_pinned(&self, pointer: NonNull<u8>) {
+        self.lock().pinned.remove(&pointer.as_ptr().addr());
+    }
+
+    fn memory(&self) -> Result<(usize, usize), CudaError> {
+        let all = self.description.memory;
+        Ok((all - self.allocated().min(all), all))
+    }
+
+    fn create_stream(&self) -> Result<StreamHandle, CudaError> {
+        let mut state = self.lock();
+        let stream = StreamHandle(state.new_number());
+        state.streams.insert(stream, Arc::default());
+        Ok(stream)
+    }
+
+    fn synchronize(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        self.advance(stream, &|_: &State| false);
+        Ok(())
+    }
+
+    fn create_event(&self) -> Result<EventHandle, CudaError> {
+        let mut state = self.lock();
+        let event = EventHandle(state.new_number());
+        state.events.insert(event, (0, None, 0));
+        Ok(event)
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CudaError> {
+        let mut state = self.lock();
+        state.told.push(Told::Record { event, stream });
+        if let Some((streams, _, events)) = &mut state.capturing
+            && streams.contains(&stream)
+        {
+            events.push(event);
+            return Ok(());
+        }
+        let known = state.events.get_mut(&event).unwrap();
+        (known.0, known.1) = (known.0 + 1, Some(stream));
+        let times = known.0;
+        state.streams[&stream].push(Work::Record(event, times));
+        Ok(())
+    }
+
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), CudaError> {
+        let mut state = self.lock();
+        state.told.push(Told::Wait { event, stream });
+        if let Some((streams, _, events)) = &mut state.capturing
+            && events.contains(&event)
+        {
+            if !streams.contains(&stream) {
+                streams.push(stream);
+            }
+            return Ok(());
+        }
+        let times = state.events[&event].0;
+        // An event that was never recorded holds nobody up.
+        if times > 0 {
+            state.streams[&stream].push(Work::Wait(event, times));
+        }
+        Ok(())
+    }
+
+    fn finish(&self, event: EventHandle) -> Result<(), CudaError> {
+        let times = self.lock().events[&event].0;
+        self.until_happened(event, times);
+        Ok(())
+    }
+
+    fn milliseconds(&self, start: EventHandle, end: EventHandle) -> Result<f32, CudaError> {
+        let state = self.lock();
+        for event in [start, end] {
+            let (recorded, _, happened) = state.events[&event];
+            assert!(recorded > 0 && recorded == happened, "an event that has not happened is timed");
+        }
+        Ok(0.001)
+    }
+
+    unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError> {
+        let (emulator, own) = (self.emulator, launch.clone());
+        let told = Told::Launch { function: launch.function, grid: launch.grid, stream };
+        self.queue(stream, told, move || emulator.run(&own));
+        Ok(())
+    }
+
+    unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
+        let Product { rows, columns, contracted, .. } = *product;
+        if !self.makes_products {
+            return Err(CudaError::ProductNotSupported { rows, columns, contracted });
+        }
+        let own = *product;
+        // SAFETY: the caller's promise.
+        self.queue(stream, Told::Multiply { product: own, stream }, move || unsafe { multiply(&own) });
+        Ok(())
+    }
+
+    unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        let is_pinned = {
+            let state = self.lock();
+            let before = state.pinned.range(..=from.addr()).next_back();
+            before.is_some_and(|(start, length)| from.addr() < start + length.max(&1))
+        };
+        let (to, told) = (Address(to.0 as usize), Told::CopyIn { bytes, stream });
+        if is_pinned {
+            let from = Address(from.expose_provenance());
+            // SAFETY: the caller's promise.
+            self.queue(stream, told, move || unsafe { std::ptr::copy_nonoverlapping(from.pointer(), to.pointer(), bytes) });
+        } else {
+            // SAFETY: the caller's promise.
+            let copy = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
+            // SAFETY: as above.
+            self.queue(stream, told, move || unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), to.pointer(), bytes) });
+        }
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, to: *mut u8, from: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        let (to, from) = (Address(to.expose_provenance()), Address(from.0 as usize));
+        // SAFETY: the caller's promise.
+        let work = move || unsafe { std::ptr::copy_nonoverlapping(from.pointer(), to.pointer(), bytes) };
+        self.queue(stream, Told::CopyOut { bytes, stream }, work);
+        Ok(())
+    }
+
+    unsafe fn clear(&self, to: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        let to = Address(to.0 as usize);
+        // SAFETY: the caller's promise.
+        self.queue(stream, Told::Clear { bytes, stream }, move || unsafe { to.pointer().write_bytes(0, bytes) });
+        Ok(())
+    }
+
+    fn begin_capture(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        self.lock().capturing = Some((vec![stream], Vec::new(), Vec::new()));
+        Ok(())
+    }
+
+    fn end_capture(&self, _: StreamHandle) -> Result<GraphHandle, CudaError> {
+        let mut state = self.lock();
+        state.told.push(Told::Captured);
+        let (_, work, _) = state.capturing.take().unwrap();
+        let graph = GraphHandle(state.new_number());
+        state.graphs.insert(graph, work);
+        Ok(graph)
+    }
+
+    fn forget_graph(&self, graph: GraphHandle) {
+        self.lock().graphs.remove(&graph);
+    }
+
+    fn collectives(&self) -> Option<&dyn Collectives> {
+        self.meeting.as_ref().map(|_| self as &dyn Collectives)
+    }
+
+    unsafe fn run_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), CudaError> {
+        let work = self.lock().graphs[&graph].clone();
+        self.queue(stream, Told::Graph { stream }, move || work.iter().for_each(|work| work()));
+        Ok(())
+    }
+}
+
+/// The library's product, in double precision.
+///
+/// # Safety
+/// The matrices are valid.
+unsafe fn multiply(product: &Product) {
+    let Product { batch, rows, columns, contracted, left, right, result, input, output, accumulate, epilogue, .. } = *product;
+    // SAFETY: the caller's promise, here and below.
+    let number = |address: DeviceAddress, at: usize| unsafe { get(address, input, at) };
+    for image in 0..batch {
+        let matrix = |factor: Factor, [rows, columns]: [usize; 2]| -> Vec<f64> {
+            let base = image * rows * columns;
+            (0..rows * columns)
+                .map(|at| match factor.is_transposed {
+                    true => number(factor.address, base + at % columns * rows + at / columns),
+                    false => number(factor.address, base + at),
+                })
+                .collect()
+        };
+        let (left, right) = (matrix(left, [rows, contracted]), matrix(right, [contracted, columns]));
+        let mut sums = vec![0.0; columns];
+        for row in 0..rows {
+            sums.fill(0.0);
+            for k in 0..contracted {
+                let factor = left[row * contracted + k];
+                sums.iter_mut().zip(&right[k * columns..]).for_each(|(sum, other)| *sum += factor * other);
+            }
+            for (column, sum) in sums.iter().enumerate() {
+                let at = (image * rows + row) * columns + column;
+                let mut value = sum + epilogue.bias.map_or(0.0, |bias| number(bias, column));
+                if accumulate {
+                    // SAFETY: the caller's promise.
+                    value += unsafe { get(result, output, at) };
+                }
+                if epilogue.relu {
+                    value = value.max(0.0);
+                }
+                // SAFETY: the caller's promise.
+                unsafe { put(result, output, at, value) };
+            }
+        }
+    }
+}
+
+unsafe fn get(address: DeviceAddress, data_type: DataType, at: usize) -> f64 {
+    let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
+    match Half::of(data_type) {
+        // SAFETY: the caller's promise.
+        Some(half) => f64::from(half.to_single(unsafe { halves.add(at).read() })),
+        // SAFETY: the caller's promise.
+        None => f64::from(unsafe { singles.add(at).read() }),
+    }
+}
+
+unsafe fn put(address: DeviceAddress, data_type: DataType, at: usize, value: f64) {
+    let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
+    match Half::of(data_type) {
+        // SAFETY: the caller's promise.
+        Some(half) => unsafe { halves.add(at).write(half.nearest(value as f32)) },
+        // SAFETY: the caller's promise.
+        None => unsafe { singles.add(at).write(value as f32) },
+    }
+}

@@ -1,0 +1,108 @@
+//! Exchanges between devices of one test, each of which is used by a thread of its own: a rank puts down what it gives and waits until all have.
+
+use crate::backend::cuda::collectives::{CommunicatorHandle, Exchange, ExchangeKind, Identity, Piece};
+use crate::half::Half;
+use foretell_units::DataType;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+
+/// What the ranks of a communicator put down: by exchange and rank.
+#[derive(Default)]
+struct Table {
+    given: Mutex<HashMap<(u64, usize), Vec<u8>>>,
+    changed: Condvar,
+}
+
+/// One rank's place in a communicator.
+#[derive(Clone)]
+pub(super) struct Member {
+    table: Arc<Table>,
+    size: usize,
+    position: usize,
+    done: Arc<AtomicU64>,
+}
+
+/// The communicators that a device has joined.
+#[derive(Default)]
+pub(crate) struct Meeting {
+    joined: Mutex<Vec<Member>>,
+}
+
+pub(super) fn new_identity() -> Identity {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let mut identity = [0; 128];
+    identity[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::SeqCst).to_le_bytes());
+    identity
+}
+
+impl Meeting {
+    pub(super) fn join(&self, identity: &Identity, size: usize, position: usize) -> CommunicatorHandle {
+        static TABLES: OnceLock<Mutex<HashMap<Identity, Arc<Table>>>> = OnceLock::new();
+        let table = Arc::clone(TABLES.get_or_init(Mutex::default).lock().unwrap().entry(*identity).or_default());
+        let mut joined = self.joined.lock().unwrap();
+        joined.push(Member { table, size, position, done: Arc::default() });
+        CommunicatorHandle(joined.len() - 1)
+    }
+
+    pub(super) fn member(&self, communicator: CommunicatorHandle) -> Member {
+        self.joined.lock().unwrap()[communicator.0].clone()
+    }
+}
+
+impl Member {
+    /// Does an exchange.
+    ///
+    /// # Safety
+    /// The pieces are valid.
+    pub(super) unsafe fn exchange(&self, exchange: &Exchange) {
+        let number = self.done.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise.
+        let bytes = |piece: Piece| unsafe { std::slice::from_raw_parts_mut(piece.address.pointer(), piece.bytes) };
+        let given = if exchange.kind == ExchangeKind::AllReduce { exchange.write } else { exchange.read };
+        if let Some(given) = given.filter(|_| exchange.kind != ExchangeKind::Receive) {
+            self.table.given.lock().unwrap().insert((number, self.position), bytes(given).to_vec());
+            self.table.changed.notify_all();
+        }
+        let Some(write) = exchange.write.filter(|_| exchange.kind != ExchangeKind::Send) else { return };
+        let from = |position: usize| {
+            let waiting = self.table.given.lock().unwrap();
+            let known = |given: &mut HashMap<_, _>| !given.contains_key(&(number, position));
+            self.table.changed.wait_while(waiting, known).unwrap()[&(number, position)].clone()
+        };
+        let write = bytes(write);
+        match exchange.kind {
+            ExchangeKind::AllReduce => write.copy_from_slice(&self.sum(exchange.data_type, from)),
+            ExchangeKind::ReduceScatter => {
+                let length = write.len();
+                write.copy_from_slice(&self.sum(exchange.data_type, from)[self.position * length..][..length]);
+            }
+            ExchangeKind::AllGather => write.copy_from_slice(&(0..self.size).flat_map(from).collect::<Vec<u8>>()),
+            ExchangeKind::AllToAll => {
+                let length = write.len() / self.size;
+                let part = |other| from(other)[self.position * length..][..length].to_vec();
+                write.copy_from_slice(&(0..self.size).flat_map(part).collect::<Vec<u8>>());
+            }
+            ExchangeKind::Shift => write.copy_from_slice(&from((self.position + self.size - 1) % self.size)),
+            ExchangeKind::Receive => write.copy_from_slice(&from(0)),
+            ExchangeKind::Send => {}
+        }
+    }
+
+    fn sum(&self, data_type: DataType, from: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+        let numbers = |bytes: Vec<u8>| -> Vec<f32> {
+            match Half::of(data_type) {
+                Some(half) => bytes.chunks(2).map(|two| half.to_single(u16::from_le_bytes(two.try_into().unwrap()))).collect(),
+                None => bytes.chunks(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect(),
+            }
+        };
+        let mut sums = numbers(from(0));
+        for other in 1..self.size {
+            sums.iter_mut().zip(numbers(from(other))).for_each(|(sum, number)| *sum += number);
+        }
+        match Half::of(data_type) {
+            Some(half) => sums.iter().flat_map(|&sum| half.nearest(sum).to_le_bytes()).collect(),
+            None => sums.iter().flat_map(|sum| sum.to_le_bytes()).collect(),
+        }
+    }
+}

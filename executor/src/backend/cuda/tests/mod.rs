@@ -1,0 +1,11 @@
+//! The CUDA backend without a GPU: its kernels' text runs on the processor ([`emulator`]), NVRTC compiles it ([`compilation`]), and the
+//! seam's recording side ([`device`]) does what streams are told as late as it may.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
+
+mod compilation;
+pub(crate) mod device;
+mod emulator;
+mod meeting;
+pub(crate) mod on_gpu;
+mod queueing;

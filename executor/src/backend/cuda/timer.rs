@@ -1,0 +1,89 @@
+//! How long kernels take on the GPU: several in a row, captured and launched at once as in a step, between two events.
+
+use super::driver::{DeviceAddress, Driver, EventHandle};
+use super::{CudaBackend, CudaError};
+use crate::backend::{BackendError, KernelCall};
+use crate::error::ExecutorError;
+use foretell_units::Seconds;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Kernels between two events: so many that what the events cost does not count.
+const IN_A_ROW: usize = 16;
+
+/// Times calls of kernels on one GPU.
+#[derive(Debug)]
+pub(crate) struct CudaTimer {
+    backend: CudaBackend,
+    driver: Arc<dyn Driver>,
+    start: EventHandle,
+    end: EventHandle,
+}
+
+impl CudaTimer {
+    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+        let backend = CudaBackend::new(Arc::clone(driver))?;
+        Ok(Self { backend, driver: Arc::clone(driver), start: driver.create_event()?, end: driver.create_event()? })
+    }
+
+    /// Durations of a kernel, whose calls differ in their operands and take turns: within `patience`, and at least and at most as many as
+    /// `counts` says.
+    ///
+    /// # Safety
+    /// As for [`CudaBackend::enqueue`], of each call.
+    pub(crate) unsafe fn time(
+        &mut self,
+        calls: &[KernelCall<'_>],
+        patience: Seconds,
+        counts: Range<usize>,
+    ) -> Result<Vec<f64>, ExecutorError> {
+        let Some(first) = calls.first() else { return Ok(Vec::new()) };
+        let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
+        self.backend.tell(first.hyperparameters)?;
+        // What is loaded, allocated and chosen at the first time is not captured.
+        for call in calls {
+            // SAFETY: the caller's promise.
+            unsafe { self.backend.enqueue(call) }.map_err(failed)?;
+        }
+        self.backend.check().map_err(failed)?;
+        let stream = self.backend.stream();
+        self.driver.begin_capture(stream)?;
+        let rounds = calls.len().max(IN_A_ROW);
+        let mut queued = Ok(());
+        for call in calls.iter().cycle().take(rounds) {
+            // SAFETY: the caller's promise.
+            queued = queued.and_then(|()| unsafe { self.backend.enqueue(call) });
+        }
+        // The capture ends whatever became of it.
+        let graph = self.driver.end_capture(stream);
+        queued.map_err(failed)?;
+        let graph = graph?;
+        let (mut seconds, mut spent, mut is_warm) = (Vec::new(), 0.0, false);
+        while seconds.len() < counts.start || (spent < patience.value() && seconds.len() < counts.end) {
+            self.driver.record(self.start, stream)?;
+            // SAFETY: what was captured is still there.
+            unsafe { self.driver.run_graph(graph, stream) }?;
+            self.driver.record(self.end, stream)?;
+            self.driver.finish(self.end)?;
+            let all = f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3;
+            spent += all;
+            if is_warm {
+                seconds.push(all / rounds as f64);
+            }
+            is_warm = true;
+        }
+        self.backend.check().map_err(failed)?;
+        self.driver.forget_graph(graph);
+        Ok(seconds)
+    }
+
+    /// Copies to the device, and waits until it is done.
+    ///
+    /// # Safety
+    /// Both are valid over the length, and nobody else uses the device's.
+    pub(crate) unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.copy_in(to, from, bytes, self.backend.stream()) }?;
+        self.driver.synchronize(self.backend.stream())
+    }
+}

@@ -1,0 +1,186 @@
+//! The streams at work on a GPU: each queues its next instruction behind what that depends on, and says that it is queued. A step ends when all
+//! of it is done. A step of one rank that waits for nobody is captured once, and then launched at once.
+
+use super::queues::{Mode, Queues};
+use super::ways::Way;
+use super::{COMPUTE, Playlist, Shared, Step, StreamKey};
+use crate::backend::KernelCall;
+use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress};
+use crate::error::ExecutorError;
+use crate::line::Line;
+use foretell_program::Operation;
+
+/// Runs a step's kernels, on the calling thread, and waits for the GPU.
+pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBackend, step: &Step) -> Result<(), ExecutorError> {
+    let Some(queues) = &shared.queues else { return Err(ExecutorError::OtherStream) };
+    let mode = queues.mode();
+    backend.tell(&step.hyperparameters)?;
+    if mode.is_graph {
+        run_graph(shared, queues, playlist, backend, step, mode)?;
+    } else {
+        for &id in &playlist.lists[COMPUTE] {
+            for &(slot, instruction) in &playlist.after[id as usize] {
+                shared.board.wait(COMPUTE, slot, instruction, || ())?;
+                queues.wait_for(step.program, COMPUTE, instruction)?;
+            }
+            queues.mark_start(step.program, COMPUTE, id, mode)?;
+            enqueue(playlist, backend, step, id)?;
+            queues.mark_end(step.program, COMPUTE, id, mode)?;
+            shared.board.post(COMPUTE, id);
+        }
+    }
+    backend.check().map_err(|source| ExecutorError::Kernel { instruction: 0, name: "one of this step".into(), source })
+}
+
+/// Queues one kernel.
+fn enqueue(playlist: &Playlist, backend: &mut CudaBackend, step: &Step, id: u32) -> Result<(), ExecutorError> {
+    let instruction = &playlist.stage.instructions[id as usize];
+    let Operation::Compute { kernel, accumulate, group } = &*instruction.operation else { return Ok(()) };
+    let operands = &playlist.operands[id as usize];
+    let call = KernelCall {
+        kernel,
+        reads: &operands.reads,
+        writes: &operands.writes,
+        accumulate: *accumulate,
+        hyperparameters: &step.hyperparameters,
+        group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
+        samples_before: playlist.samples_before,
+        precision: playlist.precision,
+    };
+    // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them was queued before, and the GPU
+    // waits for them, because the dependencies say so.
+    unsafe { backend.enqueue(&call) }.map_err(|source| ExecutorError::Kernel {
+        instruction: id,
+        name: playlist.stage.name_of(instruction).into(),
+        source,
+    })
+}
+
+/// Runs a whole step as one launch, captured before if it was not yet. The load stream has filled the staging memory and queues nothing.
+fn run_graph(
+    shared: &Shared,
+    queues: &Queues,
+    playlist: &Playlist,
+    backend: &mut CudaBackend,
+    step: &Step,
+    mode: Mode,
+) -> Result<(), ExecutorError> {
+    let load = shared.keys.iter().position(|key| *key == StreamKey::Load);
+    if let Some((slot, &last)) = load.and_then(|slot| Some((slot, playlist.lists[slot].last()?))) {
+        shared.board.wait(COMPUTE, slot, last, || ())?;
+    }
+    let graph = match queues.graph(step.program, mode.turn) {
+        Some(known) => known,
+        None => {
+            queues.driver.begin_capture(queues.streams[COMPUTE])?;
+            let captured = capture(queues, playlist, backend, step, load, mode);
+            // The capture ends whatever became of it.
+            let graph = queues.driver.end_capture(queues.streams[COMPUTE]);
+            captured?;
+            let graph = graph?;
+            queues.keep_graph(step.program, mode.turn, graph);
+            graph
+        }
+    };
+    // SAFETY: the arena, scratch and staging memory of the capture are still where they were; the load stream has filled the latter.
+    Ok(unsafe { queues.driver.run_graph(graph, queues.streams[COMPUTE]) }?)
+}
+
+/// Queues a step on streams that are being captured.
+fn capture(
+    queues: &Queues,
+    playlist: &Playlist,
+    backend: &mut CudaBackend,
+    step: &Step,
+    load: Option<usize>,
+    mode: Mode,
+) -> Result<(), ExecutorError> {
+    let driver = &queues.driver;
+    // The load stream comes in by waiting for the first event, and is waited for at the end.
+    if let Some(slot) = load {
+        let fork = driver.create_event()?;
+        driver.record(fork, queues.streams[COMPUTE])?;
+        driver.wait(queues.streams[slot], fork)?;
+    }
+    let slot_of = |id: u32| if playlist.lists[COMPUTE].binary_search(&id).is_ok() { COMPUTE } else { load.unwrap_or(COMPUTE) };
+    for id in 0..playlist.after.len() as u32 {
+        let slot = slot_of(id);
+        for &(other, instruction) in playlist.after[id as usize].iter().filter(|(other, _)| *other != slot) {
+            debug_assert!(instruction < id, "what an instruction of slot {other} waits for comes before it");
+            queues.wait_for(step.program, slot, instruction)?;
+        }
+        match slot {
+            COMPUTE => enqueue(playlist, backend, step, id)?,
+            _ => copy_samples(queues, playlist, step.program, slot, id, mode)?,
+        }
+        queues.mark_end(step.program, slot, id, Mode { is_timed: false, ..mode })?;
+    }
+    if let Some(slot) = load {
+        let join = driver.create_event()?;
+        driver.record(join, queues.streams[slot])?;
+        driver.wait(queues.streams[COMPUTE], join)?;
+    }
+    Ok(())
+}
+
+/// Queues the copy of a load's samples from its staging memory.
+fn copy_samples(
+    queues: &Queues,
+    playlist: &Playlist,
+    program: usize,
+    slot: usize,
+    id: u32,
+    mode: Mode,
+) -> Result<(), ExecutorError> {
+    let Some(write) = playlist.operands[id as usize].writes.first() else { return Ok(()) };
+    let from = queues.staging(program, mode.turn, id)?.operand(write.bytes);
+    let to = DeviceAddress::of(write.pointer);
+    // SAFETY: the operand is this load's until it is done, and the pinned memory until the step is.
+    Ok(unsafe { queues.driver.copy_in(to, from.pointer, from.bytes, queues.streams[slot]) }?)
+}
+
+/// Runs one step of a stream other than compute.
+pub(super) fn stream(
+    shared: &Shared,
+    queues: &Queues,
+    playlist: &Playlist,
+    slot: usize,
+    line: &mut Line,
+    way: &mut Way,
+    step: &Step,
+) -> Result<(), ExecutorError> {
+    let mode = queues.mode();
+    let program = step.program;
+    let are_ready = queues.are_ready(program, mode.turn, &step.samples);
+    for &id in &playlist.lists[slot] {
+        let is_load = matches!(line, Line::Load { .. });
+        if is_load && !are_ready {
+            queues.fill(playlist, program, mode.turn, id, line, &step.samples)?;
+        }
+        if !(is_load && mode.is_graph) {
+            for &(other, instruction) in &playlist.after[id as usize] {
+                shared.board.wait(slot, other, instruction, || ())?;
+                if other != slot {
+                    queues.wait_for(program, slot, instruction)?;
+                }
+            }
+            if shared.board.has_failed() {
+                return Err(ExecutorError::OtherStream);
+            }
+            queues.mark_start(program, slot, id, mode)?;
+            match is_load {
+                true => copy_samples(queues, playlist, program, slot, id, mode)?,
+                false => way.exchange(queues, playlist, slot, line, step, id)?,
+            }
+            queues.mark_end(program, slot, id, mode)?;
+        }
+        shared.board.post(slot, id);
+    }
+    // A step ends when all of it is done; that of the loads of a graph the compute stream waits for.
+    queues.driver.synchronize(queues.streams[slot])?;
+    match queues.driver.collectives() {
+        // What was broken off ends, too, with anything in its place.
+        Some(collectives) if collectives.is_aborted() => Err(CudaError::Aborted.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,167 @@
+//! Whole trainings on a GPU's interpreter, without a GPU: on a device that does what its streams are told as late as it may, so that a wait
+//! that is missing shows in the loss.
+
+use super::*;
+use crate::backend::cuda::Driver;
+use crate::backend::cuda::tests::device::{TestDevice, Told};
+use crate::data::{DataSource, Dataset, Split};
+use crate::initialise::initialise;
+use crate::training::hyperparameters;
+use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+use foretell_models::{GraphOptions, Model};
+use foretell_program::{Layout, Plan, compile};
+use foretell_units::DataType;
+
+const STEPS: usize = 6;
+
+/// What one rank's steps reported.
+type Reports = Vec<Vec<(MetricKind, f64)>>;
+
+/// Which of a run's steps are timed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Timed {
+    None,
+    First,
+}
+
+/// Trains as one rank, on a device if there is one.
+fn train_rank(
+    model: &Model,
+    plan: &Plan,
+    rank: Rank,
+    transport: Arc<dyn Transport>,
+    device: Option<Arc<TestDevice>>,
+    timed: Timed,
+) -> Reports {
+    let compiled = compile(model, "model", plan).expect("it can be laid out");
+    let mesh = compiled.training.mesh.clone();
+    let coordinates = mesh.coordinates(rank);
+    let size = compiled.arena_of(rank);
+    let arena = match device {
+        Some(device) => Arena::on_device(size, device as Arc<dyn Driver>),
+        None => Arena::new(size),
+    };
+    let arena = arena.expect("a small arena");
+    let graph = model.graph("model", &GraphOptions::ONE).expect("it is a model");
+    let stage = mesh.stage_at(coordinates);
+    initialise(compiled.training.list_of(rank), &graph, stage, coordinates, &arena, 1).expect("it is filled");
+    let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &model.sample(), 1).expect("synthetic data"));
+    let order = dataset.epoch_order(0);
+    let samples = |step| {
+        let indices = order.batch(step, plan.global_batch).expect("so many samples");
+        Arc::new(Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices })
+    };
+    let programs = [&compiled.training, &compiled.evaluation];
+    let mut interpreter = Interpreter::start(&programs, rank, &arena, transport, samples(0)).expect("the streams start");
+    let mut reports = Vec::new();
+    let mut upcoming = samples(0);
+    for step in 0..STEPS {
+        let next = samples(step + 1);
+        let is_timed = timed == Timed::First && step < 2;
+        let hyperparameters = hyperparameters(plan, 1, step);
+        let all = Step { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
+        interpreter.run(all).expect("the step is done");
+        upcoming = next;
+        reports.push(interpreter.metrics(0, &mesh, rank).expect("metrics"));
+        let spans = interpreter.spans(0).expect("spans");
+        assert!(arena.driver().is_none() || spans.is_empty() != is_timed, "{is_timed}");
+    }
+    reports
+}
+
+/// The loss of every step, summed over all ranks.
+fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>> + Sync, timed: Timed) -> Vec<f64> {
+    let world = compile(model, "model", plan).expect("it can be laid out").training.mesh.world_size();
+    let segment = Segment::create(&SegmentShape::new((0..world).collect(), crate::line::STREAM_COUNT)).expect("shared memory");
+    let rank = |rank| {
+        let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
+        train_rank(model, plan, Rank(rank), Arc::new(transport), devices(), timed)
+    };
+    let ranks: Vec<Reports> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..world).map(|number| scope.spawn(move || rank(number))).collect();
+        running.into_iter().map(|rank| rank.join().expect("the rank ends")).collect()
+    });
+    let loss = |step: usize| {
+        let of_step = ranks.iter().flat_map(|reports| &reports[step]);
+        of_step.filter(|(kind, _)| *kind == MetricKind::Loss).map(|(_, value)| value).sum()
+    };
+    (0..STEPS).map(loss).collect()
+}
+
+fn model(text: &str) -> Model {
+    serde_json::from_str(text).expect("it is a model")
+}
+
+fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let close = (found - expected).abs() <= tolerance * expected.abs();
+        assert!(close, "{what}: the loss of step {step} is {found}, and {expected} on the CPU");
+    }
+}
+
+const MODELS: [&str; 4] = [
+    r#"{"family": "mlp", "widths": [64, 32, 10]}"#,
+    r#"{"family": "gpt", "layers": 2, "hidden": 16, "heads": 4, "vocab": 128, "sequence": 12, "dropout": 0.2, "attention_dropout": 0.3}"#,
+    r#"{"family": "llama", "layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": 130, "sequence": 8}"#,
+    r#"{"family": "resnet", "depth": 18, "stem": "small", "image": 16, "channels": 1, "classes": 10, "width": 4}"#,
+];
+
+#[test]
+fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
+    if TestDevice::new(true).is_none() {
+        return;
+    }
+    for (text, precision) in MODELS.into_iter().zip([DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp32]) {
+        let model = model(text);
+        let plan = Plan { precision, ..Plan::new(Layout { micro_batch: 2, ..Layout::default() }, 4) };
+        let on_cpu = train(&model, &plan, || None, Timed::None);
+        // In a ResNet rounding can turn a ReLU over, as in the law of the executor.
+        let tolerance = if precision == DataType::Fp32 && !text.contains("resnet") { 1e-3 } else { 2e-2 };
+        for timed in [Timed::None, Timed::First] {
+            let device = TestDevice::new(true).expect("it was there before");
+            let on_device = train(&model, &plan, || Some(Arc::clone(&device)), timed);
+            // Of a ResNet with so few samples a batch rounding doubles from step to step: the first steps of either way of running tell.
+            let compared = if text.contains("resnet") { 3 } else { STEPS };
+            assert_near(text, &on_device[..compared], &on_cpu[..compared], tolerance);
+            let told = device.told();
+            let graphs = told.iter().filter(|told| matches!(told, Told::Graph { .. })).count();
+            assert_eq!(graphs, STEPS - 2, "all steps but the first two are launched at once");
+            assert_eq!(told.iter().filter(|told| matches!(told, Told::Captured)).count(), 2, "each turn is captured once");
+            // The same again, to the bit.
+            assert_eq!(train(&model, &plan, || TestDevice::new(true), timed), on_device);
+        }
+    }
+}
+
+/// Layouts of two ranks against one, on devices that `device` makes.
+fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
+    let layouts = [
+        Layout { data: 2, ..Layout::default() },
+        Layout { tensor: 2, sequence_parallel: true, ..Layout::default() },
+        Layout { pipeline: 2, micro_batch: 2, ..Layout::default() },
+        Layout { data: 2, zero: 3, ..Layout::default() },
+        Layout { context: 2, ..Layout::default() },
+    ];
+    let model = model(MODELS[1]);
+    let one = Plan::new(Layout { micro_batch: 2, ..Layout::default() }, 4);
+    let on_cpu = train(&model, &one, || None, Timed::None);
+    for layout in layouts {
+        let plan = Plan::new(layout.clone(), 4);
+        let on_devices = train(&model, &plan, device, Timed::None);
+        assert_near(&format!("{layout:?}"), &on_devices, &on_cpu, 1e-3);
+    }
+}
+
+#[test]
+fn ranks_that_reach_each_other_through_the_host_train_as_one_does() {
+    if TestDevice::new(true).is_some() {
+        layouts_train_as_one_rank_does(|| TestDevice::new(true));
+    }
+}
+
+#[test]
+fn ranks_that_reach_each_other_from_device_to_device_train_as_one_does() {
+    if TestDevice::direct().is_some() {
+        layouts_train_as_one_rank_does(TestDevice::direct);
+    }
+}

@@ -1,0 +1,44 @@
+//! How long searches take, and what they find: `cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with CASE one of
+//! `turing-530b`, `gpt3-175b` (Calculon's jobs) and `gpt-175b` (on 1,024 H100s).
+#![allow(clippy::unwrap_used)]
+
+use foretell_models::Model;
+use foretell_planner::{Request, plan};
+use foretell_program::{Layout, Plan};
+use foretell_simulator::CostModel;
+use foretell_topologies::Topology;
+use foretell_units::DataType;
+use std::time::Instant;
+
+fn main() {
+    let case = std::env::args().nth(1).unwrap_or_default();
+    let gpt = |layers, hidden, heads| {
+        format!(
+            r#"{{"family": "gpt", "layers": {layers}, "hidden": {hidden}, "heads": {heads}, "vocab": 51200, "sequence": 2048}}"#
+        )
+    };
+    let (model, topology, devices, batch, fixed) = match case.as_str() {
+        "turing-530b" => (gpt(105, 20480, 128), "dgx-a100-80g", 5128, 2520, ""),
+        "gpt3-175b" => (gpt(96, 12288, 96), "dgx-a100-80g", 512, 512, ""),
+        "gpt-175b" => (gpt(96, 12288, 96), "dgx-h100", 1024, 1536, ""),
+        other => return eprintln!("there is no case `{other}`"),
+    };
+    let fixed = std::env::args().nth(2).unwrap_or(fixed.into());
+    let model: Model = serde_json::from_str(&model).unwrap();
+    let topology = Topology::library(topology).unwrap().with_nodes(devices / 8).unwrap();
+    let started = Instant::now();
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).unwrap();
+    let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), batch) };
+    let request = Request { fixed: fixed.parse().unwrap(), top: 1, ..Request::new(&model, "gpt", &topology, &costs, &base) };
+    let planned = plan(&request);
+    println!("{:.3} s", started.elapsed().as_secs_f64());
+    match planned {
+        Ok(planned) => {
+            println!("{:?}", planned.search);
+            for candidate in planned.candidates {
+                println!("{:.4} s: {:?}", candidate.prediction.step_seconds.value(), candidate.plan.layout);
+            }
+        }
+        Err(error) => println!("{error}"),
+    }
+}

@@ -1,0 +1,122 @@
+//! What the planner answers.
+
+use crate::request::Request;
+use foretell_models::ModelError;
+use foretell_program::Plan;
+use foretell_simulator::{Prediction, SimulationError};
+use foretell_units::Bytes;
+use serde::Serialize;
+use thiserror::Error;
+
+/// A layout that was simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The whole plan.
+    pub plan: Plan,
+    /// What is foretold of it.
+    pub prediction: Prediction,
+}
+
+/// What the search did: the contract's `search`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Search {
+    /// Layouts in the space.
+    pub layouts: usize,
+    /// Layouts that do not divide the model or the batch.
+    pub indivisible: usize,
+    /// Layouts that a lower bound showed to be slower than those returned, or that recompute what fits without.
+    pub bounded_out: usize,
+    /// Layouts that do not fit.
+    pub out_of_memory: usize,
+    /// Layouts that were simulated.
+    pub simulated: usize,
+    /// The best step time.
+    pub best_seconds: f64,
+    /// No layout of the space is faster than this.
+    pub lower_bound_seconds: f64,
+    /// Best over bound, less one.
+    pub gap: f64,
+    /// How long it took; whoever has a clock fills it in.
+    pub wall_seconds: f64,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The best layouts, the fastest first; never empty.
+    pub candidates: Vec<Candidate>,
+    /// What the search did.
+    pub search: Search,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PlannerError {
+    /// The model's sizes contradict each other.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Nothing in the space can be laid out.
+    #[error("no layout of `{model}` with global batch {global_batch} divides {devices} devices as asked{reason}; hint: {hint}")]
+    NoLayout {
+        /// The model.
+        model: String,
+        /// The batch.
+        global_batch: usize,
+        /// The devices.
+        devices: usize,
+        /// What the compiler said of one of them.
+        reason: String,
+        /// The mend.
+        hint: String,
+    },
+    /// Everything is too large.
+    #[error("no layout fits: the smallest needs {needed} on a device of `{device}`, which has {limit}; hint: {hint}")]
+    OutOfMemory {
+        /// The least that any layout needs.
+        needed: Bytes,
+        /// The device.
+        device: String,
+        /// What a rank may use.
+        limit: Bytes,
+        /// The mend.
+        hint: String,
+    },
+    /// The topology does not say what the objective needs.
+    #[error("`{topology}` does not say {what}; hint: write `{hint}` in its file")]
+    Objective {
+        /// The topology.
+        topology: String,
+        /// What is missing.
+        what: String,
+        /// The line that says it.
+        hint: String,
+    },
+    /// A layout could not be simulated.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+}
+
+/// Why nothing is left: of what does not fit, that which needs the least; or what the compiler said.
+pub(crate) fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: Bytes, reason: Option<String>) -> PlannerError {
+    match least {
+        Some(needed) => PlannerError::OutOfMemory {
+            needed,
+            device: request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default(),
+            limit,
+            hint: "use more devices, a smaller global batch, or a smaller model; `--fix` less".into(),
+        },
+        None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
+    }
+}
+
+pub(crate) const USUAL_MEND: &str = "choose a global batch with more divisors, or `--fix` less";
+
+pub(crate) fn no_layout(request: &Request<'_>, reason: String, hint: &str) -> PlannerError {
+    PlannerError::NoLayout {
+        model: request.name.into(),
+        global_batch: request.base.global_batch,
+        devices: request.devices,
+        reason: if reason.is_empty() { reason } else { format!(" ({reason})") },
+        hint: hint.into(),
+    }
+}

@@ -1,0 +1,363 @@
+//! Lower bounds on what a layout takes and needs, cheap enough to have one of every layout, and never above what the simulator and the compiler
+//! answer.
+
+use crate::answer::{PlannerError, no_layout};
+use crate::objective::Objective;
+use crate::pipeline::{Cutting, Pieces, Timetable, Update};
+use crate::placements::with_placed_operators;
+use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError};
+use crate::request::Request;
+use crate::search::seconds;
+use crate::space::{Family, Space};
+use crate::windows::{Held, Kept, kernels, window};
+use foretell_models::GraphOptions;
+use foretell_program::{Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
+use foretell_simulator::{Alone, Oversubscription, Quantile, alone};
+use foretell_topologies::DeviceId;
+use foretell_units::{Bytes, Seconds};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// What is known of a layout before it is simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// Its value is at least this.
+    Least(f64),
+    /// It does not divide the model.
+    Indivisible(String),
+    /// It needs at least this much, which is more than there is.
+    OutOfMemory(Bytes),
+}
+
+/// What a layout takes and needs at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Least {
+    /// No simulation of it is faster.
+    pub step: Seconds,
+    /// No stage's arena is smaller than the largest must be.
+    pub memory: Bytes,
+}
+
+/// What a layout of a request's model takes and needs at least; `None` where it does not divide the model.
+///
+/// # Errors
+/// As [`crate::plan`] of the request's model and sizes.
+pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, PlannerError> {
+    let unlimited = Request { memory_limit: None, objective: Objective::Time, ..request.clone() };
+    let mut bounds = Bounds::new(&unlimited)?;
+    let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
+    let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
+    // Whatever it needs is more than nothing.
+    bounds.memory_limit = Bytes::ZERO;
+    let memory = match bounds.of_member(layout, micro_batches) {
+        Verdict::OutOfMemory(bytes) => bytes,
+        _ => Bytes::ZERO,
+    };
+    bounds.memory_limit = Bytes::new(u64::MAX);
+    let step = match (bounds.of_family(&family), bounds.of_member(layout, micro_batches)) {
+        (Verdict::Least(of_family), Verdict::Least(own)) => Seconds::new(own.max(of_family)),
+        _ => return Ok(None),
+    };
+    Ok(Some(Least { step, memory }))
+}
+
+/// Every layout of a request's space.
+///
+/// # Errors
+/// As [`least`].
+pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
+    let space = Bounds::new(request)?.space;
+    let families = with_placed_operators(request, space.families());
+    Ok(families.iter().flat_map(|family| space.members(family)).collect())
+}
+
+/// One layout of each family of a request's space: between them they have all shapes of kernels but those of updates that ZeRO shares out.
+///
+/// # Errors
+/// As [`least`].
+pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
+    Ok(Bounds::new(request)?.space.families().into_iter().map(|family| family.layout).collect())
+}
+
+/// Bounds are made with rounded sums: what is allowed for that.
+const ROUNDING: f64 = 1.0 - 1e-9;
+
+/// Bytes that a stage may have fewer than its pieces together: each has its own sums, and buckets are rounded.
+const UNEVEN: f64 = 65536.0;
+
+/// The share of our arena that other frameworks hold at least: their number formats and what they keep differ from ours.
+const SHARE_OF_OTHERS: f64 = 0.7;
+
+/// What is found once is kept: probes by the layouts that share them, cuts and timetables by the pipelines that do.
+struct Memo<Key, Value>(Mutex<HashMap<Key, Arc<OnceLock<Value>>>>);
+
+impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
+    fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    fn get(&self, key: Key, find: impl FnOnce() -> Value) -> Value {
+        // A panic elsewhere leaves the table as it was.
+        let cell = Arc::clone(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).entry(key).or_default());
+        cell.get_or_init(find).clone()
+    }
+}
+
+/// What a probe depends on: the layout with what it does not depend on left out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ProbeKey(String, usize);
+
+type Probed = Result<Arc<Probe>, String>;
+
+/// The bounds of one request's layouts.
+pub(crate) struct Bounds<'a> {
+    request: &'a Request<'a>,
+    pub(crate) space: Space<'a>,
+    pub(crate) memory_limit: Bytes,
+    /// The model is a stack of enough equal blocks.
+    is_stack: bool,
+    /// What the fastest device adds to a step, and to each micro-batch.
+    overheads: (Seconds, Seconds),
+    /// By the number of ranks.
+    weights: Memo<usize, f64>,
+    probes: Memo<ProbeKey, Probed>,
+    cuttings: Memo<(usize, usize), Arc<Cutting>>,
+    timetables: Memo<(Schedule, usize, usize, usize), Arc<Timetable>>,
+}
+
+impl<'a> Bounds<'a> {
+    pub(crate) fn new(request: &'a Request<'a>) -> Result<Self, PlannerError> {
+        let graph = request.model.graph(request.name, &GraphOptions::ONE)?;
+        let (topology, costs) = (request.topology, request.costs);
+        let kinds = 0..topology.device_kinds().len();
+        let least = |time: &dyn Fn(usize) -> Seconds| kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
+        let memory = topology.least_memory();
+        let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
+        let space = Space {
+            base: &request.base.layout,
+            fixed: &request.fixed,
+            devices: request.devices,
+            node: topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1),
+            blocks: graph.blocks.len(),
+            global_batch: request.base.global_batch,
+            sequence: graph.tokens_per_sample.filter(|_| has_attention),
+            experts: request.model.experts(),
+            has_attention,
+            work: work_of_blocks(&graph),
+            speeds: speeds(request),
+        };
+        if space.global_batch == 0 {
+            return Err(no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
+        }
+        Ok(Self {
+            request,
+            space,
+            memory_limit: request.memory_limit.map_or(memory, |limit| limit.min(memory)),
+            is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
+            overheads: (
+                least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
+                least(&|kind| costs.parameters(kind).micro_batch_overhead),
+            ),
+            weights: Memo::new(),
+            probes: Memo::new(),
+            cuttings: Memo::new(),
+            timetables: Memo::new(),
+        })
+    }
+
+    /// Of all members of a family: what their ranks of `data` do together is not counted.
+    pub(crate) fn of_family(&self, family: &Family) -> Verdict {
+        let Family { layout, micro_batches } = family;
+        if !self.has_probe(layout) {
+            return self.of_kernels(layout, *micro_batches);
+        }
+        let (cutting, timetable) = (self.cutting(layout), self.timetable(layout, *micro_batches));
+        let members = self.space.members(family);
+        let least = |pieces: &Pieces<'_>, samples: usize| {
+            let memory = members.iter().map(|member| least_memory(pieces, &timetable, member, samples as f64));
+            memory.fold(f64::INFINITY, f64::min)
+        };
+        // What micro-batches of one sample hold says enough of most that are too large: activations grow with their samples.
+        let single = Layout { data: 1, micro_batch: 1, ..layout.clone() };
+        if let Ok(probe) = self.probe(&single, (*micro_batches).min(2))
+            && self.space.experts.is_none()
+        {
+            let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
+            let needed = self.needed(least(&pieces, layout.micro_batch));
+            if needed > self.memory_limit {
+                return Verdict::OutOfMemory(needed);
+            }
+        }
+        let probe = match self.probe(&Layout { data: 1, ..layout.clone() }, (*micro_batches).min(2)) {
+            Err(reason) => return Verdict::Indivisible(reason),
+            Ok(probe) => probe,
+        };
+        let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
+        let memory = least(&pieces, 1);
+        // An update may be shared out among all ranks of `data`.
+        self.verdict(layout, *micro_batches, pieces.least_time(*micro_batches, Update::LeftOut), memory)
+    }
+
+    /// Of one layout, without what its ranks of `data` do together: whether it can fit.
+    pub(crate) fn may_fit(&self, layout: &Layout, micro_batches: usize) -> Result<(), Verdict> {
+        if !self.has_probe(layout) {
+            return Ok(());
+        }
+        let Ok(probe) =
+            self.probe(&Layout { data: 1, zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches.min(2))
+        else {
+            return Ok(());
+        };
+        let cutting = self.cutting(layout);
+        let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
+        let needed = self.needed(least_memory(&pieces, &self.timetable(layout, micro_batches), layout, 1.0));
+        if needed > self.memory_limit { Err(Verdict::OutOfMemory(needed)) } else { Ok(()) }
+    }
+
+    /// Of one layout.
+    pub(crate) fn of_member(&self, layout: &Layout, micro_batches: usize) -> Verdict {
+        if !self.has_probe(layout) {
+            return self.of_whole(layout, micro_batches);
+        }
+        if let Err(verdict) = self.may_fit(layout, micro_batches) {
+            return verdict;
+        }
+        match self.probe(layout, micro_batches.min(2)) {
+            Err(reason) => Verdict::Indivisible(reason),
+            Ok(probe) => {
+                let cutting = self.cutting(layout);
+                let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
+                let timetable = self.timetable(layout, micro_batches);
+                // The probe has shared out what ZeRO shares out.
+                let memory = pieces.least_memory(&timetable, 0, 1, 1.0);
+                self.verdict(layout, micro_batches, pieces.least_time_by_pass(&timetable), memory)
+            }
+        }
+    }
+
+    /// Whether a short model tells of it. A probe has four stages, so that where the pipeline is not outermost the layout must have as many, or groups would
+    /// lie further apart in the probe; and one of several chunks would have shared tables twice.
+    fn has_probe(&self, layout: &Layout) -> bool {
+        // Where devices are of several kinds, those of the probe are not those of every stage.
+        let is_even =
+            self.space.speeds.is_empty() && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
+        let is_alike = is_even && (layout.placement.is_none() || layout.pipeline >= PROBE_STAGES);
+        self.is_stack && is_alike && (layout.virtual_stages == 1 || layout.pipeline > 1)
+    }
+
+    fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
+        let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let key = (schedule, stages, micro_batches, chunks);
+        self.timetables.get(key, || Arc::new(Timetable::new(schedule, stages, micro_batches, chunks)))
+    }
+
+    fn verdict(&self, layout: &Layout, micro_batches: usize, picoseconds: f64, memory: f64) -> Verdict {
+        let needed = self.needed(memory);
+        if needed > self.memory_limit {
+            return Verdict::OutOfMemory(needed);
+        }
+        let (step, micro_batch) = self.overheads;
+        let time = seconds(picoseconds * ROUNDING) + step + micro_batch * micro_batches as f64;
+        Verdict::Least(time.value() * self.weight(layout))
+    }
+
+    /// What a device holds at least whose pieces hold so many bytes.
+    fn needed(&self, bytes: f64) -> Bytes {
+        let share = if self.request.base.stack.is_own() { 1.0 } else { SHARE_OF_OTHERS };
+        Bytes::new((bytes * share - UNEVEN).max(0.0) as u64)
+    }
+
+    /// What a second of a step weighs in the request's objective.
+    pub(crate) fn weight(&self, layout: &Layout) -> f64 {
+        let ranks = layout.data * layout.tensor * layout.context * layout.expert * layout.pipeline;
+        self.weights.get(ranks, || self.request.objective.weight(self.request, ranks))
+    }
+
+    fn cutting(&self, layout: &Layout) -> Arc<Cutting> {
+        let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
+        if let Some(cuts) = &layout.cuts {
+            return Arc::new(Cutting::new(cuts));
+        }
+        self.cuttings.get((stages, chunks), || Arc::new(Cutting::usual(&self.space.work, stages, chunks)))
+    }
+
+    fn probe(&self, layout: &Layout, micro_batches: usize) -> Probed {
+        let is_cut = layout.pipeline > 1;
+        let splits = layout.schedule.splits_backward();
+        let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
+        let pipeline = if is_cut { PROBE_STAGES } else { 1 };
+        let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
+        let plan = Plan { layout, ..self.request.base.clone() };
+        let Request { model, name, topology, costs, .. } = *self.request;
+        let key = ProbeKey(format!("{:?}", plan.layout), micro_batches);
+        self.probes.get(key, || match Probe::new(model, name, &plan, topology, costs, micro_batches) {
+            Ok(probe) => Ok(Arc::new(probe)),
+            Err(ProbeError::Plan(error)) => Err(error.to_string()),
+            Err(ProbeError::Simulation(error)) => Err(error.to_string()),
+        })
+    }
+
+    /// Of models that are no stack of equal blocks: all kernels of the fullest stage but for the update, which may be shared out.
+    fn of_kernels(&self, layout: &Layout, micro_batches: usize) -> Verdict {
+        if !self.space.speeds.is_empty() && layout.pipeline > 1 {
+            // Members differ in their cuts, and a stage's devices in their speed.
+            return Verdict::Least(0.0);
+        }
+        let plan = Plan { layout: Layout { data: 1, ..layout.clone() }, ..self.request.base.clone() };
+        let Request { model, name, topology, costs, .. } = *self.request;
+        let global_batch = plan.layout.samples_at_once();
+        let plan = Plan { global_batch, ..plan };
+        let program = match compile_unplaced(model, name, &plan) {
+            Ok(program) => program,
+            Err(error) => return Verdict::Indivisible(error.to_string()),
+        };
+        let Ok(alone) = alone(&program, topology, costs, Oversubscription::Allowed) else { return Verdict::Least(0.0) };
+        let of_list = |(list, alone): (&StageProgram, &Alone)| {
+            let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
+            kernels(list, alone, 0..end)
+        };
+        let longest = program.lists.iter().zip(&alone).map(of_list).fold(0.0, f64::max);
+        self.verdict(layout, micro_batches, longest * micro_batches as f64, 0.0)
+    }
+
+    /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.
+    fn of_whole(&self, layout: &Layout, micro_batches: usize) -> Verdict {
+        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
+        let Request { model, name, topology, costs, oversubscription, .. } = *self.request;
+        let program = match compile_unplaced(model, name, &plan) {
+            Ok(program) => program,
+            Err(error) => return Verdict::Indivisible(error.to_string()),
+        };
+        let Ok(alone) = alone(&program, topology, costs, oversubscription) else { return Verdict::Least(0.0) };
+        let chain = |(list, alone)| chain_of(list, alone, &plan);
+        let longest = program.lists.iter().zip(&alone).map(chain).fold(0.0, f64::max);
+        let memory = program.lists.iter().map(|list| Kept::of(list).total() + Held::of(list).most).fold(0.0, f64::max);
+        self.verdict(layout, micro_batches, longest, memory)
+    }
+}
+
+/// How fast each device is at matrix products; empty where all are of one kind.
+fn speeds(request: &Request<'_>) -> Vec<f64> {
+    let topology = request.topology;
+    let kinds = topology.device_kinds();
+    let precision = request.base.precision;
+    let peaks: Option<Vec<f64>> = kinds.iter().map(|kind| Some(kind.peak_rate(precision)?.value() * kind.speed())).collect();
+    match peaks {
+        Some(peaks) if kinds.len() > 1 => {
+            (0..request.devices.min(topology.device_count())).map(|device| peaks[topology.kind_index(DeviceId(device))]).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What a layout holds at least, by pieces without ZeRO whose micro-batches have so many times fewer samples.
+fn least_memory(pieces: &Pieces<'_>, timetable: &Timetable, layout: &Layout, times: f64) -> f64 {
+    pieces.least_memory(timetable, layout.zero, layout.shard_group.unwrap_or(layout.data), times)
+}
+
+fn chain_of(list: &StageProgram, alone: &Alone, plan: &Plan) -> f64 {
+    let all = 0..list.instructions.len() as u32;
+    let window = window(list, alone, &plan.overlap, &all);
+    window.free.busy.max(window.free.over).max(window.launches)
+}

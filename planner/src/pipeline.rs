@@ -1,0 +1,221 @@
+//! What a pipeline of pieces takes at least, and holds at least: in closed form for every layout, and pass by pass for those that matter.
+//!
+//! It knows how many chunks of which sizes there are and in which order a schedule takes them, not what is in them.
+
+use crate::probe::{Piece, Probe};
+use crate::windows::{Chain, Kept, Window};
+use foretell_program::{PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
+use std::cell::Cell;
+
+/// Which blocks each chunk of a pipeline has.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cutting {
+    /// Different chunks: how many equal blocks, and whether the model's first and last are with them.
+    kinds: Vec<(usize, bool, bool)>,
+    /// The kind of the chunk at each position of the model.
+    of_position: Vec<usize>,
+}
+
+impl Cutting {
+    /// The usual cuts of blocks of so much work into chunks: the first and the last block are the model's ends, the others are alike.
+    pub(crate) fn usual(work: &[f64], stages: usize, chunks: usize) -> Self {
+        Self::new(&usual_cuts(work, stages, chunks))
+    }
+
+    /// That of so many blocks for each chunk.
+    pub(crate) fn new(cuts: &[usize]) -> Self {
+        let mut kinds = Vec::new();
+        let positions = cuts.len();
+        let of_position = cuts.iter().enumerate().map(|(position, &blocks)| {
+            let (has_first, has_last) = (position == 0, position + 1 == positions);
+            let kind =
+                (blocks - usize::from(has_first) - usize::from(has_last && blocks > usize::from(has_first)), has_first, has_last);
+            kinds.iter().position(|one| *one == kind).unwrap_or_else(|| {
+                kinds.push(kind);
+                kinds.len() - 1
+            })
+        });
+        let of_position = of_position.collect();
+        Self { kinds, of_position }
+    }
+}
+
+/// When a schedule's stages take which pass, and what they hold when they hold the most.
+#[derive(Clone, Debug)]
+pub(crate) struct Timetable {
+    schedule: Schedule,
+    stages: usize,
+    chunks: usize,
+    micro_batches: usize,
+    orders: Vec<Vec<Task>>,
+    /// Of each stage and chunk, how many micro-batches are held when most are.
+    held: Vec<Vec<usize>>,
+}
+
+impl Timetable {
+    pub(crate) fn new(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
+        let orders = schedule.orders(stages, micro_batches, chunks);
+        let held = orders.iter().map(|order| most_held(order, chunks)).collect();
+        Self { schedule, stages, chunks, micro_batches, orders, held }
+    }
+}
+
+fn most_held(order: &[Task], chunks: usize) -> Vec<usize> {
+    let (mut now, mut total) = (vec![0usize; chunks], 0usize);
+    let (mut most, mut most_total) = (now.clone(), 0);
+    for task in order {
+        match task.pass {
+            StagePass::Forward => {
+                now[task.chunk] += 1;
+                total += 1;
+            }
+            // Some of it may be over when only the parameters' gradients are left.
+            StagePass::Backward | StagePass::InputGradient => {
+                now[task.chunk] = now[task.chunk].saturating_sub(1);
+                total = total.saturating_sub(1);
+            }
+            StagePass::WeightGradient => {}
+        }
+        if total > most_total {
+            most_total = total;
+            most.clone_from(&now);
+        }
+    }
+    most
+}
+
+/// The pieces of a layout in the chunks of its pipeline.
+pub(crate) struct Pieces<'a> {
+    cutting: &'a Cutting,
+    kinds: Vec<Piece>,
+    schedule: Schedule,
+    stages: usize,
+    chunks: usize,
+}
+
+/// Whether what comes after the last pass counts: ranks may share it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Update {
+    Counted,
+    LeftOut,
+}
+
+impl<'a> Pieces<'a> {
+    pub(crate) fn new(probe: &Probe, cutting: &'a Cutting, schedule: Schedule, stages: usize, chunks: usize) -> Self {
+        let mut kinds: Vec<Piece> = cutting.kinds.iter().map(|&(layers, first, last)| probe.chunk(layers, first, last)).collect();
+        let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+        let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
+        if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
+            // Where the model's first and last blocks share a table, a stage that has both has it once, and need not bring together what two stages
+            // have of its gradient: much less than half of what the last block adds to the backward pass.
+            let (layers, ..) = cutting.kinds[kind];
+            let without = probe.chunk(layers, false, false);
+            let half = |without: f64, with: f64| 0.5 * (without + with);
+            let last = &mut kinds[kind];
+            last.backward = without.backward.with(last.backward, half);
+            last.weights = without.weights.with(last.weights, half);
+            (last.kept, last.update, last.update_launches, last.tail) = (Kept::default(), 0.0, 0.0, Window::default());
+        }
+        Self { cutting, kinds, schedule, stages, chunks }
+    }
+
+    fn at(&self, position: usize) -> &Piece {
+        &self.kinds[self.cutting.of_position[position]]
+    }
+
+    fn of(&self, stage: usize, chunk: usize) -> &Piece {
+        self.at(self.schedule.position(self.stages, stage, chunk))
+    }
+
+    /// In closed form: of each stage, what passes before its first chunk on the way there, all its own passes, and what passes on the way back.
+    pub(crate) fn least_time(&self, micro_batches: usize, update: Update) -> f64 {
+        let share = if update == Update::Counted { 1.0 } else { 0.0 };
+        let count = micro_batches as f64;
+        let (mut there, mut back) = (0.0, 0.0);
+        let mut most: f64 = 0.0;
+        // The first chunks of the stages come first in the model, stage by stage.
+        for stage in 0..self.stages {
+            let (mut needed, mut all, mut launches, mut update) = (0.0, 0.0, 0.0, 0.0);
+            let (mut sharing, mut alike) = (0.0, 0.0);
+            for chunk in 0..self.chunks {
+                let piece = self.of(stage, chunk);
+                needed += piece.forward.free.busy + piece.backward.free.busy;
+                all += piece.forward.free.busy + piece.backward.free.busy + piece.weights.free.busy;
+                launches += (piece.forward.launches + piece.backward.launches + piece.weights.launches) * count
+                    + piece.update_launches * share;
+                update += piece.update * share;
+                sharing += piece.sharing.each * count + piece.sharing.once;
+                alike += piece.alike.each * count + piece.alike.once;
+            }
+            most =
+                most.max(there + needed * count + back).max(there + all * count + update).max(launches).max(sharing).max(alike);
+            let own = self.of(stage, 0);
+            there += own.forward.arrival.passed.max(own.forward.free.passed);
+            back += own.backward.arrival.passed.max(own.backward.free.passed);
+        }
+        most
+    }
+
+    /// Pass by pass in the schedule's order.
+    pub(crate) fn least_time_by_pass(&self, timetable: &Timetable) -> f64 {
+        let Timetable { schedule, stages, chunks, micro_batches, orders, .. } = timetable;
+        let window = |stage: usize, task: &Task| {
+            let piece = self.of(stage, task.chunk);
+            match task.pass {
+                StagePass::Forward => piece.forward,
+                StagePass::Backward | StagePass::InputGradient => piece.backward,
+                StagePass::WeightGradient => piece.weights,
+            }
+        };
+        let is_sent = |stage: usize, task: &Task| {
+            let position = schedule.position(*stages, stage, task.chunk);
+            let next = if task.pass == StagePass::Forward { Some(position + 1) } else { position.checked_sub(1) };
+            next.is_some_and(|next| next < stages * chunks && schedule.place(*stages, *chunks, next).0 != stage)
+        };
+        let updates: Vec<f64> = (0..*stages).map(|stage| (0..*chunks).map(|chunk| self.of(stage, chunk).update).sum()).collect();
+        let most = Cell::new(self.least_time(*micro_batches, Update::Counted));
+        let times = |stage: usize, task: &Task, free: u64, ready: u64| {
+            let (free_at, ready_at) = (free as f64, ready as f64);
+            let latest = |window: &Window, value: fn(&Chain) -> f64| {
+                (free_at + value(&window.free)).max(ready_at + value(&window.arrival))
+            };
+            let own = window(stage, task);
+            let (mut over, mut passed) = (latest(&own, |chain| chain.busy), latest(&own, |chain| chain.passed));
+            if task.pass == StagePass::Forward && task.micro_batch == 0 {
+                // What the chunk's parameters are gathered after.
+                let gathered: f64 = (0..task.chunk).map(|chunk| self.of(stage, chunk).gathers).sum();
+                let head = self.of(stage, task.chunk).head;
+                (over, passed) = (over.max(gathered + head.busy), passed.max(gathered + head.passed));
+            }
+            // Within a stage the order of its list is enough.
+            let passed = if is_sent(stage, task) { passed } else { 0.0 };
+            if orders[stage].last() == Some(task) {
+                let tail = latest(&self.of(stage, task.chunk).tail, |chain| chain.over);
+                most.set(most.get().max(tail).max(over + updates[stage]));
+            }
+            PassTimes { start: free.max(ready), free: over as u64, passed: passed as u64 }
+        };
+        // Every schedule's lists end, so that all last passes are seen.
+        let _ = pass_starts(*schedule, *stages, *chunks, orders, times);
+        most.get()
+    }
+
+    /// The bytes that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out some among ranks, and the micro-batches
+    /// that it has begun, with so many times the samples of the pieces'.
+    pub(crate) fn least_memory(&self, timetable: &Timetable, zero: usize, ranks: usize, times: f64) -> f64 {
+        let of_stage = |stage: usize| -> f64 {
+            let mut extra: f64 = 0.0;
+            let of_chunk = |chunk: usize| {
+                let piece = self.of(stage, chunk);
+                let held = timetable.held[stage][chunk];
+                if held > 0 {
+                    extra = extra.max(piece.held.most - piece.held.between);
+                }
+                piece.kept.shared_out(zero, ranks).total() + piece.held.between * times * held as f64
+            };
+            let all: f64 = (0..self.chunks).map(of_chunk).sum();
+            all + extra
+        };
+        (0..self.stages).map(of_stage).fold(0.0, f64::max)
+    }
+}

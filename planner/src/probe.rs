@@ -1,0 +1,208 @@
+//! What the blocks of a layout take, found from a short model: of equal blocks one and two are compiled, and what `n` of them take
+//! follows.
+//!
+//! The longest chain through `n` equal blocks is the greatest of functions that are linear in `n`, and so convex: the line through its values at one
+//! and at two is nowhere above it. So what is told here is a bound, and where one chain is the longest throughout it is exact. A chain that there is only from
+//! some number of blocks on could contradict this; the property test of the bounds looks for one.
+
+use crate::windows::{Busy, Chain, Held, Kept, Window, busy, gathers, head, kernels, tail, window};
+use foretell_models::Model;
+use foretell_program::{Axis, Layout, Plan, PlanError, StagePass, StageProgram, compile_unplaced};
+use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone};
+use foretell_topologies::Topology;
+
+/// Blocks of the shorter and of the longer stack that are compiled.
+const SHORT: usize = 1;
+const LONG: usize = 2;
+
+/// Stages of a probe of a pipeline: the first blocks, the two stacks, the last.
+pub(crate) const PROBE_STAGES: usize = 4;
+
+/// The fewest equal blocks of a model that is worth being bounded so.
+pub(crate) const FEWEST_LAYERS: usize = SHORT + LONG + 2;
+
+/// What some blocks in one stage take at least, in picoseconds, bytes and launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) forward: Window,
+    /// The backward pass, or that of the input's gradient alone.
+    pub(crate) backward: Window,
+    /// That of the parameters' gradients, where it is a pass of its own.
+    pub(crate) weights: Window,
+    /// From the last pass until the step is over.
+    pub(crate) tail: Window,
+    /// From the beginning of the step until the first pass is over, and how long parameters are gathered for it.
+    pub(crate) head: Chain,
+    pub(crate) gathers: f64,
+    /// How long collectives of the ranks that share out parameters keep their stream busy, and those of the ranks that have the same.
+    pub(crate) sharing: Busy,
+    pub(crate) alike: Busy,
+    /// Kernels after the last pass.
+    pub(crate) update: f64,
+    /// Launches after the last pass.
+    pub(crate) update_launches: f64,
+    /// What is kept from step to step.
+    pub(crate) kept: Kept,
+    /// What each micro-batch holds.
+    pub(crate) held: Held,
+}
+
+/// What the model's blocks take in a layout.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe {
+    /// The first block and an equal one.
+    first: Piece,
+    /// The shorter and the longer stack; where there is but one stage, with the first and the last block.
+    short: Piece,
+    long: Piece,
+    /// An equal block and the last.
+    last: Piece,
+    is_cut: bool,
+}
+
+/// Why a layout has no probe.
+#[derive(Debug)]
+pub(crate) enum ProbeError {
+    /// It does not divide the model.
+    Plan(PlanError),
+    /// It does not fit the devices.
+    Simulation(SimulationError),
+}
+
+impl Probe {
+    /// The probe of a plan with one stage, or with [`PROBE_STAGES`] of one chunk each.
+    pub(crate) fn new(
+        model: &Model,
+        name: &str,
+        plan: &Plan,
+        topology: &Topology,
+        costs: &CostModel,
+        micro_batches: usize,
+    ) -> Result<Self, ProbeError> {
+        let is_cut = plan.layout.pipeline == PROBE_STAGES;
+        let summarise = |layers: usize, cuts: Option<Vec<usize>>| -> Result<Vec<Piece>, ProbeError> {
+            let Some(short) = model.with_repeated_layers(layers) else { return Ok(Vec::new()) };
+            let layout = Layout { cuts, ..plan.layout.clone() };
+            let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
+            let plan = Plan { layout, global_batch, ..plan.clone() };
+            let program = compile_unplaced(&short, name, &plan).map_err(ProbeError::Plan)?;
+            let alone = alone(&program, topology, costs, Oversubscription::Allowed).map_err(ProbeError::Simulation)?;
+            Ok(program.lists.iter().zip(&alone).map(|(list, alone)| piece(list, alone, &plan)).collect())
+        };
+        let pieces = if is_cut {
+            summarise(SHORT + LONG + 2, Some(vec![2, SHORT, LONG, 2]))?
+        } else {
+            let (short, long) = (summarise(SHORT, None)?, summarise(LONG, None)?);
+            short.into_iter().take(1).chain(long.into_iter().take(1)).collect()
+        };
+        let at = |index: usize| pieces.get(index).copied().unwrap_or_default();
+        let (first, short, long, last) =
+            if is_cut { (at(0), at(1), at(2), at(3)) } else { (Piece::default(), at(0), at(1), Piece::default()) };
+        Ok(Self { first, short, long, last, is_cut })
+    }
+
+    /// What a chunk of `layers` equal blocks takes, with the model's first and last blocks where it has them.
+    pub(crate) fn chunk(&self, layers: usize, has_first: bool, has_last: bool) -> Piece {
+        let count = layers as f64;
+        match (self.is_cut, has_first, has_last) {
+            (false, ..) | (true, false, false) => self.line(&self.short, count - SHORT as f64),
+            (true, true, false) => self.line(&self.first, count - 1.0),
+            (true, false, true) => self.line(&self.last, count - 1.0),
+            // Of a chunk that has both ends its blocks in between count once.
+            (true, true, true) => {
+                let (first, last) = (self.line(&self.first, -1.0), self.line(&self.last, -1.0));
+                in_turn(&in_turn(&first, &self.line(&self.short, count - SHORT as f64)), &last)
+            }
+        }
+    }
+
+    /// A piece with so many equal blocks more.
+    fn line(&self, from: &Piece, more: f64) -> Piece {
+        let steps = more / (LONG - SHORT) as f64;
+        let slope = self.long.with(&self.short, |long, short| long - short);
+        let mut line = from.with(&slope, |own, slope| (own + steps * slope).max(0.0));
+        // Gradients are reduced bucket by bucket, which a longer stack may need fewer of for each block: the least of what a block takes on average.
+        let of_buckets = |value: &dyn Fn(&Piece) -> f64| {
+            let (short, long) = (value(&self.short), value(&self.long));
+            let average = (short / SHORT as f64).min(long / LONG as f64);
+            (value(from) + more * average.min((long - short) / (LONG - SHORT) as f64)).max(0.0)
+        };
+        line.sharing = Busy { each: of_buckets(&|piece| piece.sharing.each), once: of_buckets(&|piece| piece.sharing.once) };
+        line.alike = Busy { each: of_buckets(&|piece| piece.alike.each), once: of_buckets(&|piece| piece.alike.once) };
+        // What there is beside what every micro-batch holds is that of one block at a time.
+        line.held.most = line.held.between + (from.held.most - from.held.between);
+        let tail = |over: fn(&Piece) -> f64| of_buckets(&over);
+        line.tail.free.over = tail(|piece| piece.tail.free.over);
+        line.tail.arrival.over = tail(|piece| piece.tail.arrival.over);
+        line.update = tail(|piece| piece.update);
+        line.gathers = of_buckets(&|piece| piece.gathers);
+        line
+    }
+}
+
+impl Piece {
+    /// The value that `choose` finds of each number of it and of another.
+    fn with(&self, other: &Self, choose: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            forward: self.forward.with(other.forward, &choose),
+            backward: self.backward.with(other.backward, &choose),
+            weights: self.weights.with(other.weights, &choose),
+            tail: self.tail.with(other.tail, &choose),
+            head: self.head.with(other.head, &choose),
+            gathers: choose(self.gathers, other.gathers),
+            sharing: self.sharing.with(other.sharing, &choose),
+            alike: self.alike.with(other.alike, &choose),
+            update: choose(self.update, other.update),
+            update_launches: choose(self.update_launches, other.update_launches),
+            kept: self.kept.with(other.kept, &choose),
+            held: self.held.with(other.held, &choose),
+        }
+    }
+}
+
+/// Two pieces of the model one after the other in a chunk.
+fn in_turn(before: &Piece, after: &Piece) -> Piece {
+    let sum = |value: fn(&Piece) -> f64| value(before) + value(after);
+    Piece {
+        forward: before.forward.then(after.forward),
+        backward: after.backward.then(before.backward),
+        weights: after.weights.then(before.weights),
+        tail: after.backward.then(before.tail),
+        head: before.head.then(after.forward.free),
+        gathers: sum(|piece| piece.gathers),
+        sharing: before.sharing.with(after.sharing, |a, b| a + b),
+        alike: before.alike.with(after.alike, |a, b| a + b),
+        update: sum(|piece| piece.update),
+        update_launches: sum(|piece| piece.update_launches),
+        kept: before.kept.with(after.kept, |a, b| a + b),
+        held: before.held.with(after.held, |a, b| a + b),
+    }
+}
+
+fn piece(list: &StageProgram, alone: &Alone, plan: &Plan) -> Piece {
+    let least = |pass: &dyn Fn(StagePass) -> bool| {
+        let windows =
+            list.passes.iter().filter(|one| pass(one.task.pass)).map(|one| window(list, alone, &plan.overlap, &one.instructions));
+        windows.reduce(|a, b| a.with(b, f64::min))
+    };
+    let count = list.instructions.len();
+    let last = list.passes.last();
+    let end = last.map_or(0, |pass| pass.instructions.end as usize);
+    let launched = |index: usize| alone.launched.get(index).map_or(0.0, |time| time.0 as f64);
+    let micro_batches = list.passes.iter().map(|pass| pass.task.micro_batch + 1).max().unwrap_or(1);
+    let first_end = list.passes.first().map_or(0, |pass| pass.instructions.end);
+    Piece {
+        head: head(list, alone, &plan.overlap, first_end),
+        gathers: gathers(list, alone, first_end),
+        sharing: busy(list, alone, micro_batches, |axes| axes.contains(&Axis::Shard)),
+        alike: busy(list, alone, micro_batches, |axes| axes.contains(&Axis::Data) && !axes.contains(&Axis::Shard)),
+        forward: least(&|pass| pass == StagePass::Forward).unwrap_or_default(),
+        backward: least(&|pass| matches!(pass, StagePass::Backward | StagePass::InputGradient)).unwrap_or_default(),
+        weights: least(&|pass| pass == StagePass::WeightGradient).unwrap_or_default(),
+        tail: tail(list, alone, &plan.overlap),
+        update: kernels(list, alone, end..count),
+        update_launches: (count.checked_sub(1).map_or(0.0, launched) - end.checked_sub(1).map_or(0.0, launched)).max(0.0),
+        kept: Kept::of(list),
+        held: Held::of(list),
+    }
+}

@@ -1,0 +1,315 @@
+//! What a pass over some blocks takes at least, by itself: the longest chain of instructions within it.
+//!
+//! What a pass waits for that came before it counts as done, so that no order of passes is faster than their windows say. It knows lists of
+//! instructions, and no layouts.
+
+use foretell_program::{Axis, BufferId, BufferRole, CollectiveRole, GroupId, Operation, Overlap, StageProgram, Stream};
+use foretell_simulator::Alone;
+use std::ops::Range;
+
+/// What a pass takes at least, in picoseconds: from when the pass before it leaves it the device, and from when what it receives has arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Window {
+    pub(crate) free: Chain,
+    /// Zero where nothing is received.
+    pub(crate) arrival: Chain,
+    /// The time that its host takes to launch it.
+    pub(crate) launches: f64,
+}
+
+/// The longest chains of instructions from some beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Chain {
+    /// Until the next pass's first kernel may begin.
+    pub(crate) busy: f64,
+    /// Until what is sent has arrived; [`Chain::busy`] where nothing is.
+    pub(crate) passed: f64,
+    /// Until everything is over.
+    pub(crate) over: f64,
+}
+
+impl Chain {
+    pub(crate) fn then(self, other: Self) -> Self {
+        Self { busy: self.busy + other.busy, passed: self.busy + other.passed, over: self.busy + other.over }
+    }
+
+    pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            busy: choose(self.busy, other.busy),
+            passed: choose(self.passed, other.passed),
+            over: choose(self.over, other.over),
+        }
+    }
+}
+
+impl Window {
+    /// What one takes after the other at least, where what the former sends the latter receives without a message.
+    pub(crate) fn then(self, other: Self) -> Self {
+        Self {
+            free: self.free.then(other.free),
+            arrival: self.arrival.then(other.free),
+            launches: self.launches + other.launches,
+        }
+    }
+
+    /// The value that `choose` finds of each number of it and of another.
+    pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            free: self.free.with(other.free, &choose),
+            arrival: self.arrival.with(other.arrival, &choose),
+            launches: choose(self.launches, other.launches),
+        }
+    }
+}
+
+/// Where a chain begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    /// With the device.
+    Free,
+    /// With what is received.
+    Arrival,
+    /// With the step: nothing has to be waited for.
+    Step,
+}
+
+/// The window of some instructions of a list.
+pub(crate) fn window(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>) -> Window {
+    window_with(list, alone, overlap, range, 0.0)
+}
+
+/// The window of a list's instructions from its last pass on. Kernels that come after all passes count as [`kernels`] counts them.
+pub(crate) fn tail(list: &StageProgram, alone: &Alone, overlap: &Overlap) -> Window {
+    let start = list.passes.last().map_or(0, |pass| pass.instructions.start);
+    window_with(list, alone, overlap, &(start..list.instructions.len() as u32), shortest_kernel(list, alone))
+}
+
+fn window_with(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, less: f64) -> Window {
+    let launched = |index: usize| alone.launched.get(index).map_or(0.0, |time| time.0 as f64);
+    let before = (range.start as usize).checked_sub(1).map_or(0.0, launched);
+    let launches = (range.end as usize).checked_sub(1).map_or(0.0, launched) - before;
+    let from = |beginning| chain(list, alone, overlap, range, beginning, less);
+    Window { free: from(Beginning::Free), arrival: from(Beginning::Arrival), launches: launches.max(0.0) }
+}
+
+/// Kernels after all passes take so much `less`.
+fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, beginning: Beginning, less: f64) -> Chain {
+    let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
+    let first = range.start as usize;
+    // When each is over, if that follows from the beginning.
+    let mut ends: Vec<Option<f64>> = Vec::with_capacity(range.len());
+    let mut of_stream: Vec<Option<f64>> = vec![None; list.streams.len()];
+    let handoff = alone.handoff.0 as f64;
+    let is_compute = |stream: usize| list.streams[stream] == Stream::Compute;
+    for (stream, over) in of_stream.iter_mut().enumerate() {
+        let begins = beginning == Beginning::Step || beginning == Beginning::Free && is_compute(stream);
+        *over = begins.then_some(0.0);
+    }
+    let (mut busy, mut all) = (0.0f64, 0.0f64);
+    let mut passed: Option<f64> = None;
+    for index in range.clone().map(|index| index as usize) {
+        let instruction = &list.instructions[index];
+        let stream = instruction.stream.0 as usize;
+        let over = match *instruction.operation {
+            Operation::Receive { .. } => (beginning != Beginning::Free).then_some(0.0),
+            Operation::Load { .. } => None,
+            _ => {
+                let before = instruction.after.iter().filter_map(|one| (one.0 as usize).checked_sub(first));
+                let awaited = before.filter_map(|place| ends.get(place).copied().flatten()).map(|over| over + handoff);
+                let start = awaited.chain(of_stream[stream]).reduce(f64::max);
+                let less = if is_compute(stream) && index >= end { less } else { 0.0 };
+                start.map(|start| start + alone.durations[index].0 as f64 - less)
+            }
+        };
+        ends.push(over);
+        let Some(over) = over else { continue };
+        of_stream[stream] = Some(over);
+        all = all.max(over);
+        if is_compute(stream) {
+            busy = busy.max(over);
+        } else if !overlap.allows(&instruction.operation) {
+            busy = busy.max(over + handoff);
+        }
+        if matches!(*instruction.operation, Operation::Send { .. }) {
+            passed = Some(passed.map_or(over, |passed: f64| passed.min(over)));
+        }
+    }
+    Chain { busy, passed: passed.unwrap_or(busy), over: all }
+}
+
+/// The longest chain of a list's first instructions, from the beginning of the step.
+pub(crate) fn head(list: &StageProgram, alone: &Alone, overlap: &Overlap, end: u32) -> Chain {
+    chain(list, alone, overlap, &(0..end), Beginning::Step, 0.0)
+}
+
+/// How long a stream is busy with collectives, which come one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Busy {
+    /// For each micro-batch.
+    pub(crate) each: f64,
+    /// Beside that, once a step.
+    pub(crate) once: f64,
+}
+
+impl Busy {
+    pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
+        Self { each: choose(self.each, other.each), once: choose(self.once, other.once) }
+    }
+}
+
+/// How long collectives keep busy the stream of those groups, of which `is_meant` says so by their axes, that has the most to do.
+pub(crate) fn busy(list: &StageProgram, alone: &Alone, micro_batches: usize, is_meant: impl Fn(&[Axis]) -> bool) -> Busy {
+    let groups = list.groups.iter().enumerate().filter(|(_, group)| is_meant(&group.axes));
+    // What one micro-batch needs and another does not, such as parameters in the first and gradients in the last, is not for each.
+    let of_role = |group: usize, role: CollectiveRole| {
+        let is_own = |index: usize| match *list.instructions[index].operation {
+            Operation::Collective { group: GroupId(own), role: for_what, .. } => own as usize == group && for_what == role,
+            _ => false,
+        };
+        let sum = |range: Range<usize>| -> f64 {
+            range.filter(|&index| is_own(index)).map(|index| alone.durations[index].0 as f64).sum()
+        };
+        let mut each = vec![0.0; micro_batches];
+        for pass in &list.passes {
+            if let Some(each) = each.get_mut(pass.task.micro_batch) {
+                *each += sum(pass.instructions.start as usize..pass.instructions.end as usize);
+            }
+        }
+        let each = each.into_iter().reduce(f64::min).unwrap_or(0.0);
+        Busy { each, once: sum(0..list.instructions.len()) - each * micro_batches as f64 }
+    };
+    let of_group = |group: usize| {
+        let roles = [CollectiveRole::Gradients, CollectiveRole::Parameters].map(|role| of_role(group, role));
+        roles[0].with(roles[1], |one, other| one + other)
+    };
+    let total = |busy: &Busy| busy.each * micro_batches as f64 + busy.once;
+    groups.map(|(group, _)| of_group(group)).max_by(|a, b| total(a).total_cmp(&total(b))).unwrap_or_default()
+}
+
+/// How long parameters are gathered among a list's first instructions.
+pub(crate) fn gathers(list: &StageProgram, alone: &Alone, end: u32) -> f64 {
+    let of_parameters =
+        |operation: &Operation| matches!(operation, Operation::Collective { role: CollectiveRole::Parameters, .. });
+    let first = list.instructions.iter().zip(&alone.durations).take(end as usize);
+    first.filter(|(instruction, _)| of_parameters(&instruction.operation)).map(|(_, duration)| duration.0 as f64).sum()
+}
+
+/// What kernels of a range take one after the other, whatever they wait for, less for each what the shortest of the list takes: as little as it would
+/// take in one kernel with others.
+pub(crate) fn kernels(list: &StageProgram, alone: &Alone, range: Range<usize>) -> f64 {
+    let shortest = shortest_kernel(list, alone);
+    range.filter(|&index| is_kernel(list, index)).map(|index| alone.durations[index].0 as f64 - shortest).sum()
+}
+
+fn shortest_kernel(list: &StageProgram, alone: &Alone) -> f64 {
+    let kernels = (0..list.instructions.len()).filter(|&index| is_kernel(list, index));
+    kernels.map(|index| alone.durations[index].0 as f64).reduce(f64::min).unwrap_or(0.0)
+}
+
+fn is_kernel(list: &StageProgram, index: usize) -> bool {
+    list.streams[list.instructions[index].stream.0 as usize] == Stream::Compute
+}
+
+/// Bytes that are kept from step to step, by what ZeRO may share out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Kept {
+    pub(crate) parameters: f64,
+    pub(crate) gradients: f64,
+    pub(crate) optimizer_state: f64,
+    pub(crate) others: f64,
+}
+
+impl Kept {
+    pub(crate) fn of(list: &StageProgram) -> Self {
+        let mut kept = Self::default();
+        for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
+            let part = match buffer.role {
+                BufferRole::Parameter => &mut kept.parameters,
+                BufferRole::Gradient => &mut kept.gradients,
+                BufferRole::OptimizerState => &mut kept.optimizer_state,
+                _ => &mut kept.others,
+            };
+            *part += buffer.bytes.value();
+        }
+        kept
+    }
+
+    pub(crate) fn total(self) -> f64 {
+        self.parameters + self.gradients + self.optimizer_state + self.others
+    }
+
+    /// What is left at least where a stage of ZeRO shares it out among so many ranks.
+    pub(crate) fn shared_out(self, zero: usize, ranks: usize) -> Self {
+        let share = |from: usize| if zero >= from { 1.0 / ranks as f64 } else { 1.0 };
+        Self {
+            optimizer_state: self.optimizer_state * share(1),
+            gradients: self.gradients * share(2),
+            parameters: self.parameters * share(3),
+            // Room for sums may be less with ZeRO.
+            others: if zero > 0 { 0.0 } else { self.others },
+        }
+    }
+
+    pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            parameters: choose(self.parameters, other.parameters),
+            gradients: choose(self.gradients, other.gradients),
+            optimizer_state: choose(self.optimizer_state, other.optimizer_state),
+            others: choose(self.others, other.others),
+        }
+    }
+}
+
+/// Bytes of a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Held {
+    /// Between the forward pass and the next over the same blocks.
+    pub(crate) between: f64,
+    /// The most there are of it at any time, that included.
+    pub(crate) most: f64,
+}
+
+impl Held {
+    /// Those of the first micro-batch of a list.
+    pub(crate) fn of(list: &StageProgram) -> Self {
+        let mut passes = list.passes.iter().filter(|pass| pass.task.micro_batch == 0);
+        let (Some(forward), Some(backward)) = (passes.next(), passes.next()) else { return Self::default() };
+        let last = passes.next_back().unwrap_or(backward);
+        let ranges = [forward, backward, last].map(|pass| pass.instructions.start as usize..pass.instructions.end as usize);
+        let is_own = |index: usize| ranges.iter().any(|range| range.contains(&index));
+        // The first and the last instruction that touch each buffer, if all that do are the micro-batch's.
+        let mut touched: Vec<Option<(usize, usize)>> = vec![None; list.buffers.len()];
+        let mut is_shared = vec![false; list.buffers.len()];
+        for (index, instruction) in list.instructions.iter().enumerate() {
+            for &BufferId(buffer) in instruction.reads.iter().chain(&instruction.writes) {
+                let root = list.buffers[buffer as usize].parent.map_or(buffer, |parent| parent.0) as usize;
+                is_shared[root] |= !is_own(index);
+                touched[root] = Some(touched[root].map_or((index, index), |(first, _)| (first, index)));
+            }
+        }
+        let mut changes: Vec<(usize, f64)> = Vec::new();
+        let mut between = 0.0;
+        for (root, buffer) in list.buffers.iter().enumerate() {
+            let is_candidate = !buffer.persistent && buffer.parent.is_none() && !is_shared[root];
+            let Some((first, last)) = touched[root].filter(|_| is_candidate) else { continue };
+            let bytes = buffer.bytes.value();
+            if first < ranges[0].end && last >= ranges[1].start {
+                between += bytes;
+            }
+            // What dies where another is made may have its place taken over.
+            changes.push((2 * first + 1, bytes));
+            changes.push((2 * last.max(first + 1), -bytes));
+        }
+        changes.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let (mut now, mut most) = (0.0f64, 0.0f64);
+        for (_, change) in changes {
+            now += change;
+            most = most.max(now);
+        }
+        Self { between, most: most.max(between) }
+    }
+
+    pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
+        Self { between: choose(self.between, other.between), most: choose(self.most, other.most) }
+    }
+}

@@ -1,0 +1,287 @@
+//! One allocation in which places are taken and given back, by best fit: the smallest hole that fits, of several the first; at the end if none does.
+//!
+//! The arena is a chain of blocks, one behind the other without gaps, each in use or free. Free blocks that touch are one hole, but stay blocks: each
+//! remembers who used it last, and whoever takes some of the hole waits for those of the blocks that it takes. A hole's first and last block
+//! know each other (boundary tags; Knuth, The Art of Computer Programming, volume 1, section 2.5), so that giving back costs no search.
+
+use super::{Users, remember};
+
+/// A block's number; numbers of those that are no more are used again.
+pub(super) type BlockId = u32;
+
+/// No block.
+pub(super) const NO_BLOCK: BlockId = BlockId::MAX;
+
+/// The chain and its holes.
+#[derive(Debug)]
+pub(super) struct Arena {
+    blocks: Vec<Block>,
+    /// Numbers that may be used again.
+    unused: Vec<BlockId>,
+    last: BlockId,
+    /// Where the chain ends.
+    end: u64,
+    /// The holes by length, then by start; with the first block of each.
+    holes: Vec<(u64, u64, BlockId)>,
+}
+
+#[derive(Debug)]
+struct Block {
+    start: u64,
+    length: u64,
+    before: BlockId,
+    after: BlockId,
+    is_free: bool,
+    /// Of a hole's first block its last, and of its last its first.
+    other_end: BlockId,
+    /// Of a free block, who used it last.
+    users: Users,
+}
+
+impl Arena {
+    /// Nothing yet, behind what is kept.
+    pub(super) fn new(kept: u64) -> Self {
+        Self { blocks: Vec::new(), unused: Vec::new(), last: NO_BLOCK, end: kept, holes: Vec::new() }
+    }
+
+    /// Where what was ever in use ends.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Takes a place of a length, and adds to `users` who used any of it before. Returns the block, and where it starts.
+    pub(super) fn take(&mut self, length: u64, users: &mut Users) -> (BlockId, u64) {
+        let fitting = self.holes.partition_point(|&(hole, ..)| hole < length);
+        let first = if fitting < self.holes.len() {
+            self.holes.remove(fitting).2
+        } else if self.last != NO_BLOCK && self.block(self.last).is_free {
+            // Makes room at the end, from the hole that reaches it.
+            let first = self.block(self.last).other_end;
+            self.forget_hole(first);
+            let missing = length - (self.end - self.block(first).start);
+            self.end += missing;
+            let last = self.last;
+            self.block_mut(last).length += missing;
+            first
+        } else {
+            let block = Block {
+                start: self.end,
+                length,
+                before: self.last,
+                after: NO_BLOCK,
+                is_free: false,
+                other_end: NO_BLOCK,
+                users: Users::new(),
+            };
+            self.end += length;
+            let id = self.add(block);
+            self.last = id;
+            return (id, self.block(id).start);
+        };
+        self.cut(first, length, users)
+    }
+
+    /// Takes the beginning of a hole that begins with `first`, which is known as a hole no more.
+    fn cut(&mut self, first: BlockId, length: u64, users: &mut Users) -> (BlockId, u64) {
+        let start = self.block(first).start;
+        let hole_end = self.block(first).other_end;
+        let end = start + length;
+        // All blocks that lie in it entirely become the first of them.
+        let mut at = first;
+        let mut covered = start;
+        loop {
+            let block = self.block(at);
+            for &(stream, id) in &block.users {
+                remember(users, stream, id);
+            }
+            let (block_end, after) = (block.start + block.length, block.after);
+            if block_end > end {
+                break;
+            }
+            covered = block_end;
+            if at != first {
+                self.drop_block(at);
+            }
+            if covered == end || at == hole_end {
+                break;
+            }
+            at = after;
+        }
+        if covered < end {
+            // The last one is cut in two: what is left of it keeps its users.
+            let kept = self.block(at).users.clone();
+            let (after, block_end) = (self.block(at).after, self.block(at).start + self.block(at).length);
+            let rest = if at == first {
+                let rest = Block {
+                    start: end,
+                    length: block_end - end,
+                    before: first,
+                    after,
+                    is_free: true,
+                    other_end: NO_BLOCK,
+                    users: kept,
+                };
+                let id = self.add(rest);
+                self.block_mut(first).after = id;
+                if after == NO_BLOCK {
+                    self.last = id;
+                } else {
+                    self.block_mut(after).before = id;
+                }
+                id
+            } else {
+                let rest = self.block_mut(at);
+                (rest.start, rest.length) = (end, block_end - end);
+                at
+            };
+            let hole_end = if at == hole_end { rest } else { hole_end };
+            self.make_hole(rest, hole_end);
+        } else if at != hole_end {
+            let rest = self.block(first).after;
+            self.make_hole(rest, hole_end);
+        }
+        let taken = self.block_mut(first);
+        taken.length = length;
+        taken.is_free = false;
+        taken.users.clear();
+        (first, start)
+    }
+
+    /// Gives a block back that these used.
+    pub(super) fn give_back(&mut self, id: BlockId, users: Users) {
+        let block = self.block_mut(id);
+        block.is_free = true;
+        block.users = users;
+        let (before, after) = (block.before, block.after);
+        let (mut first, mut last) = (id, id);
+        if before != NO_BLOCK && self.block(before).is_free {
+            first = self.block(before).other_end;
+            self.forget_hole(first);
+        }
+        if after != NO_BLOCK && self.block(after).is_free {
+            last = self.block(after).other_end;
+            self.forget_hole(after);
+        }
+        self.make_hole(first, last);
+    }
+
+    fn make_hole(&mut self, first: BlockId, last: BlockId) {
+        let (start, end) = (self.block(first).start, self.block(last).start + self.block(last).length);
+        self.block_mut(first).other_end = last;
+        self.block_mut(last).other_end = first;
+        let key = (end - start, start);
+        let place = self.holes.partition_point(|&(length, start, _)| (length, start) < key);
+        self.holes.insert(place, (key.0, key.1, first));
+    }
+
+    /// A hole is to become a part of another, or to be taken.
+    fn forget_hole(&mut self, first: BlockId) {
+        let start = self.block(first).start;
+        let last = self.block(self.block(first).other_end);
+        let key = (last.start + last.length - start, start);
+        let place = self.holes.partition_point(|&(length, start, _)| (length, start) < key);
+        self.holes.remove(place);
+    }
+
+    fn add(&mut self, block: Block) -> BlockId {
+        let before = block.before;
+        let id = match self.unused.pop() {
+            Some(id) => {
+                self.blocks[id as usize] = block;
+                id
+            }
+            None => {
+                self.blocks.push(block);
+                self.blocks.len() as BlockId - 1
+            }
+        };
+        if before != NO_BLOCK {
+            self.block_mut(before).after = id;
+        }
+        id
+    }
+
+    /// Takes a block out of the chain, whose place the one before it takes over. It is never the first.
+    fn drop_block(&mut self, id: BlockId) {
+        let (before, after) = (self.block(id).before, self.block(id).after);
+        self.block_mut(before).after = after;
+        if after == NO_BLOCK {
+            self.last = before;
+        } else {
+            self.block_mut(after).before = before;
+        }
+        self.unused.push(id);
+    }
+
+    fn block(&self, id: BlockId) -> &Block {
+        &self.blocks[id as usize]
+    }
+
+    fn block_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.blocks[id as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ALIGNMENT, Users, remember};
+    use super::*;
+    use crate::program::{InstructionId, StreamId};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// The same with nothing but what is free and who was where, unit by unit.
+    #[derive(Default)]
+    struct Oracle {
+        /// Of each unit whether it is free, and who used it last.
+        units: Vec<(bool, Users)>,
+    }
+
+    impl Oracle {
+        fn take(&mut self, length: usize, users: &mut Users) -> usize {
+            let mut holes: Vec<(usize, usize)> = Vec::new();
+            for (at, (is_free, _)) in self.units.iter().enumerate().filter(|(_, (is_free, _))| *is_free) {
+                match holes.last_mut() {
+                    Some((length, start)) if *start + *length == at && *is_free => *length += 1,
+                    _ => holes.push((1, at)),
+                }
+            }
+            let at_end = holes.last().filter(|(length, start)| start + length == self.units.len()).map(|&(_, start)| start);
+            let best = holes.iter().filter(|(hole, _)| *hole >= length).min().map(|&(_, start)| start);
+            let start = best.or(at_end).unwrap_or(self.units.len());
+            self.units.resize_with(self.units.len().max(start + length), Default::default);
+            for (is_free, own) in &mut self.units[start..start + length] {
+                *is_free = false;
+                std::mem::take(own).into_iter().for_each(|(stream, id)| remember(users, stream, id));
+            }
+            start
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_an_oracle_of_single_units(
+            steps in proptest::collection::vec((any::<bool>(), 1usize..9, any::<prop::sample::Index>()), 1..120),
+        ) {
+            let (mut arena, mut oracle) = (Arena::new(0), Oracle::default());
+            let mut taken: Vec<(BlockId, usize, usize)> = Vec::new();
+            for (number, (takes, length, which)) in steps.into_iter().enumerate() {
+                if takes || taken.is_empty() {
+                    let (mut users, mut expected) = (Users::new(), Users::new());
+                    let (block, start) = arena.take(length as u64 * ALIGNMENT, &mut users);
+                    let should = oracle.take(length, &mut expected);
+                    prop_assert_eq!(start, should as u64 * ALIGNMENT);
+                    let sorted = |users: Users| users.into_iter().collect::<BTreeMap<_, _>>();
+                    prop_assert_eq!(sorted(users), sorted(expected));
+                    taken.push((block, should, length));
+                } else {
+                    let (block, start, length) = taken.swap_remove(which.index(taken.len()));
+                    let users: Users = [(StreamId(number as u16 % 3), InstructionId(number as u32))].into_iter().collect();
+                    arena.give_back(block, users.clone());
+                    oracle.units[start..start + length].fill((true, users));
+                }
+                prop_assert_eq!(arena.end(), oracle.units.len() as u64 * ALIGNMENT);
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What each instruction of a Program takes when nothing else goes on: what no simulation of it can be faster than.
+//!
+//! It must not know what waits for what: that is for whoever adds durations up, the planner for its bounds.
+
+use crate::cost::CostModel;
+use crate::error::SimulationError;
+use crate::interpreter::Prices;
+use crate::lists::Step;
+use crate::lowering::{Lowered, SimulatedRank};
+use crate::representatives;
+use crate::simulation::{Options, Oversubscription, Quantile};
+use foretell_program::{Program, Rank};
+use foretell_topologies::{DeviceId, Topology};
+use foretell_units::Picoseconds;
+
+/// What the instructions of one list take alone, on the fastest of the devices that run it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alone {
+    /// Of each instruction: a kernel's time on its device; a collective's once all have reached it; a message's, at its sender.
+    pub durations: Vec<Picoseconds>,
+    /// When the host has launched each instruction, if it never waits; empty where launches take no time.
+    pub launched: Vec<Picoseconds>,
+    /// How much later what another stream has finished is seen.
+    pub handoff: Picoseconds,
+}
+
+/// What the instructions of every list take alone, at the median.
+///
+/// # Errors
+/// [`SimulationError`]: the Program contradicts itself, or there are too few devices.
+pub fn alone(
+    program: &Program,
+    topology: &Topology,
+    costs: &CostModel,
+    oversubscription: Oversubscription,
+) -> Result<Vec<Alone>, SimulationError> {
+    let stages = program.mesh.stage_count();
+    let kind_of = |rank: usize| topology.kind_index(DeviceId(rank % topology.device_count().max(1)));
+    let are_known = (0..topology.device_kinds().len()).all(|kind| costs.graphics(kind).is_some());
+    let enough = program.mesh.world_size() <= topology.device_count() || oversubscription != Oversubscription::Refused;
+    if are_known && enough && program.lists.len() == stages {
+        // The profiles say what exchanges take: one rank a stage and kind of device is enough to ask.
+        let mut kinds: Vec<Vec<usize>> = vec![Vec::new(); stages];
+        for rank in 0..program.mesh.world_size() {
+            let (of_stage, kind) = (&mut kinds[program.mesh.stage_of(Rank(rank))], kind_of(rank));
+            if !of_stage.contains(&kind) {
+                of_stage.push(kind);
+            }
+        }
+        let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
+        let mut fastest: Option<Vec<Alone>> = None;
+        for turn in 0..most {
+            let lowered = representatives::lower(program, costs, |stage| kinds[stage][turn % kinds[stage].len()])?;
+            let found = durations(program, &lowered);
+            fastest = Some(match fastest {
+                Some(before) => before.into_iter().zip(found).map(|(one, other)| one.faster(other)).collect(),
+                None => found,
+            });
+        }
+        return Ok(fastest.unwrap_or_default());
+    }
+    let options = Options { oversubscription, ..Options::default() };
+    Ok(durations(program, &Lowered::new(program, topology, costs, &options)?))
+}
+
+impl Alone {
+    /// The shorter of each.
+    fn faster(self, other: Self) -> Self {
+        let least = |own: Vec<Picoseconds>, other: Vec<Picoseconds>| own.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
+        Self {
+            durations: least(self.durations, other.durations),
+            launched: least(self.launched, other.launched),
+            handoff: self.handoff.min(other.handoff),
+        }
+    }
+}
+
+fn durations(program: &Program, lowered: &Lowered<'_>) -> Vec<Alone> {
+    let prices = Prices::new(lowered, Quantile::Median);
+    let mut lists: Vec<Option<Alone>> = vec![None; program.lists.len()];
+    for rank in &lowered.ranks {
+        let found = of_rank(lowered, &prices, rank);
+        let list = &mut lists[rank.list];
+        *list = Some(match list.take() {
+            Some(before) => before.faster(found),
+            None => found,
+        });
+    }
+    lists.into_iter().flatten().collect()
+}
+
+fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank) -> Alone {
+    let list = &lowered.lists[rank.list];
+    let work = &list.work[rank.work];
+    let parameters = lowered.costs.parameters(rank.kind);
+    let price = |party: u32, which: u32| {
+        let price = prices.of(party, which);
+        price.latency + price.flow
+    };
+    let durations = (0..).zip(&list.steps).map(|(instruction, step)| match *step {
+        Step::Compute | Step::Load => work.duration(list, instruction, Quantile::Median),
+        Step::Collective { group, nth } => {
+            let party = rank.groups[group as usize];
+            price(party, lowered.groups[party as usize].collectives.which(nth as usize))
+        }
+        Step::Send { peer, nth } => {
+            let channel = rank.sends[peer as usize];
+            let party = channel + lowered.groups.len() as u32;
+            price(party, lowered.channels[channel as usize].bytes.which(nth as usize))
+        }
+        Step::Receive { .. } => Picoseconds::ZERO,
+    });
+    Alone {
+        durations: durations.collect(),
+        launched: work.launched.clone(),
+        handoff: parameters.stream_handoff.at(Quantile::Median).into(),
+    }
+}

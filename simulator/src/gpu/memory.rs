@@ -1,0 +1,162 @@
+//! What a device holds under a framework: the compiler's buffers counted by what they are for, in the framework's bytes.
+//!
+//! A framework keeps other copies than our executor (a single-precision gradient beside the narrow one, logits in single precision, scores of attention
+//! that is not fused), has an allocator that holds more than is in use, and a context beside it. A [`StageMemory`] is what of that depends on
+//! the list alone, counted once; the stack's [`MemoryRules`](super::MemoryRules) make bytes of it.
+
+use super::format::ProductFormat;
+use super::kernels::Trained;
+use super::stack::{AttentionKind, StackKind};
+use foretell_models::Kernel;
+use foretell_program::{Buffer, BufferRole, Footprint, Instruction, Operation, StageProgram};
+use foretell_units::{Bytes, DataType};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Elements and bytes of a list's buffers, by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageMemory {
+    parameters: f64,
+    gradients: f64,
+    /// Parameters that the rank keeps the optimizer's state of.
+    optimized: f64,
+    /// Elements that the optimizer keeps of each beside a copy of it.
+    moments: f64,
+    /// Bytes of everything that is not kept from step to step.
+    activations: f64,
+    /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
+    scores: f64,
+    /// Logits of a micro-batch.
+    logits: f64,
+    precision: DataType,
+}
+
+impl StageMemory {
+    /// Counts what a list of a Program in a number format holds.
+    pub fn of(list: &StageProgram, precision: DataType) -> Self {
+        let mut memory = Self {
+            parameters: 0.0,
+            gradients: 0.0,
+            optimized: 0.0,
+            moments: moments(list),
+            activations: 0.0,
+            scores: kept_scores(list),
+            logits: list.instructions.iter().map(logits).fold(0.0, f64::max),
+            precision,
+        };
+        let mut kept = 0.0;
+        for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
+            let elements = buffer.bytes.value() / buffer.data_type.size().value();
+            kept += buffer.bytes.value();
+            match buffer.role {
+                BufferRole::Parameter => memory.parameters += elements,
+                BufferRole::Gradient => memory.gradients += elements,
+                BufferRole::OptimizerState => memory.optimized += elements,
+                _ => {}
+            }
+        }
+        memory.activations = list.arena.value() - kept;
+        // A copy of each in single precision beside its moments, where it is narrow itself.
+        memory.optimized /= (memory.moments + if is_narrow(precision) { 1.0 } else { 0.0 }).max(1.0);
+        if let Some(gathered) = gathered_once(list) {
+            // Whole parameters take the place of their shards.
+            memory.activations = (memory.activations - gathered).max(0.0);
+            memory.parameters = memory.parameters.max(gathered / precision.size().value());
+        }
+        memory
+    }
+
+    /// What a device holds of it under a stack: what its allocator gave out by component, what that holds beside (`unused`), and the context.
+    pub fn footprint(&self, stack: &StackKind, format: ProductFormat, trained: Trained) -> Footprint {
+        let rules = &stack.memory;
+        let is_narrow = is_narrow(self.precision);
+        let trains = if trained == Trained::All { 1.0 } else { 0.0 };
+        let gradient = match format {
+            _ if !is_narrow => 4.0,
+            ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
+            _ => rules.gradient,
+        };
+        let score = if matches!(stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
+        let scores = self.scores * score * self.precision.size().value() / 2.0;
+        // What the stack's rule has beside Adam's two moments in single precision is the copy; where it has less, the moments are narrow.
+        let copy = if is_narrow { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
+        let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
+        let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
+        let mut footprint = Footprint {
+            parameters: bytes(self.parameters * if is_narrow { rules.parameter } else { 4.0 }),
+            gradients: bytes(self.gradients * gradient * trains),
+            optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trains),
+            activations: bytes(self.activations * rules.activations + scores),
+            workspace: bytes(self.logits * rules.logit) + rules.buffers,
+            ..Footprint::default()
+        };
+        footprint.unused = bytes(footprint.total().value() * rules.fragmentation);
+        footprint.context = rules.context;
+        footprint
+    }
+}
+
+/// Whether a number format has a master copy in single precision beside it.
+fn is_narrow(precision: DataType) -> bool {
+    precision.size().count() < 4
+}
+
+/// Elements in single precision that the optimizer keeps of a parameter.
+fn moments(list: &StageProgram) -> f64 {
+    let of_optimizer = |instruction: &Instruction| match *instruction.operation {
+        Operation::Compute { kernel: Kernel::AdamW { .. }, .. } => Some(2.0),
+        Operation::Compute { kernel: Kernel::Sgd { momentum, .. }, .. } => Some(if momentum { 1.0 } else { 0.0 }),
+        _ => None,
+    };
+    list.instructions.iter().rev().find_map(of_optimizer).unwrap_or(0.0)
+}
+
+/// Bytes of parameters that are gathered once and kept for the step. Those that are dropped to be gathered again (FSDP) are not: of them there
+/// are several of a name.
+fn gathered_once(list: &StageProgram) -> Option<f64> {
+    let is_gathered = |buffer: &&Buffer| buffer.role == BufferRole::Parameter && !buffer.persistent && buffer.parent.is_none();
+    let gathered = || list.buffers.iter().filter(is_gathered);
+    let mut names = BTreeSet::new();
+    gathered().all(|buffer| names.insert(&*buffer.name)).then(|| gathered().map(|buffer| buffer.bytes.value()).sum())
+}
+
+fn logits(instruction: &Instruction) -> f64 {
+    match *instruction.operation {
+        Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
+        | Operation::Compute { kernel: Kernel::LogitStatistics { rows, classes, .. }, .. } => rows as f64 * classes as f64,
+        _ => 0.0,
+    }
+}
+
+/// The most elements of scores at a time between an attention and its gradient: of those that are computed again only what was computed last.
+fn kept_scores(list: &StageProgram) -> f64 {
+    let mut kept: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
+    // From the end: an attention whose gradient is still to come, and that is not computed again before it, keeps its scores.
+    let mut awaited: BTreeSet<(u32, Option<u32>)> = BTreeSet::new();
+    let mut keepers: Vec<bool> = vec![false; list.instructions.len()];
+    let key = |instruction: &Instruction| (instruction.name, instruction.micro_batch);
+    for (instruction, keeps) in list.instructions.iter().zip(&mut keepers).rev() {
+        match *instruction.operation {
+            Operation::Compute { kernel: Kernel::AttentionGradient(_), .. } => {
+                awaited.insert(key(instruction));
+            }
+            Operation::Compute { kernel: Kernel::Attention(_), .. } => *keeps = awaited.remove(&key(instruction)),
+            _ => {}
+        }
+    }
+    let (mut sum, mut most) = (0.0f64, 0.0f64);
+    for (instruction, keeps) in list.instructions.iter().zip(keepers) {
+        match *instruction.operation {
+            Operation::Compute { kernel: Kernel::Attention(sizes), .. } if keeps => {
+                let scores = (sizes.batch * sizes.heads()) as f64 * sizes.queries as f64 * sizes.keys as f64;
+                kept.insert(key(instruction), scores);
+                sum += scores;
+            }
+            Operation::Compute { kernel: Kernel::AttentionGradient(_), .. } => {
+                sum -= kept.remove(&key(instruction)).unwrap_or(0.0);
+            }
+            _ => {}
+        }
+        most = most.max(sum);
+    }
+    most
+}

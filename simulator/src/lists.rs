@@ -1,0 +1,170 @@
+//! A list of instructions as far as it is the same for all who run it: what each instruction is to the interpreter, and which do the same.
+//!
+//! It must not know devices, nor who meets whom.
+
+use crate::error::SimulationError;
+use crate::hash::FastMap;
+use crate::work::Work;
+use foretell_program::{Operation, PeerId, Phase, StageProgram};
+use std::sync::Arc;
+
+/// What a list's instruction is to the interpreter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// Work for the processor.
+    Compute,
+    /// Samples to read.
+    Load,
+    /// The `nth` collective of a group of the list.
+    Collective { group: u32, nth: u32 },
+    /// The `nth` message to the list's `peer`-th receiver.
+    Send { peer: u32, nth: u32 },
+    /// The `nth` message from the list's `peer`-th sender.
+    Receive { peer: u32, nth: u32 },
+}
+
+/// The instructions of a list.
+#[derive(Debug)]
+pub(crate) struct LoweredList {
+    pub(crate) steps: Vec<Step>,
+    /// The stream of each, and the part of the step.
+    pub(crate) streams: Vec<u16>,
+    pub(crate) phases: Vec<Phase>,
+    /// Which of them do the same.
+    pub(crate) alike: Alike,
+    /// The collectives of each group, in order.
+    pub(crate) collectives: Vec<Vec<u32>>,
+    /// Messages to and from peers, in order.
+    pub(crate) sends: Vec<Messages>,
+    pub(crate) receives: Vec<Messages>,
+    /// The work of each instruction at each quantile: one list for each kind of device that runs it and, where kernels do more on one
+    /// member of a group than on another, each place in those groups.
+    pub(crate) work: Vec<Work>,
+    /// How many micro-batches it has.
+    pub(crate) micro_batches: u32,
+}
+
+/// The messages to or from one peer.
+#[derive(Clone, Debug)]
+pub(crate) struct Messages {
+    pub(crate) peer: PeerId,
+    pub(crate) instructions: Vec<u32>,
+}
+
+/// Instructions that share an operation, so that whatever follows from it is found once. Two that do the same without sharing it count as two, and so
+/// do any two that read samples.
+#[derive(Debug, Default)]
+pub(crate) struct Alike {
+    /// Of each instruction, which of the different operations it has.
+    pub(crate) which: Vec<u32>,
+    /// The first instruction with each of them.
+    pub(crate) first: Vec<u32>,
+}
+
+/// Finds out which instructions share an operation.
+#[derive(Default)]
+struct Sharing {
+    alike: Alike,
+    /// By where the operation lies. Only looked up.
+    known: FastMap<usize, u32>,
+    /// Where each lies, and which came after it the last time: mostly it does so again.
+    places: Vec<(usize, u32)>,
+    last: u32,
+}
+
+impl Sharing {
+    fn add(&mut self, instruction: u32, operation: &Arc<Operation>) {
+        // What is read depends on the buffers, too.
+        let is_load = matches!(**operation, Operation::Load { .. });
+        let place = if is_load { usize::MAX - instruction as usize } else { Arc::as_ptr(operation) as usize };
+        let guess = self.places.get(self.last as usize).map_or(0, |&(_, after)| after);
+        let which = match self.places.get(guess as usize) {
+            Some(&(known, _)) if known == place => guess,
+            _ => {
+                let next = self.places.len() as u32;
+                let which = *self.known.entry(place).or_insert(next);
+                if which == next {
+                    self.places.push((place, 0));
+                    self.alike.first.push(instruction);
+                }
+                if let Some((_, after)) = self.places.get_mut(self.last as usize) {
+                    *after = which;
+                }
+                which
+            }
+        };
+        self.last = which;
+        self.alike.which.push(which);
+    }
+}
+
+impl LoweredList {
+    pub(crate) fn new(stage: &StageProgram) -> Result<Self, SimulationError> {
+        let count = stage.instructions.len();
+        let malformed =
+            |instruction: usize, reason: String| SimulationError::Malformed { stage: stage.stage, instruction, reason };
+        let mut sharing = Sharing::default();
+        sharing.alike.which.reserve(count);
+        let mut lowered = Self {
+            steps: Vec::with_capacity(count),
+            streams: Vec::with_capacity(count),
+            phases: Vec::with_capacity(count),
+            alike: Alike::default(),
+            collectives: vec![Vec::new(); stage.groups.len()],
+            sends: Vec::new(),
+            receives: Vec::new(),
+            work: Vec::new(),
+            micro_batches: 0,
+        };
+        for (index, instruction) in stage.instructions.iter().enumerate() {
+            if instruction.stream.0 as usize >= stage.streams.len() {
+                return Err(malformed(index, format!("there is no stream {}", instruction.stream.0)));
+            }
+            if let Some(before) = instruction.after.iter().find(|before| before.0 as usize >= count) {
+                return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
+            }
+            let step = lowered.step(stage, index).map_err(|reason| malformed(index, reason))?;
+            lowered.steps.push(step);
+            lowered.streams.push(instruction.stream.0);
+            lowered.phases.push(instruction.phase);
+            lowered.micro_batches = lowered.micro_batches.max(instruction.micro_batch.map_or(0, |one| one + 1));
+            sharing.add(index as u32, &instruction.operation);
+        }
+        lowered.alike = sharing.alike;
+        Ok(lowered)
+    }
+
+    fn step(&mut self, list: &StageProgram, index: usize) -> Result<Step, String> {
+        let check = |peer: PeerId| match list.peers.get(peer.0 as usize) {
+            Some(_) => Ok(peer),
+            None => Err(format!("there is no peer {}", peer.0)),
+        };
+        Ok(match *list.instructions[index].operation {
+            Operation::Compute { .. } => Step::Compute,
+            Operation::Load { .. } => Step::Load,
+            Operation::Collective { group, .. } => {
+                let list = self.collectives.get_mut(group.0 as usize).ok_or_else(|| format!("there is no group {}", group.0))?;
+                list.push(index as u32);
+                Step::Collective { group: u32::from(group.0), nth: list.len() as u32 - 1 }
+            }
+            Operation::Send { peer, .. } => {
+                let (peer, nth) = add_message(&mut self.sends, check(peer)?, index);
+                Step::Send { peer, nth }
+            }
+            Operation::Receive { peer, .. } => {
+                let (peer, nth) = add_message(&mut self.receives, check(peer)?, index);
+                Step::Receive { peer, nth }
+            }
+        })
+    }
+}
+
+fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (u32, u32) {
+    let position = known.iter().position(|messages| messages.peer == peer).unwrap_or_else(|| {
+        known.push(Messages { peer, instructions: Vec::new() });
+        known.len() - 1
+    });
+    let list = &mut known[position].instructions;
+    list.push(instruction as u32);
+    (position as u32, list.len() as u32 - 1)
+}

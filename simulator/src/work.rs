@@ -1,0 +1,142 @@
+//! What the instructions of a list take on a kind of device, alone, and when its host has launched them.
+//!
+//! It must not know when anything happens: only how long it takes.
+
+use crate::cost::{CostModel, HostWaits, KernelCost, Source};
+use crate::hash::FastMap;
+use crate::lists::{LoweredList, Step};
+use crate::simulation::Quantile;
+use foretell_models::Kernel;
+use foretell_program::{GroupId, Operation, Phase, Program, StageProgram};
+use foretell_units::{Picoseconds, Seconds};
+use std::collections::BTreeSet;
+
+/// What the instructions of a list take on a kind of device.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// Of the processor, at each quantile: of each different operation ([`LoweredList::alike`]).
+    durations: Vec<[Picoseconds; 3]>,
+    /// When the host has launched each instruction, if it never waits; empty where launches take no time.
+    pub(crate) launched: Vec<Picoseconds>,
+    /// Whether the host launches nothing more before it has ended; empty where launches take no time.
+    pub(crate) host_waits: Vec<bool>,
+}
+
+/// What a block of a list takes, and of the host: all that the interpreter asks of it beside its code, in one place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockWork {
+    /// Of the processor.
+    pub(crate) duration: Picoseconds,
+    /// When the host has launched it, if it never waits.
+    pub(crate) launched: Picoseconds,
+    /// Whether the host launches nothing more before it has ended.
+    pub(crate) host_waits: bool,
+}
+
+const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90];
+
+const PHASES: [Phase; 4] = [Phase::Forward, Phase::Recompute, Phase::Backward, Phase::Update];
+
+impl Work {
+    /// What instructions that are run in one go take.
+    pub(crate) fn of_block(&self, list: &LoweredList, instructions: &[u32], quantile: Quantile) -> BlockWork {
+        let durations = instructions.iter().map(|&one| self.duration(list, one, quantile));
+        let launched = instructions.first().and_then(|&first| self.launched.get(first as usize));
+        let host_waits = instructions.last().and_then(|&last| self.host_waits.get(last as usize));
+        BlockWork {
+            duration: durations.fold(Picoseconds::ZERO, |sum, one| sum + one),
+            launched: launched.copied().unwrap_or(Picoseconds::MAX),
+            host_waits: host_waits.copied().unwrap_or(false),
+        }
+    }
+
+    /// What an instruction takes of the processor.
+    pub(crate) fn duration(&self, list: &LoweredList, instruction: u32, quantile: Quantile) -> Picoseconds {
+        self.durations[list.alike.which[instruction as usize] as usize][quantile as usize]
+    }
+}
+
+/// The groups in which some kernel of a stage does more on one member than on another: causal attention of a part of the positions.
+pub(crate) fn uneven_groups(stage: &StageProgram, list: &LoweredList) -> BTreeSet<GroupId> {
+    let uneven = list.alike.first.iter().filter_map(|&first| match *stage.instructions[first as usize].operation {
+        Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
+        _ => None,
+    });
+    uneven.collect()
+}
+
+/// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place `place_in` says in each
+/// group. Each distinct kernel is estimated once.
+pub(crate) fn work_of(
+    program: &Program,
+    (stage, list): (&StageProgram, &LoweredList),
+    costs: &CostModel,
+    kind: usize,
+    place_in: &dyn Fn(GroupId) -> usize,
+    uncalibrated: &mut BTreeSet<String>,
+) -> Work {
+    let parameters = costs.parameters(kind);
+    // Only looked up, never walked through, so that its order does not matter.
+    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FastMap::default();
+    let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
+    let exchange_launch = costs.exchange_launch(kind);
+    let shares = PHASES.map(|phase| costs.launch_share(kind, phase));
+    let operations = list.alike.first.iter().map(|&first| {
+        let instruction = &stage.instructions[first as usize];
+        let (work, launch) = match *instruction.operation {
+            Operation::Compute { kernel, accumulate, group } => {
+                let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
+                *known.entry((kernel, accumulate)).or_insert_with(|| {
+                    let KernelCost { time: estimate, launch } = costs.kernel_cost(&kernel, accumulate, program.precision, kind);
+                    if !estimate.source.is_calibrated() {
+                        let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                        let (name, device) = (kernel.name(), costs.kind_name(kind));
+                        uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                    }
+                    let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
+                    (work, launch)
+                })
+            }
+            Operation::Load { .. } => {
+                let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
+                let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
+                (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
+            }
+            Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
+            Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
+        };
+        (work, shares.map(|share| Picoseconds::from(launch * share)))
+    });
+    let (durations, launches): (Vec<_>, Vec<[Picoseconds; 4]>) = operations.unzip();
+    let mut host = Picoseconds::ZERO;
+    let launched = list.alike.which.iter().zip(&list.phases).map(|(&which, &phase)| {
+        host += launches[which as usize][phase as usize];
+        host
+    });
+    let launched: Vec<Picoseconds> = launched.collect();
+    // Where the host has nothing to do, it says nothing.
+    if host == Picoseconds::ZERO {
+        return Work { durations, ..Work::default() };
+    }
+    Work { durations, launched, host_waits: host_waits(stage, list, parameters.host_waits) }
+}
+
+/// What a host waits for: messages, or the last kernel of each pass over a micro-batch.
+fn host_waits(stage: &StageProgram, list: &LoweredList, waits: HostWaits) -> Vec<bool> {
+    let mut found: Vec<bool> = vec![false; list.steps.len()];
+    let mut last: Option<(usize, (bool, Option<u32>))> = None;
+    for (index, (step, &phase)) in list.steps.iter().zip(&list.phases).enumerate() {
+        match step {
+            Step::Receive { .. } => found[index] = waits.for_messages,
+            Step::Compute if waits.between_passes && phase != Phase::Update => {
+                let pass = (phase == Phase::Forward, stage.instructions[index].micro_batch);
+                if let Some((before, _)) = last.filter(|(_, other)| *other != pass) {
+                    found[before] = true;
+                }
+                last = Some((index, pass));
+            }
+            _ => {}
+        }
+    }
+    found
+}

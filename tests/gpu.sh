@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Checks and measures the CUDA backend on one NVIDIA GPU. Two halves, because the machine with the GPU has no Rust:
+#
+#   tests/gpu.sh build            where Rust is: puts the programs (stripped, x86-64) into target/gpu/
+#   tests/gpu.sh run OUT [PART..] where the GPU is: kernels, law, train, speed, prediction (default: all, about 9 minutes together)
+#
+# Each part leaves its files in OUT, and OUT/results.md puts all together; it can be called part by part. It needs NVRTC and cuBLASLt, which
+# PyTorch's packages bring, and PyTorch itself for the comparison. On the device machine: carry target/gpu, then `tests/gpu.sh run "$OUT"`.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+programs=target/gpu
+
+build() {
+    set -e
+    local target=${CARGO_TARGET_DIR:-target}
+    mkdir -p "$programs"
+    cargo build --release --locked -p foretell
+    cp "$target/release/foretell" "$programs/foretell"
+    local tests
+    tests=$(cargo test --release --locked -p foretell-executor --lib --no-run --message-format=json | python3 -c '
+import json, sys
+found = [json.loads(line) for line in sys.stdin if line.startswith("{")]
+print([one["executable"] for one in found if one.get("executable") and one.get("profile", {}).get("test")][-1])')
+    cp "$tests" "$programs/executor-tests"
+    strip "$programs/foretell" "$programs/executor-tests"
+    ls -l "$programs"
+}
+
+# The libraries of PyTorch's packages; NCCL under the name by which it is looked for.
+find_libraries() {
+    local folders
+    folders=$(python3 -c '
+import glob, os, site, sys
+roots = [os.path.join(path, "nvidia") for path in sys.path if path]
+print(":".join(sorted({os.path.dirname(one) for root in roots for one in glob.glob(root + "/**/lib*.so*", recursive=True)})))')
+    mkdir -p "$out/lib"
+    local nccl
+    nccl=$(tr : '\n' <<<"$folders" | while read -r folder; do ls "$folder"/libnccl.so.2 2>/dev/null; done | head -1)
+    [ -n "$nccl" ] && ln -sf "$nccl" /tmp/libnccl.so
+    rmdir "$out/lib"
+    export LD_LIBRARY_PATH="$folders:/tmp:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+}
+
+# plan NAME MODEL BATCH PRECISION LAYOUT [FURTHER]: a plan file for one GPU, or for several ranks that share it.
+plan() {
+    cat >"$work/$1.yaml" <<PLAN
+model: $2
+topology: {name: one-gpu, devices: {h200: {base: h200-sxm-141g}}, nodes: [{name: here, devices: {kind: h200, count: ${ranks:-1}}, link: nvswitch-450GB/s}]}
+layout: $5
+global_batch: $3
+precision: $4
+${6:-}
+PLAN
+}
+
+# execute KIND NAME STEPS: trains it; the document goes to KIND/NAME.json, what it says to KIND/NAME.log.
+execute() {
+    mkdir -p "$out/$1"
+    timeout 180 "$programs/foretell" execute --plan "$work/$2.yaml" --steps "$3" --data synthetic --no-evaluation --oversubscribe \
+        --run "$work/$1-$2" --json >"$out/$1/$2.json" 2>"$out/$1/$2.log" || echo "$1 $2: $(tail -1 "$out/$1/$2.log")"
+    [ -f "$work/$1-$2/ranks/0.log" ] && cat "$work/$1-$2/ranks/0.log" >>"$out/$1/$2.log"
+}
+
+part_kernels() {
+    FORETELL_TEST_GPU=0 timeout 280 "$programs/executor-tests" --test-threads 1 cuda parts:: ring:: a_call_that a_control \
+        >"$out/kernels.log" 2>&1
+    echo $? >"$out/kernels.status"
+}
+
+gpt='{family: gpt, layers: 4, hidden: 128, heads: 8, vocab: 512, sequence: 64, tied_embeddings: true}'
+small_resnet='{family: resnet, depth: 18, stem: small, image: 32, channels: 3, classes: 10}'
+
+part_law() {
+    local layouts=("one={micro_batch: 2}" "data={data: 2, micro_batch: 2}" "tensor={tensor: 2, sequence_parallel: true, micro_batch: 2}"
+        "pipeline={pipeline: 2, micro_batch: 2}" "zero3={data: 2, zero: 3, micro_batch: 2}" "context={context: 2, micro_batch: 2}"
+        "mixed={data: 2, tensor: 2, micro_batch: 2}")
+    for layout in "${layouts[@]}"; do
+        ranks=8 plan "gpt-fp32.${layout%%=*}" "$gpt" 8 fp32 "${layout#*=}"
+        execute law "gpt-fp32.${layout%%=*}" 10
+        ranks=8 plan "gpt-bf16.${layout%%=*}" "$gpt" 8 bf16 "${layout#*=}"
+        execute law "gpt-bf16.${layout%%=*}" 10
+    done
+    for layout in "one={micro_batch: 8}" "data={data: 2, micro_batch: 8}"; do
+        ranks=8 plan "resnet-fp32.${layout%%=*}" "$small_resnet" 32 fp32 "${layout#*=}" "batch_norm_group: 8"
+        execute law "resnet-fp32.${layout%%=*}" 10
+    done
+}
+
+part_train() {
+    plan gpt2 gpt2 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
+    execute train gpt2 60
+    plan resnet50 resnet50 64 bf16 '{micro_batch: 64}'
+    execute train resnet50 60
+    python3 - "$out/train" <<'CHECK'
+import json, pathlib, sys
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.json")):
+    loss = json.loads(path.read_text())["loss"]
+    assert sum(loss[-5:]) < sum(loss[:5]), f"{path.stem}: the loss does not fall: {loss}"
+CHECK
+    echo $? >"$out/train.status"
+}
+
+part_speed() {
+    plan resnet50-b256 resnet50 256 bf16 '{micro_batch: 256}'
+    plan gpt2-s1024-b16 gpt2 16 bf16 '{micro_batch: 16}' "optimizer: adamw"
+    local large='{family: gpt, layers: 24, hidden: 2048, heads: 16, vocab: 50257, tied_embeddings: true'
+    plan gpt-1.3b-s1024-b8 "$large, sequence: 1024}" 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
+    plan gpt-1.3b-s2048-b4 "$large, sequence: 2048}" 4 bf16 '{micro_batch: 4}' "optimizer: adamw"
+    plan bert-base-s512-b32 '{family: bert, layers: 12, hidden: 768, heads: 12, vocab: 30522, sequence: 512}' 32 bf16 '{micro_batch: 32}' "optimizer: adamw"
+    for case in resnet50-b256 gpt2-s1024-b16 gpt-1.3b-s1024-b8 gpt-1.3b-s2048-b4 bert-base-s512-b32; do
+        execute speed "$case" 45
+        timeout 100 python3 tests/gpu/pytorch.py "$case" >>"$out/pytorch.jsonl" 2>>"$out/pytorch.log"
+    done
+}
+
+part_prediction() {
+    mkdir -p "$out/prediction"
+    local number=0
+    for batch in 4 8 16 32 64; do
+        for layout in '{micro_batch: 4}' '{micro_batch: 4, recompute: full}' '{micro_batch: 2}' '{micro_batch: 1}'; do
+            number=$((number + 1))
+            local name="gpt-$number-b$batch"
+            plan "$name" '{family: gpt, layers: 6, hidden: 512, heads: 8, vocab: 8192, sequence: 256, tied_embeddings: true}' \
+                "$batch" bf16 "$layout" "optimizer: adamw"
+            { "$programs/foretell" calibrate --plan "$work/$name.yaml" --patience 2ms --calibration-time 1s -o "$work/$name.profile.yaml" &&
+                "$programs/foretell" execute --plan "$work/$name.yaml" --profile "$work/$name.profile.yaml" --steps 60 --data synthetic \
+                    --no-evaluation --run "$work/prediction-$name" --json >"$work/$name.execute.json" &&
+                "$programs/foretell" check "$work/prediction-$name" --json >"$out/prediction/$name.json"; } >"$work/$name.log" 2>&1 ||
+                echo "prediction $name: $(tail -1 "$work/$name.log")"
+        done
+    done
+}
+
+run() {
+    out=$1
+    shift
+    work=$(mktemp -d)
+    mkdir -p "$out"
+    find_libraries
+    { date -u; nvidia-smi; "$programs/foretell" doctor; } >"$out/machine.txt" 2>&1
+    local parts=("$@")
+    [ ${#parts[@]} = 0 ] && parts=(kernels law train speed prediction)
+    for part in "${parts[@]}"; do
+        local begun=$SECONDS
+        "part_$part"
+        echo "$part: $((SECONDS - begun)) s"
+    done
+    python3 tests/gpu/summary.py "$out"
+    local status=$?
+    # Few files come back from such a machine.
+    (cd "$out" && tar czf logs.tar.gz --exclude logs.tar.gz . && find . -mindepth 1 -maxdepth 1 -type d -exec rm -r {} +)
+    return $status
+}
+
+case "${1:-}" in
+build) build ;;
+run) shift; run "${@:?the folder for results}" ;;
+*) sed -n '2,10p' "$0"; exit 2 ;;
+esac

@@ -1,0 +1,62 @@
+//! What NVIDIA's tools said of real machines, as topologies. `imports/README.md` says where each file is from.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use foretell_topologies::{ImportError, ImportOptions, NodeLinkKind, Topology, from_nccl_xml, from_smi_topo};
+
+fn options(device: Option<&str>, nic_bandwidth: Option<&str>) -> ImportOptions {
+    ImportOptions { name: "here".into(), device: device.map(str::to_owned), nic_bandwidth: nic_bandwidth.map(str::to_owned) }
+}
+
+/// Devices of the node, their kind, the link's kind and rate in GB/s, NICs with their rate in Gbit/s.
+fn summary(text: &str) -> (usize, String, NodeLinkKind, f64, Option<(usize, f64)>) {
+    let topology = Topology::from_yaml(text, "imported").unwrap();
+    let group = &topology.node_groups()[0];
+    let link = group.link.unwrap();
+    let nics = group.nics.map(|nics| (nics.count, (nics.bandwidth.value() * 8e-9).round()));
+    (group.devices, topology.device_kinds()[group.kind].name.clone(), link.kind, (link.bandwidth.value() * 1e-9).round(), nics)
+}
+
+#[test]
+fn a_matrix_of_nvlinks_that_all_lead_everywhere_is_a_switch() {
+    let text = include_str!("imports/h20-vm.smi-topo.txt");
+    // The library has no H20; its NVLinks are the H100's.
+    let imported = from_smi_topo(text, &options(Some("h100-sxm-80g"), Some("400Gbit/s"))).unwrap();
+    let expected = (8, "h100-sxm-80g".into(), NodeLinkKind::NvSwitch, 450.0, Some((8, 400.0)));
+    assert_eq!(summary(&imported), expected);
+    let without = from_smi_topo(text, &options(Some("h100-sxm-80g"), None)).unwrap();
+    assert_eq!(summary(&without).4, None);
+    assert!(without.contains("8 NICs are left out"), "{without}");
+}
+
+#[test]
+fn gpus_without_nvlink_are_joined_by_pcie() {
+    let text = include_str!("imports/two-5090.smi-topo.txt");
+    let imported = from_smi_topo(text, &options(Some("l40s"), None)).unwrap();
+    let (devices, _, kind, _, nics) = summary(&imported);
+    assert_eq!((devices, kind, nics), (2, NodeLinkKind::Pcie, None));
+}
+
+#[test]
+fn a_matrix_does_not_say_which_gpus_they_are() {
+    let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("a100-sxm-80g"), "{error}");
+    let error = from_smi_topo("nothing of the kind", &options(Some("l40s"), None)).unwrap_err();
+    assert!(matches!(error, ImportError::Form { .. }), "{error}");
+    let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(Some("h20"), None)).unwrap_err();
+    assert!(matches!(error, ImportError::UnknownDevice { .. }), "{error}");
+}
+
+#[test]
+fn the_file_of_nccl_says_gpus_switches_and_nics() {
+    let imported = from_nccl_xml(include_str!("imports/h200-numa-0.nccl.xml"), &options(None, None)).unwrap();
+    let expected = (3, "h200-sxm-141g".into(), NodeLinkKind::NvSwitch, 450.0, Some((3, 400.0)));
+    assert_eq!(summary(&imported), expected);
+    // The A100 of Azure's NC v4 is a PCIe card with NVLink bridges, which the library does not have.
+    let text = include_str!("imports/azure-ncv4.nccl.xml");
+    let error = from_nccl_xml(text, &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("0x20b5"), "{error}");
+    let imported = from_nccl_xml(text, &options(Some("a100-sxm-80g"), None)).unwrap();
+    assert_eq!(summary(&imported), (4, "a100-sxm-80g".into(), NodeLinkKind::NvLinkMesh, 300.0, Some((1, 100.0))));
+    assert!(matches!(from_nccl_xml("<a/>", &options(None, None)), Err(ImportError::Form { .. })));
+}
