@@ -177,7 +177,7 @@ pub fn measure(
     patience: Patience,
     transport: TransportKind,
 ) -> Result<Profile, Failure> {
-    let ground = Ground::of(topology, transport, None)?;
+    let ground = Ground::of(topology, transport, None, None)?;
     let cores = foretell_executor::machine::core_count();
     // A lab's devices share cores as they do in a run.
     let devices = if topology.is_lab() { topology.device_count() } else { topology.device_count().min(cores).max(1) };
@@ -221,7 +221,7 @@ pub fn this_program() -> Result<PathBuf, Failure> {
 
 /// How the command line starts ranks: as this program again.
 pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new(), backend: Backend::Cpu })
+    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new(), backend: Backend::Cpu, world: None })
 }
 
 /// Operand by operand, the median of the distances in all places where a kernel stands.

@@ -1,5 +1,6 @@
 //! `foretell execute`: really trains as a plan says, after foretelling it.
 
+use crate::calibrate::this_program;
 use crate::failure::Failure;
 use crate::inputs;
 use crate::lab::Ground;
@@ -10,7 +11,7 @@ use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::backend::devices;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{Backend, Length, Outcome, Progress, TrainingJob, TransportKind, execute, machine, supported};
+use foretell_executor::{Backend, Length, Outcome, Progress, TrainingJob, TransportKind, World, execute, machine, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_topologies::{Architecture, Topology};
@@ -65,7 +66,11 @@ pub struct TrainingArguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
-    let backend = executable_here(&loaded.topology)?;
+    let world = World::from_environment()?;
+    let backend = executable_in(&loaded.topology, world.as_ref())?;
+    if let Some(world) = world.as_ref().filter(|world| world.rank > 0) {
+        return Err(world.become_rank(&this_program()?, backend).into());
+    }
     arguments.training.possible(&loaded.model.model, &loaded.plan, backend)?;
     if loaded.file.input.is_some() {
         output::note(
@@ -75,11 +80,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     let ranks = foretold.compiled.training.mesh.world_size();
-    enough_devices(ranks, &loaded.topology, backend, arguments.oversubscribe)?;
+    let here = world.as_ref().map_or(ranks, World::local_size);
+    enough_devices(here, &loaded.topology, backend, arguments.oversubscribe)?;
     predict::fitting(&foretold, &loaded)?;
     predict::remarks(&loaded.topology, &foretold.prediction, ranks);
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
-    let outcome = train(&loaded, &foretold, &arguments.training, &folder)?;
+    let outcome = train(&loaded, &foretold, &arguments.training, &folder, world)?;
     if json {
         return output::json(&document(&outcome, &folder));
     }
@@ -87,8 +93,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     output::line(&format!("the run is in {0}; `foretell check {0}` lays the prediction beside it", folder.path().display()))
 }
 
-/// What runs kernels on a topology's devices. Refuses those that are not this machine's, before anything is measured or trained on them.
+/// As [`executable_in`], of ranks that are started on this machine.
 pub fn executable_here(topology: &Topology) -> Result<Backend, Failure> {
+    executable_in(topology, None)
+}
+
+/// What runs kernels on a topology's devices. Refuses those that are not this machine's, or not those on which somebody else started the ranks,
+/// before anything is measured or trained on them.
+pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<Backend, Failure> {
     let name = topology.name();
     let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));
     let mut architectures: Vec<Architecture> = topology.device_kinds().iter().map(|kind| kind.architecture).collect();
@@ -104,7 +116,18 @@ pub fn executable_here(topology: &Topology) -> Result<Backend, Failure> {
             return refused(format!("the devices of `{name}` are not here"), "use `local`, or a topology of this machine's GPUs");
         }
     };
-    if topology.node_count() > 1 && !topology.is_lab() {
+    if let Some(world) = world {
+        let (started, nodes) = (world.nodes.unwrap_or(topology.node_count()), topology.node_count());
+        if topology.is_lab() || started != nodes {
+            let why = format!("{} started ranks on {started} nodes, and `{name}` has {nodes}", world.starter);
+            let hint = if topology.is_lab() {
+                "a lab's ranks are started by `foretell execute` alone"
+            } else {
+                "use a topology of as many"
+            };
+            return refused(why, hint);
+        }
+    } else if topology.node_count() > 1 && !topology.is_lab() {
         let nodes = topology.node_count();
         let hint = "use `local`, or a topology that says `lab: true`, whose hosts are made of this machine's cores";
         return refused(format!("`{name}` has {nodes} nodes, and this machine is one"), hint);
@@ -149,15 +172,16 @@ impl TrainingArguments {
     }
 }
 
-/// Trains, keeping plan and prediction in the folder beforehand and the measurements afterwards.
+/// Trains, by ranks of its own or with those of a world, keeping plan and prediction in the folder beforehand and the measurements afterwards.
 pub fn train(
     loaded: &LoadedPlan,
     foretold: &Foretold,
     arguments: &TrainingArguments,
     folder: &RunFolder,
+    world: Option<World>,
 ) -> Result<Outcome, Failure> {
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let ground = Ground::of(&loaded.topology, transport, Some(folder.file("ranks")))?;
+    let ground = Ground::of(&loaded.topology, transport, Some(folder.file("ranks")), world)?;
     folder.clear()?;
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {

@@ -1,12 +1,12 @@
 //! `foretell lab`: the described hosts, made of network namespaces on this machine; and how `execute` and `calibrate` come to run in them.
 
 use crate::calibrate::{launch_options, this_program};
-use crate::execute::executable_here;
+use crate::execute::executable_in;
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use clap::{Args, Subcommand};
-use foretell_executor::{LaunchOptions, Place, TransportKind};
+use foretell_executor::{LaunchOptions, Place, TransportKind, World};
 use foretell_lab::{Lab, LabError, enter, labs, take_down};
 use foretell_topologies::Topology;
 use serde_json::json;
@@ -134,9 +134,16 @@ pub struct Ground {
 
 impl Ground {
     /// That of a topology. A lab that is not up is brought up, and taken down by [`close`](Self::close), or however else this process ends.
-    pub fn of(topology: &Topology, transport: TransportKind, logs: Option<PathBuf>) -> Result<Self, Failure> {
+    /// Where somebody else started the ranks, they are where they are.
+    pub fn of(
+        topology: &Topology,
+        transport: TransportKind,
+        logs: Option<PathBuf>,
+        world: Option<World>,
+    ) -> Result<Self, Failure> {
         let mut options = launch_options(transport, logs)?;
-        options.backend = executable_here(topology)?;
+        options.backend = executable_in(topology, world.as_ref())?;
+        options.world = world;
         if !topology.is_lab() {
             return Ok(Self { lab: None, options });
         }

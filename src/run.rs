@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
     say(&format!("\nforetold:\n{}", predict::table(&foretold.prediction, &loaded.topology)))?;
 
-    let outcome = train(&loaded, &foretold, &arguments.training, &folder)?;
+    let outcome = train(&loaded, &foretold, &arguments.training, &folder, None)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 
     let checked = check(&folder)?;

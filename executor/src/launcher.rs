@@ -9,7 +9,8 @@ use crate::rank::{
     ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
     TRANSPORT_VARIABLE, WORLD_VARIABLE,
 };
-use crate::transport::{ControlServer, Event, RunKey, Segment, SegmentShape, TransportError};
+use crate::rendezvous::World;
+use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -56,7 +57,7 @@ impl Backend {
     }
 
     /// Whether the ranks' GPUs can reach each other without the host: each has one of its own, and NCCL is there.
-    fn is_direct(self, world_size: usize) -> bool {
+    pub(crate) fn is_direct(self, world_size: usize) -> bool {
         matches!(self, Backend::Cuda { gpus } if world_size > 1 && world_size <= gpus) && Library::Nccl.is_present()
     }
 
@@ -82,6 +83,8 @@ pub struct LaunchOptions {
     pub places: Vec<Place>,
     /// What runs their kernels.
     pub backend: Backend,
+    /// The processes that somebody else started together, of which this is the first; none where all ranks are to be started here.
+    pub world: Option<World>,
 }
 
 /// Where a rank is put.
@@ -157,13 +160,21 @@ const GLANCE: Duration = Duration::from_millis(100);
 pub(crate) struct Ranks {
     server: ControlServer,
     segments: Vec<Segment>,
+    /// Those that were started here, from the first rank on.
     children: Vec<Child>,
     ended: Vec<Option<ExitStatus>>,
+    /// How long ranks may take to join.
+    patience: Duration,
+    /// Where the others find the secret, if they were started by somebody else.
+    _key_file: Option<KeyFile>,
 }
 
 impl Ranks {
     /// Starts `world_size` ranks on this machine, gathers them, and gives them their job.
     pub(crate) fn start(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
+        if let Some(world) = &options.world {
+            return Self::start_first(world, world_size, job, options);
+        }
         let key = RunKey::generate()?;
         let places = Places::new(options);
         let nodes = places.by_node(world_size);
@@ -177,7 +188,7 @@ impl Ranks {
                 segments.push(Segment::create(&SegmentShape::new(ranks.clone(), STREAM_COUNT))?);
             }
         }
-        let mut ranks = Self { server, segments, children: Vec::new(), ended: Vec::new() };
+        let mut ranks = Self { server, segments, children: Vec::new(), ended: Vec::new(), patience: START_TIME, _key_file: None };
         let is_direct = options.backend.is_direct(world_size);
         for rank in 0..world_size {
             let place = places.of(rank);
@@ -233,6 +244,42 @@ impl Ranks {
         Ok(ranks)
     }
 
+    /// Starts the first rank, waits for those that somebody else starts, and gives them their job.
+    fn start_first(world: &World, world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
+        if world.size != world_size {
+            let what = format!("a plan for {world_size} ranks, of which {} started {},", world.starter, world.size);
+            let hint = format!("have it start {world_size}, or plan for {}", world.size);
+            return Err(ExecutorError::Unsupported { what, hint });
+        }
+        let (listening, first) = world.listening()?;
+        let listener = TcpListener::bind(listening).map_err(|error| {
+            ExecutorError::system(format!("listen for the ranks at {listening} (FORETELL_PORT chooses another port)"), error)
+        })?;
+        let (key, key_file) = world.make_key()?;
+        let (server, _) = ControlServer::listen(vec![listener], &key, world_size)?;
+        let mut ranks = Self {
+            server,
+            segments: Vec::new(),
+            children: Vec::new(),
+            ended: Vec::new(),
+            patience: world.patience,
+            _key_file: key_file,
+        };
+        let mut command = Command::new(&options.program);
+        world.tell(&mut command, first, options.backend);
+        key.pass_to(&mut command);
+        command.stdout(Stdio::null());
+        if let Some(folder) = &options.logs {
+            command.stderr(log_file(folder, world.rank)?);
+        }
+        let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {}", world.rank), error))?;
+        ranks.children.push(child);
+        ranks.ended.push(None);
+        ranks.gather()?;
+        ranks.tell(job)?;
+        Ok(ranks)
+    }
+
     /// The process identifiers, by rank.
     pub(crate) fn process_ids(&self) -> Vec<u32> {
         self.children.iter().map(Child::id).collect()
@@ -249,8 +296,8 @@ impl Ranks {
                     if let Some((rank, status)) = self.first_ended(|_| true) {
                         return Err(ExecutorError::RankDied { rank, cause: format!("{} before it had joined", said(status)) });
                     }
-                    if started.elapsed() > START_TIME {
-                        return Err(TransportError::MissingRanks { ranks, waited }.into());
+                    if started.elapsed() > self.patience {
+                        return Err(TransportError::MissingRanks { ranks, waited: waited.max(started.elapsed()) }.into());
                     }
                 }
                 Err(error) => return Err(self.why(error)),

@@ -35,6 +35,7 @@ pub mod machine;
 mod overheads;
 mod rank;
 mod recording;
+mod rendezvous;
 mod samples;
 mod training;
 pub mod transport;
@@ -47,6 +48,7 @@ pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, Trainin
 pub use launcher::{Backend, LaunchOptions, Place, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
+pub use rendezvous::{Starter, World};
 
 use foretell_program::Plan;
 use foretell_units::DataType;

@@ -9,7 +9,8 @@ use crate::line::STREAM_COUNT;
 use crate::machine;
 use crate::training;
 use crate::transport::{
-    Announcement, ControlClient, Mixed, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
+    Announcement, ControlClient, KeyFile, Mixed, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport,
+    TransportError,
 };
 use foretell_program::Rank;
 use foretell_units::Bytes;
@@ -32,12 +33,20 @@ pub(crate) const GPU_VARIABLE: &str = "FORETELL_GPU";
 /// Set where the ranks' GPUs reach each other by NCCL.
 pub(crate) const NCCL_VARIABLE: &str = "FORETELL_NCCL";
 
+/// How many seconds ranks wait for each other at the start, where that is not [`START_TIME`].
+pub(crate) const START_VARIABLE: &str = "FORETELL_START_SECONDS";
+/// Who started this process, where that was not Foretell's launcher.
+pub(crate) const STARTER_VARIABLE: &str = "FORETELL_STARTER";
+
 /// How long ranks wait for each other at the start.
 pub(crate) const START_TIME: Duration = Duration::from_secs(30);
 
 /// Runs this process as a rank of the run that its environment names; what a launcher's children call.
 pub fn run_rank() -> ExitCode {
-    machine::die_with_parent();
+    // Whose child this is otherwise ends its own; and may start them from a thread that does not live as long.
+    if std::env::var_os(STARTER_VARIABLE).is_none() {
+        machine::die_with_parent();
+    }
     machine::flush_denormals();
     match join() {
         Ok(member) => match member.receive_job().and_then(|job| Ok((job, member.listen_for_orders()?))) {
@@ -140,12 +149,16 @@ fn join() -> Result<Member, ExecutorError> {
     if let Ok(core) = number(CORE_VARIABLE) {
         machine::pin_to_core(core)?;
     }
-    let key = RunKey::from_environment()?;
+    let key_file = KeyFile::of_environment();
+    let find_key = || match &key_file {
+        Some(path) => KeyFile::read(path),
+        None => RunKey::from_environment().map(Some),
+    };
     let mut patience = Patience::default();
     if let Ok(microseconds) = number(SPIN_VARIABLE) {
         patience.spin = Duration::from_micros(microseconds as u64);
     }
-    let timeout = START_TIME;
+    let timeout = number(START_VARIABLE).map_or(START_TIME, |seconds| Duration::from_secs(seconds as u64));
     let device = match number(GPU_VARIABLE) {
         Ok(index) => {
             let reach = if std::env::var_os(NCCL_VARIABLE).is_some() { Reach::Direct } else { Reach::Host };
@@ -164,7 +177,7 @@ fn join() -> Result<Member, ExecutorError> {
     let mut announcement = Announcement { address: None, machine: machine::host_name() };
     if variable(TRANSPORT_VARIABLE)? == "shared_memory" {
         let near = near.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
-        let (control, _) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+        let (control, ..) = ControlClient::join_by(launcher, &find_key, rank, &announcement, timeout)?;
         return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport: Arc::new(near), device });
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
@@ -172,7 +185,7 @@ fn join() -> Result<Member, ExecutorError> {
         .map_err(|error| ExecutorError::system(format!("listen for other ranks at {address}"), error))?;
     let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
     announcement.address = Some(address);
-    let (control, table) = ControlClient::join(launcher, &key, rank, &announcement, timeout)?;
+    let (control, table, key) = ControlClient::join_by(launcher, &find_key, rank, &announcement, timeout)?;
     let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
     let far = Tcp::new(rank, listener, peers, key, TcpOptions { patience, ..TcpOptions::default() })?;
     let transport: Arc<dyn Transport> = match near {

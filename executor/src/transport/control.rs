@@ -295,17 +295,51 @@ impl ControlClient {
         announcement: &Announcement,
         timeout: Duration,
     ) -> Result<(Self, PeerTable), TransportError> {
+        let same = || Ok(Some(key.clone()));
+        Self::join_by(server, &same, rank, announcement, timeout).map(|(client, table, _)| (client, table))
+    }
+
+    /// As [`join`](Self::join), by a key that is looked for again and again: while there is none, or one that an earlier run left, it is waited
+    /// for another. Returns the key that opened.
+    pub fn join_by(
+        server: SocketAddr,
+        find_key: &dyn Fn() -> Result<Option<RunKey>, TransportError>,
+        rank: usize,
+        announcement: &Announcement,
+        timeout: Duration,
+    ) -> Result<(Self, PeerTable, RunKey), TransportError> {
+        /// How often it is looked whether there is a key.
+        const GLANCE: Duration = Duration::from_millis(50);
         let started = Instant::now();
+        let left = || timeout.saturating_sub(started.elapsed());
         let hello = Hello { from: Party::Rank(rank), to: Party::Launcher, stream: StreamNumber(0) };
-        let stream = acceptor::connect(server, key, hello, timeout, || Ok(()))?;
+        let (stream, key) = loop {
+            let Some(key) = find_key()? else {
+                if left().is_zero() {
+                    return Err(TransportError::Credentials { reason: "no launcher has left its secret in time" });
+                }
+                std::thread::sleep(GLANCE);
+                continue;
+            };
+            let is_replaced = || !matches!(find_key(), Ok(Some(now)) if now == key);
+            let give_up = || if is_replaced() { Err(TransportError::Aborted) } else { Ok(()) };
+            match acceptor::connect(server, &key, hello, left(), give_up) {
+                Err(error @ (TransportError::NotAuthenticated { .. } | TransportError::Aborted)) => {
+                    if left().is_zero() || !is_replaced() {
+                        return Err(error);
+                    }
+                }
+                stream => break (stream?, key),
+            }
+        };
         stream
             .set_write_timeout(Some(STALL_TIME))
             .and_then(|()| stream.set_read_timeout(Some(STALL_TIME)))
             .map_err(|error| TransportError::system("configure the control connection to the launcher", error))?;
         let client = ControlClient { stream, reading: Mutex::default(), writing: Mutex::default() };
         client.send(announcement)?;
-        let table = client.receive(Some(timeout.saturating_sub(started.elapsed())))?;
-        Ok((client, table))
+        let table = client.receive(Some(left()))?;
+        Ok((client, table, key))
     }
 
     /// Sends `message` to the launcher.

@@ -57,6 +57,11 @@ impl RunKey {
         command.env(ENVIRONMENT_VARIABLE, self.to_text());
     }
 
+    /// Whether somebody gave this process a key.
+    pub fn is_in_environment() -> bool {
+        std::env::var_os(ENVIRONMENT_VARIABLE).is_some()
+    }
+
     /// The key that the launcher gave to this process.
     pub fn from_environment() -> Result<Self, TransportError> {
         let text = std::env::var(ENVIRONMENT_VARIABLE)

@@ -1,6 +1,6 @@
 // A warp's products on tensor cores, and copies to shared memory that nobody waits for at once: thin names for instructions of sm_80 and
-// later. foretell's emulator has each of them for the processor, a warp's fragments laid out as NVIDIA's PTX ISA has them (9.7.14, mma.m16n8k16,
-// ldmatrix; 9.7.9, cp.async). Sixteen-bit precisions alone.
+// later. foretell's emulator has each of them for the processor, a warp's fragments laid out as NVIDIA's PTX ISA has them (9.7.14,
+// mma.m16n8k16, ldmatrix; 9.7.9, cp.async). Sixteen-bit precisions alone.
 //
 // A fragment of 16 rows by 16 columns is four words of each thread, two numbers a word: of thread `lane`, rows lane / 4 and eight further,
 // columns lane % 4 * 2 and eight further. Sums of 16 rows by 8 columns are four floats: two columns of the one row, two of the other.
