@@ -31,7 +31,7 @@ pub fn simulate_representatives(
 ) -> Result<Simulation, SimulationError> {
     run(
         &lower(program, costs, kind_of_stage)?,
-        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, paces: Vec::new() },
+        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, ..Scenario::default() },
     )
 }
 
