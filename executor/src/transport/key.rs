@@ -46,7 +46,8 @@ impl RunKey {
     pub fn from_text(text: &str) -> Result<Self, TransportError> {
         let malformed = || TransportError::Credentials { reason: "the run key is not 96 hexadecimal digits" };
         let digits: Option<Vec<u8>> = text.trim().chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect();
-        let bytes: Vec<u8> = digits.ok_or_else(malformed)?.as_chunks::<2>().0.iter().map(|[high, low]| high << 4 | low).collect();
+        let digits = digits.filter(|digits| digits.len().is_multiple_of(2)).ok_or_else(malformed)?;
+        let bytes: Vec<u8> = digits.as_chunks::<2>().0.iter().map(|[high, low]| high << 4 | low).collect();
         let (run, secret) = bytes.split_first_chunk::<RUN_BYTES>().ok_or_else(malformed)?;
         let secret = <[u8; SECRET_BYTES]>::try_from(secret).map_err(|_| malformed())?;
         Ok(RunKey { run: *run, secret })
