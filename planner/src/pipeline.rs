@@ -6,6 +6,7 @@ use crate::probe::{Piece, Probe};
 use crate::windows::{Chain, Kept, Window};
 use foretell_program::{PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
+use std::sync::Arc;
 
 /// Which blocks each chunk of a pipeline has.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +41,26 @@ impl Cutting {
     }
 }
 
+/// Of each stage and chunk, how many micro-batches are held when most are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InFlight(Vec<Vec<usize>>);
+
+impl InFlight {
+    /// At least: without going through all micro-batches.
+    pub(crate) fn least(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
+        let all = schedule.beginnings(stages, micro_batches, chunks).into_iter().map(|orders| Self::of(&orders, chunks));
+        let less = |one: Self, other: Self| {
+            let of_stage = |(one, other): (Vec<usize>, Vec<usize>)| one.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
+            Self(one.0.into_iter().zip(other.0).map(of_stage).collect())
+        };
+        all.reduce(less).unwrap_or(Self(Vec::new()))
+    }
+
+    fn of(orders: &[Vec<Task>], chunks: usize) -> Self {
+        Self(orders.iter().map(|order| most_held(order, chunks)).collect())
+    }
+}
+
 /// When a schedule's stages take which pass, and what they hold when they hold the most.
 #[derive(Clone, Debug)]
 pub(crate) struct Timetable {
@@ -48,15 +69,18 @@ pub(crate) struct Timetable {
     chunks: usize,
     micro_batches: usize,
     orders: Vec<Vec<Task>>,
-    /// Of each stage and chunk, how many micro-batches are held when most are.
-    held: Vec<Vec<usize>>,
+    in_flight: InFlight,
 }
 
 impl Timetable {
     pub(crate) fn new(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let orders = schedule.orders(stages, micro_batches, chunks);
-        let held = orders.iter().map(|order| most_held(order, chunks)).collect();
-        Self { schedule, stages, chunks, micro_batches, orders, held }
+        let in_flight = InFlight::of(&orders, chunks);
+        Self { schedule, stages, chunks, micro_batches, orders, in_flight }
+    }
+
+    pub(crate) fn in_flight(&self) -> &InFlight {
+        &self.in_flight
     }
 }
 
@@ -87,7 +111,10 @@ fn most_held(order: &[Task], chunks: usize) -> Vec<usize> {
 /// The pieces of a layout in the chunks of its pipeline.
 pub(crate) struct Pieces<'a> {
     cutting: &'a Cutting,
-    kinds: Vec<Piece>,
+    /// By the device's kind, and the chunk's.
+    kinds: Vec<Vec<Piece>>,
+    /// Of each stage, the place of its devices' kind among these.
+    of_stage: &'a [usize],
     schedule: Schedule,
     stages: usize,
     chunks: usize,
@@ -101,30 +128,35 @@ pub(crate) enum Update {
 }
 
 impl<'a> Pieces<'a> {
-    pub(crate) fn new(probe: &Probe, cutting: &'a Cutting, schedule: Schedule, stages: usize, chunks: usize) -> Self {
-        let mut kinds: Vec<Piece> = cutting.kinds.iter().map(|&(layers, first, last)| probe.chunk(layers, first, last)).collect();
-        let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
-        let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
-        if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
-            // Where the model's first and last blocks share a table, a stage that has both has it once, and need not bring together what two stages
-            // have of its gradient: much less than half of what the last block adds to the backward pass.
-            let (layers, ..) = cutting.kinds[kind];
-            let without = probe.chunk(layers, false, false);
-            let half = |without: f64, with: f64| 0.5 * (without + with);
-            let last = &mut kinds[kind];
-            last.backward = without.backward.with(last.backward, half);
-            last.weights = without.weights.with(last.weights, half);
-            (last.kept, last.update, last.update_launches, last.tail) = (Kept::default(), 0.0, 0.0, Window::default());
-        }
-        Self { cutting, kinds, schedule, stages, chunks }
-    }
-
-    fn at(&self, position: usize) -> &Piece {
-        &self.kinds[self.cutting.of_position[position]]
+    /// Those of a pipeline each of whose stages is on devices of one kind: `of_stage` says of which of the probes.
+    pub(crate) fn new(
+        probes: &[Arc<Probe>],
+        of_stage: &'a [usize],
+        cutting: &'a Cutting,
+        schedule: Schedule,
+        chunks: usize,
+    ) -> Self {
+        let stages = of_stage.len();
+        let kinds = probes.iter().map(|probe| pieces_on(probe, cutting, schedule, stages, chunks)).collect();
+        Self { cutting, kinds, of_stage, schedule, stages, chunks }
     }
 
     fn of(&self, stage: usize, chunk: usize) -> &Piece {
-        self.at(self.schedule.position(self.stages, stage, chunk))
+        let position = self.schedule.position(self.stages, stage, chunk);
+        &self.kinds[self.of_stage[stage]][self.cutting.of_position[position]]
+    }
+
+    /// What the launches of a micro-batch's passes through a chunk take. Between chunks of one stage there are no messages.
+    fn launches(&self, stage: usize, chunk: usize) -> f64 {
+        let position = self.schedule.position(self.stages, stage, chunk);
+        let is_here =
+            |other: usize| other < self.stages * self.chunks && self.schedule.place(self.stages, self.chunks, other).0 == stage;
+        let piece = self.of(stage, chunk);
+        let all = piece.forward.launches + piece.backward.launches + piece.weights.launches;
+        let next = if is_here(position + 1) { piece.forward.of_sends + piece.backward.of_receives } else { 0.0 };
+        let before =
+            if position.checked_sub(1).is_some_and(is_here) { piece.forward.of_receives + piece.backward.of_sends } else { 0.0 };
+        (all - next - before).max(0.0)
     }
 
     /// In closed form: of each stage, what passes before its first chunk on the way there, all its own passes, and what passes on the way back.
@@ -141,8 +173,7 @@ impl<'a> Pieces<'a> {
                 let piece = self.of(stage, chunk);
                 needed += piece.forward.free.busy + piece.backward.free.busy;
                 all += piece.forward.free.busy + piece.backward.free.busy + piece.weights.free.busy;
-                launches += (piece.forward.launches + piece.backward.launches + piece.weights.launches) * count
-                    + piece.update_launches * share;
+                launches += self.launches(stage, chunk) * count;
                 update += piece.update * share;
                 sharing += piece.sharing.each * count + piece.sharing.once;
                 alike += piece.alike.each * count + piece.alike.once;
@@ -202,12 +233,12 @@ impl<'a> Pieces<'a> {
 
     /// The bytes that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out some among ranks, and the micro-batches
     /// that it has begun, with so many times the samples of the pieces'.
-    pub(crate) fn least_memory(&self, timetable: &Timetable, zero: usize, ranks: usize, times: f64) -> f64 {
+    pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
         let of_stage = |stage: usize| -> f64 {
             let mut extra: f64 = 0.0;
             let of_chunk = |chunk: usize| {
                 let piece = self.of(stage, chunk);
-                let held = timetable.held[stage][chunk];
+                let held = in_flight.0[stage][chunk];
                 if held > 0 {
                     extra = extra.max(piece.held.most - piece.held.between);
                 }
@@ -218,4 +249,23 @@ impl<'a> Pieces<'a> {
         };
         (0..self.stages).map(of_stage).fold(0.0, f64::max)
     }
+}
+
+/// Every kind of chunk on devices of one kind.
+fn pieces_on(probe: &Probe, cutting: &Cutting, schedule: Schedule, stages: usize, chunks: usize) -> Vec<Piece> {
+    let mut kinds: Vec<Piece> = cutting.kinds.iter().map(|&(layers, first, last)| probe.chunk(layers, first, last)).collect();
+    let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+    let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
+    if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
+        // Where the model's first and last blocks share a table, a stage that has both has it once, and need not bring together what two stages
+        // have of its gradient: much less than half of what the last block adds to the backward pass.
+        let (layers, ..) = cutting.kinds[kind];
+        let without = probe.chunk(layers, false, false);
+        let half = |without: f64, with: f64| 0.5 * (without + with);
+        let last = &mut kinds[kind];
+        last.backward = without.backward.with(last.backward, half);
+        last.weights = without.weights.with(last.weights, half);
+        (last.kept, last.update, last.tail) = (Kept::default(), 0.0, Window::default());
+    }
+    kinds
 }
