@@ -153,7 +153,7 @@ mod tests {
             let [mut one, mut other] = [Meter::default(); 2];
             for meter in [&mut one, &mut other] {
                 before.into_iter().for_each(|before| meter.begin(before, Picoseconds(5)));
-                kernel.into_iter().for_each(|time| meter.kernel_begins(Use::Data, Picoseconds(time)));
+                kernel.into_iter().for_each(|time| meter.kernel_begins(Use::Optimizer, Picoseconds(time)));
             }
             one.pass(Use::Compute, Picoseconds(10), Picoseconds(30));
             other.begin(Use::Compute, Picoseconds(10));
