@@ -3,7 +3,7 @@
 
 use crate::answer::{PlannerError, no_layout};
 use crate::objective::Objective;
-use crate::pipeline::{Cutting, Pieces, Timetable, Update};
+use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
 use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError};
 use crate::request::Request;
@@ -124,6 +124,7 @@ pub(crate) struct Bounds<'a> {
     probes: Memo<ProbeKey, Probed>,
     cuttings: Memo<(usize, usize), Arc<Cutting>>,
     timetables: Memo<(Schedule, usize, usize, usize), Arc<Timetable>>,
+    in_flight: Memo<(Schedule, usize, usize, usize), Arc<InFlight>>,
 }
 
 impl<'a> Bounds<'a> {
@@ -163,6 +164,7 @@ impl<'a> Bounds<'a> {
             probes: Memo::new(),
             cuttings: Memo::new(),
             timetables: Memo::new(),
+            in_flight: Memo::new(),
         })
     }
 
@@ -172,10 +174,10 @@ impl<'a> Bounds<'a> {
         if !self.has_probe(layout) {
             return self.of_kernels(layout, *micro_batches);
         }
-        let (cutting, timetable) = (self.cutting(layout), self.timetable(layout, *micro_batches));
+        let (cutting, in_flight) = (self.cutting(layout), self.in_flight(layout, *micro_batches));
         let members = self.space.members(family);
         let least = |pieces: &Pieces<'_>, samples: usize| {
-            let memory = members.iter().map(|member| least_memory(pieces, &timetable, member, samples as f64));
+            let memory = members.iter().map(|member| least_memory(pieces, &in_flight, member, samples as f64));
             memory.fold(f64::INFINITY, f64::min)
         };
         // What micro-batches of one sample hold says enough of most that are too large: activations grow with their samples.
@@ -211,7 +213,7 @@ impl<'a> Bounds<'a> {
         };
         let cutting = self.cutting(layout);
         let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
-        let needed = self.needed(least_memory(&pieces, &self.timetable(layout, micro_batches), layout, 1.0));
+        let needed = self.needed(least_memory(&pieces, &self.in_flight(layout, micro_batches), layout, 1.0));
         if needed > self.memory_limit { Err(Verdict::OutOfMemory(needed)) } else { Ok(()) }
     }
 
@@ -230,7 +232,7 @@ impl<'a> Bounds<'a> {
                 let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
                 let timetable = self.timetable(layout, micro_batches);
                 // The probe has shared out what ZeRO shares out.
-                let memory = pieces.least_memory(&timetable, 0, 1, 1.0);
+                let memory = pieces.least_memory(timetable.in_flight(), 0, 1, 1.0);
                 self.verdict(layout, micro_batches, pieces.least_time_by_pass(&timetable), memory)
             }
         }
@@ -244,6 +246,12 @@ impl<'a> Bounds<'a> {
             self.space.speeds.is_empty() && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
         let is_alike = is_even && (layout.placement.is_none() || layout.pipeline >= PROBE_STAGES);
         self.is_stack && is_alike && (layout.virtual_stages == 1 || layout.pipeline > 1)
+    }
+
+    fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
+        let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let key = (schedule, stages, micro_batches, chunks);
+        self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
     }
 
     fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
@@ -352,8 +360,8 @@ fn speeds(request: &Request<'_>) -> Vec<f64> {
 }
 
 /// What a layout holds at least, by pieces without ZeRO whose micro-batches have so many times fewer samples.
-fn least_memory(pieces: &Pieces<'_>, timetable: &Timetable, layout: &Layout, times: f64) -> f64 {
-    pieces.least_memory(timetable, layout.zero, layout.shard_group.unwrap_or(layout.data), times)
+fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, times: f64) -> f64 {
+    pieces.least_memory(in_flight, layout.zero, layout.shard_group.unwrap_or(layout.data), times)
 }
 
 fn chain_of(list: &StageProgram, alone: &Alone, plan: &Plan) -> f64 {

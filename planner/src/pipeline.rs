@@ -40,6 +40,26 @@ impl Cutting {
     }
 }
 
+/// Of each stage and chunk, how many micro-batches are held when most are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InFlight(Vec<Vec<usize>>);
+
+impl InFlight {
+    /// At least: without going through all micro-batches.
+    pub(crate) fn least(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
+        let all = schedule.beginnings(stages, micro_batches, chunks).into_iter().map(|orders| Self::of(&orders, chunks));
+        let less = |one: Self, other: Self| {
+            let of_stage = |(one, other): (Vec<usize>, Vec<usize>)| one.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
+            Self(one.0.into_iter().zip(other.0).map(of_stage).collect())
+        };
+        all.reduce(less).unwrap_or(Self(Vec::new()))
+    }
+
+    fn of(orders: &[Vec<Task>], chunks: usize) -> Self {
+        Self(orders.iter().map(|order| most_held(order, chunks)).collect())
+    }
+}
+
 /// When a schedule's stages take which pass, and what they hold when they hold the most.
 #[derive(Clone, Debug)]
 pub(crate) struct Timetable {
@@ -48,15 +68,18 @@ pub(crate) struct Timetable {
     chunks: usize,
     micro_batches: usize,
     orders: Vec<Vec<Task>>,
-    /// Of each stage and chunk, how many micro-batches are held when most are.
-    held: Vec<Vec<usize>>,
+    in_flight: InFlight,
 }
 
 impl Timetable {
     pub(crate) fn new(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let orders = schedule.orders(stages, micro_batches, chunks);
-        let held = orders.iter().map(|order| most_held(order, chunks)).collect();
-        Self { schedule, stages, chunks, micro_batches, orders, held }
+        let in_flight = InFlight::of(&orders, chunks);
+        Self { schedule, stages, chunks, micro_batches, orders, in_flight }
+    }
+
+    pub(crate) fn in_flight(&self) -> &InFlight {
+        &self.in_flight
     }
 }
 
@@ -202,12 +225,12 @@ impl<'a> Pieces<'a> {
 
     /// The bytes that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out some among ranks, and the micro-batches
     /// that it has begun, with so many times the samples of the pieces'.
-    pub(crate) fn least_memory(&self, timetable: &Timetable, zero: usize, ranks: usize, times: f64) -> f64 {
+    pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
         let of_stage = |stage: usize| -> f64 {
             let mut extra: f64 = 0.0;
             let of_chunk = |chunk: usize| {
                 let piece = self.of(stage, chunk);
-                let held = timetable.held[stage][chunk];
+                let held = in_flight.0[stage][chunk];
                 if held > 0 {
                     extra = extra.max(piece.held.most - piece.held.between);
                 }

@@ -3,6 +3,7 @@
 //! What a pass waits for that came before it counts as done, so that no order of passes is faster than their windows say. It knows lists of
 //! instructions, and no layouts.
 
+use foretell_models::Kernel;
 use foretell_program::{Axis, BufferId, BufferRole, CollectiveRole, GroupId, Operation, Overlap, StageProgram, Stream};
 use foretell_simulator::Alone;
 use std::ops::Range;
@@ -96,6 +97,7 @@ fn window_with(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Ra
 fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, beginning: Beginning, less: f64) -> Chain {
     let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
     let first = range.start as usize;
+    let is_tail = range.end as usize > end;
     // When each is over, if that follows from the beginning.
     let mut ends: Vec<Option<f64>> = Vec::with_capacity(range.len());
     let mut of_stream: Vec<Option<f64>> = vec![None; list.streams.len()];
@@ -105,6 +107,18 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         let begins = beginning == Beginning::Step || beginning == Beginning::Free && is_compute(stream);
         *over = begins.then_some(0.0);
     }
+    // A bucket may have gradients of several chunks, or of more blocks than these: its reduction may come with another pass, the last may be
+    // of little, and there may be no gaps.
+    let is_beside = !is_tail || overlap.gradients;
+    let is_reduction = |index: usize| {
+        matches!(*list.instructions[index].operation, Operation::Collective { role: CollectiveRole::Gradients, .. })
+    };
+    let is_bucketed = |index: usize| match *list.instructions[index].operation {
+        Operation::Collective { .. } => is_beside && is_reduction(index),
+        Operation::Compute { kernel: Kernel::Zero { .. }, .. } => true,
+        Operation::Compute { .. } => is_beside && list.instructions[index].after.iter().any(|one| is_reduction(one.0 as usize)),
+        _ => false,
+    };
     let (mut busy, mut all) = (0.0f64, 0.0f64);
     let mut passed: Option<f64> = None;
     for index in range.clone().map(|index| index as usize) {
@@ -118,7 +132,8 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
                 let awaited = before.filter_map(|place| ends.get(place).copied().flatten()).map(|over| over + handoff);
                 let start = awaited.chain(of_stream[stream]).reduce(f64::max);
                 let less = if is_compute(stream) && index >= end { less } else { 0.0 };
-                start.map(|start| start + alone.durations[index].0 as f64 - less)
+                let duration = if is_bucketed(index) { 0.0 } else { alone.durations[index].0 as f64 - less };
+                start.map(|start| start + duration)
             }
         };
         ends.push(over);
@@ -127,7 +142,7 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         all = all.max(over);
         if is_compute(stream) {
             busy = busy.max(over);
-        } else if !overlap.allows(&instruction.operation) {
+        } else if !overlap.allows(&instruction.operation) && !is_bucketed(index) {
             busy = busy.max(over + handoff);
         }
         if matches!(*instruction.operation, Operation::Send { .. }) {

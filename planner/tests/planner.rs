@@ -4,7 +4,8 @@
 use foretell_models::{DropoutRate, Model, Stem};
 use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
 use foretell_program::{
-    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Plan, Profile, Recompute, Sample, Schedule, StageProgram, compile,
+    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Overlap, Plan, Profile, Recompute, Sample, Schedule, StageProgram,
+    compile,
 };
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
@@ -54,14 +55,16 @@ prop_compose! {
         zero in 0usize..4,
         sequence_parallel in any::<bool>(),
         inside in any::<bool>(),
-        kib in prop_oneof![Just(1u64), Just(64), Just(25 << 10)],
+        kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10]),
+        without in any::<[bool; 3]>(),
     ) -> Plan {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
         let bucket = Bytes::new(kib << 10);
         let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
         let layout = Layout { zero, sequence_parallel, placement, bucket, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
-        Plan { optimizer, ..Plan::new(layout, data * micro_batch * micro_batches) }
+        let overlap = Overlap { tensor: !without[0], gradients: !without[1], parameters: !without[2], ..Overlap::default() };
+        Plan { optimizer, overlap, ..Plan::new(layout, data * micro_batch * micro_batches) }
     }
 }
 

@@ -136,6 +136,18 @@ impl Schedule {
         }
     }
 
+    /// What every stage may do until it holds as many micro-batches as it ever does, and then to the end of fewer micro-batches: one of these
+    /// begins as [`Self::orders`] does. Many micro-batches cost no more than a few here.
+    pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
+        // The steady state is reached with as many as there are stages; those that are left over are a group of their own.
+        let few = if micro_batches < 3 * stages { micro_batches } else { 2 * stages + micro_batches % stages };
+        match self {
+            Schedule::Gpipe => vec![self.orders(stages, micro_batches, chunks)],
+            Schedule::ZeroBubbleV => greedy::all_zero_bubble_v(stages, few).collect(),
+            _ => vec![self.orders(stages, few, chunks)],
+        }
+    }
+
     /// What one stage does, in order.
     pub fn order(self, stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> Vec<Task> {
         self.orders(stages, micro_batches, chunks).swap_remove(stage)

@@ -81,6 +81,29 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 800, ..ProptestConfig::default() })]
 
     #[test]
+    fn every_order_begins_as_one_of_the_beginnings_until_most_is_held(
+        (schedule, chunks) in chunked(), stages in 1usize..9, micro_batches in 1usize..60
+    ) {
+        let orders = schedule.orders(stages, micro_batches, chunks);
+        let beginnings = schedule.beginnings(stages, micro_batches, chunks);
+        for (stage, order) in orders.iter().enumerate() {
+            let (mut held, mut most, mut end) = (0usize, 0, 0);
+            for (place, task) in order.iter().enumerate() {
+                match task.pass {
+                    StagePass::Forward => held += 1,
+                    StagePass::Backward | StagePass::InputGradient => held -= 1,
+                    StagePass::WeightGradient => {}
+                }
+                if held > most {
+                    (most, end) = (held, place + 1);
+                }
+            }
+            let begins = |beginning: &Vec<Vec<Task>>| beginning[stage].get(..end) == Some(&order[..end]);
+            prop_assert!(beginnings.iter().any(begins), "stage {stage}");
+        }
+    }
+
+    #[test]
     fn every_pass_runs_once_in_order_and_no_more_is_held_than_is_said(
         (schedule, chunks) in chunked(), stages in 1usize..9, micro_batches in 1usize..25
     ) {

@@ -56,16 +56,22 @@ const PREFERENCES: [Preferences; 4] = {
 /// with those that have piled up before the next forward pass.
 pub(super) fn zero_bubble_v(stages: usize, micro_batches: usize) -> Vec<Vec<Task>> {
     let mut best: Option<(u64, Vec<Vec<Task>>)> = None;
-    for preferences in &PREFERENCES {
-        for may_pile_up in [true, false] {
-            let orders = v_shaped(stages, micro_batches, preferences, may_pile_up);
-            let end = finish(Schedule::ZeroBubbleV, stages, 2, &orders);
-            if best.as_ref().is_none_or(|(least, _)| end < *least) {
-                best = Some((end, orders));
-            }
+    for orders in all_zero_bubble_v(stages, micro_batches) {
+        let end = finish(Schedule::ZeroBubbleV, stages, 2, &orders);
+        if best.as_ref().is_none_or(|(least, _)| end < *least) {
+            best = Some((end, orders));
         }
     }
     best.map(|(_, orders)| orders).unwrap_or_default()
+}
+
+/// What each of the preferences leads to.
+pub(super) fn all_zero_bubble_v(stages: usize, micro_batches: usize) -> impl Iterator<Item = Vec<Vec<Task>>> {
+    let both = |preferences| [true, false].map(|may_pile_up| (preferences, may_pile_up));
+    PREFERENCES
+        .iter()
+        .flat_map(both)
+        .map(move |(preferences, may_pile_up)| v_shaped(stages, micro_batches, preferences, may_pile_up))
 }
 
 /// A stage holds two chunks' activations for every stage at most, as much as 1F1B's first stage, and leaves room for one on its way
