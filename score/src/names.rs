@@ -139,10 +139,9 @@ pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
         stack.overlap.tensor = true;
     }
     if row.stated_precision.to_lowercase().contains("rowwise") {
-        // Scales of rows are known where whole rows are: parameters and sequences travel in sixteen bits (torchao's recipes).
+        // The scale of a row of weights is known where all of it is: parameters travel in sixteen bits (torchao's recipes).
         stack.scales_by_row = true;
         stack.narrow_gather = false;
-        stack.narrow_operands = false;
     }
 }
 

@@ -43,7 +43,11 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     );
     for stage in &prepared.memory {
         let held = stage.footprint(&run.stack, run.format, run.trained);
-        println!("   memory {stage:?}\n      {held:?} total {:?} GiB of {:?}", held.total().value() / 1073741824.0, row.number("mem_gib"));
+        println!(
+            "   memory {stage:?}\n      {held:?} total {:?} GiB of {:?}",
+            held.total().value() / 1073741824.0,
+            row.number("mem_gib")
+        );
     }
     let sum = totals.iter().map(|(_, (time, ..))| time).sum::<f64>();
     let busiest = predicted.compute / predicted.step;

@@ -162,7 +162,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
             of_stack("cast_bytes".into(), 0.35);
         }
         if any(&|run| run.stack.scales_by_row) {
-            of_stack("scaled_by_row".into(), 0.2);
+            of_stack("scaled_by_row".into(), 0.35);
         }
         if any(&|run| matches!(run.model, Model::Moe { .. })) {
             of_stack("expert_product".into(), 0.2);

@@ -52,7 +52,11 @@ pub fn product_time(product: &Product, format: ProductFormat, gpu: &GpuKind, sca
         operand_bytes * (elements(rows, contracted) + elements(columns, contracted)) + output_bytes * elements(rows, columns);
     let memory = Seconds::new(moved / (gpu.memory_bandwidth.value() * gpu.memory_efficiency));
     let rate = gpu.peak(format).value() / gpu.multiprocessors * gpu.product_efficiency(format) * scale;
-    let rate = if is_aligned(product) { rate } else { rate.min(gpu.peak(ProductFormat::Fp32).value() / gpu.multiprocessors * UNALIGNED) };
+    let rate = if is_aligned(product) {
+        rate
+    } else {
+        rate.min(gpu.peak(ProductFormat::Fp32).value() / gpu.multiprocessors * UNALIGNED)
+    };
     let largest = (TILES[0].0 * TILES[0].1) as f64;
     let arithmetic = TILES
         .iter()
@@ -103,8 +107,7 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let gpu = profiles.gpu("a100-sxm-80g").expect("is in the library");
         let time = |batch, width| {
-            let product =
-                Product { batch, rows: 2048, columns: 2048, contracted: width, operand_bytes: 2.0, output_bytes: 0.0 };
+            let product = Product { batch, rows: 2048, columns: 2048, contracted: width, operand_bytes: 2.0, output_bytes: 0.0 };
             product_time(&product, ProductFormat::Fp16, gpu, 1.0).value()
         };
         // 150 features are 300 bytes, which is no multiple of sixteen.
