@@ -133,6 +133,7 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
 }
 
 /// The moments at which most is alive besides logits of so many elements: where there are none, where one buffer has them, and where several have.
+/// What our memory plan lets a kernel write over counts beside what is written there: frameworks write results to memory of their own.
 fn fullest(list: &StageProgram, logits: f64) -> [Moment; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
     // What begins with an instruction does so before what ends with it has ended.
@@ -212,8 +213,17 @@ mod tests {
     use foretell_program::{Layout, Plan, compile_training};
 
     fn memory(layout: Layout) -> (StageMemory, f64) {
-        let text = r#"{"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 8192, "sequence": 128}"#;
-        let model: foretell_models::Model = serde_json::from_str(text).expect("a model");
+        let model = foretell_models::Model::Gpt {
+            layers: 4,
+            hidden: 256,
+            heads: 4,
+            ffn: None,
+            vocab: 8192,
+            sequence: 128,
+            dropout: Default::default(),
+            attention_dropout: Default::default(),
+            tied_embeddings: true,
+        };
         let batch = layout.samples_at_once();
         let plan = Plan { precision: DataType::Bf16, ..Plan::new(layout, batch) };
         let program = compile_training(&model, "model", &plan).expect("compiles");
@@ -224,14 +234,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alive_at_once_is_what_the_arena_has_room_for() {
+    fn what_is_alive_at_once_is_what_the_arena_holds_and_what_it_writes_over() {
         let (memory, rest) = memory(Layout { micro_batch: 4, ..Layout::default() });
         let most = memory.fullest.iter().map(|moment| moment.logits + moment.others).fold(0.0, f64::max);
-        assert!(most <= rest * 1.001 && most > 0.9 * rest, "{most} of {rest}");
-        // Logits and their gradients, two bytes each.
+        // The gradient of the logits takes the place of these in the arena.
+        let logits = 2.0 * memory.logits;
+        assert!(most > 0.95 * rest && most < rest + 1.05 * logits, "{most} of {rest} and {logits}");
         let [none, one, several] = memory.fullest;
-        assert_eq!((none.logits, one.logits), (0.0, 2.0 * memory.logits));
-        assert!(several.logits >= 4.0 * memory.logits, "{several:?}");
+        assert_eq!((none.logits, one.logits), (0.0, logits));
+        assert!(several.logits >= 2.0 * logits, "{several:?}");
     }
 
     #[test]
