@@ -62,7 +62,7 @@ execute() {
 }
 
 part_kernels() {
-    FORETELL_TEST_GPU=0 timeout 280 "$programs/executor-tests" --test-threads 1 cuda parts:: ring:: a_call_that a_control \
+    FORETELL_TEST_GPU=0 timeout 280 "$programs/executor-tests" --test-threads 1 cuda parts:: ring:: tensor_attention a_call_that a_control \
         >"$out/kernels.log" 2>&1
     echo $? >"$out/kernels.status"
 }
@@ -79,6 +79,9 @@ part_law() {
         execute law "gpt-fp32.${layout%%=*}" 10
         ranks=8 plan "gpt-bf16.${layout%%=*}" "$gpt" 8 bf16 "${layout#*=}"
         execute law "gpt-bf16.${layout%%=*}" 10
+        # Heads of 64 features are tensor cores' in bf16.
+        ranks=8 plan "gpt64-bf16.${layout%%=*}" "${gpt/heads: 8/heads: 2}" 8 bf16 "${layout#*=}"
+        execute law "gpt64-bf16.${layout%%=*}" 10
     done
     for layout in "one={micro_batch: 8}" "data={data: 2, micro_batch: 8}"; do
         ranks=8 plan "resnet-fp32.${layout%%=*}" "$small_resnet" 32 fp32 "${layout#*=}" "batch_norm_group: 8"

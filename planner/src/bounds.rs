@@ -2,6 +2,7 @@
 //! answer.
 
 use crate::answer::{PlannerError, no_layout};
+use crate::devices::Devices;
 use crate::objective::Objective;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
@@ -11,7 +12,7 @@ use crate::search::seconds;
 use crate::space::{Family, Space};
 use crate::windows::{Held, Kept, kernels, window};
 use foretell_models::GraphOptions;
-use foretell_program::{Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
+use foretell_program::{Axis, Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
 use foretell_simulator::{Alone, Oversubscription, Quantile, alone};
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -106,9 +107,15 @@ impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
 
 /// What a probe depends on: the layout with what it does not depend on left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ProbeKey(String, usize);
+struct ProbeKey(String, usize, Option<usize>);
 
 type Probed = Result<Arc<Probe>, String>;
+
+/// How a layout's blocks are cut, and for different pipelines of it the kinds of devices of their stages.
+struct Way {
+    cutting: Arc<Cutting>,
+    pipelines: Vec<Vec<usize>>,
+}
 
 /// The bounds of one request's layouts.
 pub(crate) struct Bounds<'a> {
@@ -117,6 +124,7 @@ pub(crate) struct Bounds<'a> {
     pub(crate) memory_limit: Bytes,
     /// The model is a stack of enough equal blocks.
     is_stack: bool,
+    devices: Devices,
     /// What the fastest device adds to a step, and to each micro-batch.
     overheads: (Seconds, Seconds),
     /// By the number of ranks.
@@ -156,6 +164,7 @@ impl<'a> Bounds<'a> {
             space,
             memory_limit: request.memory_limit.map_or(memory, |limit| limit.min(memory)),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
+            devices: Devices::new(topology, request.devices),
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
                 least(&|kind| costs.parameters(kind).micro_batch_overhead),
@@ -174,31 +183,31 @@ impl<'a> Bounds<'a> {
         if !self.has_probe(layout) {
             return self.of_kernels(layout, *micro_batches);
         }
-        let (cutting, in_flight) = (self.cutting(layout), self.in_flight(layout, *micro_batches));
+        let in_flight = self.in_flight(layout, *micro_batches);
         let members = self.space.members(family);
+        let ways = self.ways(&members);
         let least = |pieces: &Pieces<'_>, samples: usize| {
             let memory = members.iter().map(|member| least_memory(pieces, &in_flight, member, samples as f64));
             memory.fold(f64::INFINITY, f64::min)
         };
         // What micro-batches of one sample hold says enough of most that are too large: activations grow with their samples.
         let single = Layout { data: 1, micro_batch: 1, ..layout.clone() };
-        if let Ok(probe) = self.probe(&single, (*micro_batches).min(2))
+        if let Ok(probes) = self.probes(&single, (*micro_batches).min(2))
             && self.space.experts.is_none()
         {
-            let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
-            let needed = self.needed(least(&pieces, layout.micro_batch));
+            let needed = self.needed(self.of_ways(&ways, &probes, layout, |pieces| least(pieces, layout.micro_batch)));
             if needed > self.memory_limit {
                 return Verdict::OutOfMemory(needed);
             }
         }
-        let probe = match self.probe(&Layout { data: 1, ..layout.clone() }, (*micro_batches).min(2)) {
+        let probes = match self.probes(&Layout { data: 1, ..layout.clone() }, (*micro_batches).min(2)) {
             Err(reason) => return Verdict::Indivisible(reason),
-            Ok(probe) => probe,
+            Ok(probes) => probes,
         };
-        let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
-        let memory = least(&pieces, 1);
+        let memory = self.of_ways(&ways, &probes, layout, |pieces| least(pieces, 1));
         // An update may be shared out among all ranks of `data`.
-        self.verdict(layout, *micro_batches, pieces.least_time(*micro_batches, Update::LeftOut), memory)
+        let time = self.of_ways(&ways, &probes, layout, |pieces| pieces.least_time(*micro_batches, Update::LeftOut));
+        self.verdict(layout, *micro_batches, time, memory)
     }
 
     /// Of one layout, without what its ranks of `data` do together: whether it can fit.
@@ -206,14 +215,10 @@ impl<'a> Bounds<'a> {
         if !self.has_probe(layout) {
             return Ok(());
         }
-        let Ok(probe) =
-            self.probe(&Layout { data: 1, zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches.min(2))
-        else {
-            return Ok(());
-        };
-        let cutting = self.cutting(layout);
-        let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
-        let needed = self.needed(least_memory(&pieces, &self.in_flight(layout, micro_batches), layout, 1.0));
+        let alone = Layout { data: 1, zero: 0, shard_group: None, placement: None, ..layout.clone() };
+        let Ok(probes) = self.probes(&alone, micro_batches.min(2)) else { return Ok(()) };
+        let (ways, in_flight) = (self.ways(std::slice::from_ref(layout)), self.in_flight(layout, micro_batches));
+        let needed = self.needed(self.of_ways(&ways, &probes, layout, |pieces| least_memory(pieces, &in_flight, layout, 1.0)));
         if needed > self.memory_limit { Err(Verdict::OutOfMemory(needed)) } else { Ok(()) }
     }
 
@@ -225,27 +230,66 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        match self.probe(layout, micro_batches.min(2)) {
+        if !self.is_aligned(layout, layout.data * inner_ranks(layout)) {
+            // The family's bound stands.
+            return Verdict::Least(0.0);
+        }
+        match self.probes(layout, micro_batches.min(2)) {
             Err(reason) => Verdict::Indivisible(reason),
-            Ok(probe) => {
-                let cutting = self.cutting(layout);
-                let pieces = Pieces::new(&probe, &cutting, layout.schedule, layout.pipeline, layout.virtual_stages);
+            Ok(probes) => {
+                let ways = self.ways(std::slice::from_ref(layout));
                 let timetable = self.timetable(layout, micro_batches);
                 // The probe has shared out what ZeRO shares out.
-                let memory = pieces.least_memory(timetable.in_flight(), 0, 1, 1.0);
-                self.verdict(layout, micro_batches, pieces.least_time_by_pass(&timetable), memory)
+                let memory = self.of_ways(&ways, &probes, layout, |pieces| pieces.least_memory(timetable.in_flight(), 0, 1, 1.0));
+                let time = self.of_ways(&ways, &probes, layout, |pieces| pieces.least_time_by_pass(&timetable));
+                self.verdict(layout, micro_batches, time, memory)
             }
         }
+    }
+
+    /// The different ways in which some members of a family are cut and lie on devices.
+    fn ways(&self, members: &[Layout]) -> Vec<Way> {
+        let mut ways: Vec<Way> = Vec::new();
+        let mut seen: Vec<(&Option<Vec<usize>>, &Option<Vec<Axis>>)> = Vec::new();
+        for member in members {
+            let key = (&member.cuts, if self.devices.are_mixed() { &member.placement } else { &None });
+            if !seen.contains(&key) {
+                seen.push(key);
+                let whole = Layout { zero: 0, shard_group: None, ..member.clone() };
+                let mesh = Plan { layout: whole, ..self.request.base.clone() }.mesh();
+                let pipelines = mesh.map_or_else(|_| vec![vec![0; member.pipeline]], |mesh| self.devices.pipelines(&mesh));
+                ways.push(Way { cutting: self.cutting(member), pipelines });
+            }
+        }
+        ways
+    }
+
+    /// The least of all ways of the most that any pipeline takes or holds.
+    fn of_ways(&self, ways: &[Way], probes: &[Arc<Probe>], layout: &Layout, value: impl Fn(&Pieces<'_>) -> f64) -> f64 {
+        let of_way = |way: &Way| {
+            let of_pipeline = |of_stage: &Vec<usize>| {
+                value(&Pieces::new(probes, of_stage, &way.cutting, layout.schedule, layout.virtual_stages))
+            };
+            way.pipelines.iter().map(of_pipeline).fold(0.0, f64::max)
+        };
+        ways.iter().map(of_way).fold(f64::INFINITY, f64::min)
     }
 
     /// Whether a short model tells of it. A probe has four stages, so that where the pipeline is not outermost the layout must have as many, or groups would
     /// lie further apart in the probe; and one of several chunks would have shared tables twice.
     fn has_probe(&self, layout: &Layout) -> bool {
-        // Where devices are of several kinds, those of the probe are not those of every stage.
-        let is_even =
-            self.space.speeds.is_empty() && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
+        let are_known =
+            !self.devices.are_mixed() || self.devices.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind));
+        let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
         let is_alike = is_even && (layout.placement.is_none() || layout.pipeline >= PROBE_STAGES);
-        self.is_stack && is_alike && (layout.virtual_stages == 1 || layout.pipeline > 1)
+        let is_one = layout.virtual_stages == 1 || layout.pipeline > 1;
+        self.is_stack && is_alike && is_one && self.is_aligned(layout, inner_ranks(layout))
+    }
+
+    /// Whether so many ranks that follow each other lie on nodes alike in every stage, so that those of a probe's stages lie as those of others.
+    fn is_aligned(&self, layout: &Layout, ranks: usize) -> bool {
+        let mut sizes = self.request.topology.node_groups().iter().map(|group| group.devices.max(1));
+        layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
     }
 
     fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
@@ -290,7 +334,15 @@ impl<'a> Bounds<'a> {
         self.cuttings.get((stages, chunks), || Arc::new(Cutting::usual(&self.space.work, stages, chunks)))
     }
 
-    fn probe(&self, layout: &Layout, micro_batches: usize) -> Probed {
+    /// A layout's probes on each kind of device.
+    fn probes(&self, layout: &Layout, micro_batches: usize) -> Result<Vec<Arc<Probe>>, String> {
+        if !self.devices.are_mixed() {
+            return Ok(vec![self.probe(layout, micro_batches, None)?]);
+        }
+        self.devices.kinds.iter().map(|&kind| self.probe(layout, micro_batches, Some(kind))).collect()
+    }
+
+    fn probe(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Probed {
         let is_cut = layout.pipeline > 1;
         let splits = layout.schedule.splits_backward();
         let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
@@ -298,8 +350,8 @@ impl<'a> Bounds<'a> {
         let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
         let Request { model, name, topology, costs, .. } = *self.request;
-        let key = ProbeKey(format!("{:?}", plan.layout), micro_batches);
-        self.probes.get(key, || match Probe::new(model, name, &plan, topology, costs, micro_batches) {
+        let key = ProbeKey(format!("{:?}", plan.layout), micro_batches, kind);
+        self.probes.get(key, || match Probe::new((model, name), &plan, topology, costs, micro_batches, kind) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
@@ -320,7 +372,9 @@ impl<'a> Bounds<'a> {
             Ok(program) => program,
             Err(error) => return Verdict::Indivisible(error.to_string()),
         };
-        let Ok(alone) = alone(&program, topology, costs, Oversubscription::Allowed) else { return Verdict::Least(0.0) };
+        let Ok(alone) = alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket) else {
+            return Verdict::Least(0.0);
+        };
         let of_list = |(list, alone): (&StageProgram, &Alone)| {
             let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
             kernels(list, alone, 0..end)
@@ -337,7 +391,9 @@ impl<'a> Bounds<'a> {
             Ok(program) => program,
             Err(error) => return Verdict::Indivisible(error.to_string()),
         };
-        let Ok(alone) = alone(&program, topology, costs, oversubscription) else { return Verdict::Least(0.0) };
+        let Ok(alone) = alone(&program, topology, costs, oversubscription, plan.layout.bucket) else {
+            return Verdict::Least(0.0);
+        };
         let chain = |(list, alone)| chain_of(list, alone, &plan);
         let longest = program.lists.iter().zip(&alone).map(chain).fold(0.0, f64::max);
         let memory = program.lists.iter().map(|list| Kept::of(list).total() + Held::of(list).most).fold(0.0, f64::max);
@@ -362,6 +418,11 @@ fn speeds(request: &Request<'_>) -> Vec<f64> {
 /// What a layout holds at least, by pieces without ZeRO whose micro-batches have so many times fewer samples.
 fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, times: f64) -> f64 {
     pieces.least_memory(in_flight, layout.zero, layout.shard_group.unwrap_or(layout.data), times)
+}
+
+/// Ranks of a stage that share out the same samples, or their tokens.
+fn inner_ranks(layout: &Layout) -> usize {
+    layout.tensor * layout.context * layout.expert
 }
 
 fn chain_of(list: &StageProgram, alone: &Alone, plan: &Plan) -> f64 {

@@ -24,6 +24,7 @@
 
 mod answer;
 mod bounds;
+mod devices;
 mod objective;
 mod pipeline;
 pub mod placements;

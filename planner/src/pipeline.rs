@@ -6,6 +6,7 @@ use crate::probe::{Piece, Probe};
 use crate::windows::{Chain, Kept, Window};
 use foretell_program::{PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
+use std::sync::Arc;
 
 /// Which blocks each chunk of a pipeline has.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,7 +111,10 @@ fn most_held(order: &[Task], chunks: usize) -> Vec<usize> {
 /// The pieces of a layout in the chunks of its pipeline.
 pub(crate) struct Pieces<'a> {
     cutting: &'a Cutting,
-    kinds: Vec<Piece>,
+    /// By the device's kind, and the chunk's.
+    kinds: Vec<Vec<Piece>>,
+    /// Of each stage, the place of its devices' kind among these.
+    of_stage: &'a [usize],
     schedule: Schedule,
     stages: usize,
     chunks: usize,
@@ -124,30 +128,35 @@ pub(crate) enum Update {
 }
 
 impl<'a> Pieces<'a> {
-    pub(crate) fn new(probe: &Probe, cutting: &'a Cutting, schedule: Schedule, stages: usize, chunks: usize) -> Self {
-        let mut kinds: Vec<Piece> = cutting.kinds.iter().map(|&(layers, first, last)| probe.chunk(layers, first, last)).collect();
-        let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
-        let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
-        if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
-            // Where the model's first and last blocks share a table, a stage that has both has it once, and need not bring together what two stages
-            // have of its gradient: much less than half of what the last block adds to the backward pass.
-            let (layers, ..) = cutting.kinds[kind];
-            let without = probe.chunk(layers, false, false);
-            let half = |without: f64, with: f64| 0.5 * (without + with);
-            let last = &mut kinds[kind];
-            last.backward = without.backward.with(last.backward, half);
-            last.weights = without.weights.with(last.weights, half);
-            (last.kept, last.update, last.update_launches, last.tail) = (Kept::default(), 0.0, 0.0, Window::default());
-        }
-        Self { cutting, kinds, schedule, stages, chunks }
-    }
-
-    fn at(&self, position: usize) -> &Piece {
-        &self.kinds[self.cutting.of_position[position]]
+    /// Those of a pipeline each of whose stages is on devices of one kind: `of_stage` says of which of the probes.
+    pub(crate) fn new(
+        probes: &[Arc<Probe>],
+        of_stage: &'a [usize],
+        cutting: &'a Cutting,
+        schedule: Schedule,
+        chunks: usize,
+    ) -> Self {
+        let stages = of_stage.len();
+        let kinds = probes.iter().map(|probe| pieces_on(probe, cutting, schedule, stages, chunks)).collect();
+        Self { cutting, kinds, of_stage, schedule, stages, chunks }
     }
 
     fn of(&self, stage: usize, chunk: usize) -> &Piece {
-        self.at(self.schedule.position(self.stages, stage, chunk))
+        let position = self.schedule.position(self.stages, stage, chunk);
+        &self.kinds[self.of_stage[stage]][self.cutting.of_position[position]]
+    }
+
+    /// What the launches of a micro-batch's passes through a chunk take. Between chunks of one stage there are no messages.
+    fn launches(&self, stage: usize, chunk: usize) -> f64 {
+        let position = self.schedule.position(self.stages, stage, chunk);
+        let is_here =
+            |other: usize| other < self.stages * self.chunks && self.schedule.place(self.stages, self.chunks, other).0 == stage;
+        let piece = self.of(stage, chunk);
+        let all = piece.forward.launches + piece.backward.launches + piece.weights.launches;
+        let next = if is_here(position + 1) { piece.forward.of_sends + piece.backward.of_receives } else { 0.0 };
+        let before =
+            if position.checked_sub(1).is_some_and(is_here) { piece.forward.of_receives + piece.backward.of_sends } else { 0.0 };
+        (all - next - before).max(0.0)
     }
 
     /// In closed form: of each stage, what passes before its first chunk on the way there, all its own passes, and what passes on the way back.
@@ -164,8 +173,7 @@ impl<'a> Pieces<'a> {
                 let piece = self.of(stage, chunk);
                 needed += piece.forward.free.busy + piece.backward.free.busy;
                 all += piece.forward.free.busy + piece.backward.free.busy + piece.weights.free.busy;
-                launches += (piece.forward.launches + piece.backward.launches + piece.weights.launches) * count
-                    + piece.update_launches * share;
+                launches += self.launches(stage, chunk) * count;
                 update += piece.update * share;
                 sharing += piece.sharing.each * count + piece.sharing.once;
                 alike += piece.alike.each * count + piece.alike.once;
@@ -241,4 +249,23 @@ impl<'a> Pieces<'a> {
         };
         (0..self.stages).map(of_stage).fold(0.0, f64::max)
     }
+}
+
+/// Every kind of chunk on devices of one kind.
+fn pieces_on(probe: &Probe, cutting: &Cutting, schedule: Schedule, stages: usize, chunks: usize) -> Vec<Piece> {
+    let mut kinds: Vec<Piece> = cutting.kinds.iter().map(|&(layers, first, last)| probe.chunk(layers, first, last)).collect();
+    let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+    let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
+    if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
+        // Where the model's first and last blocks share a table, a stage that has both has it once, and need not bring together what two stages
+        // have of its gradient: much less than half of what the last block adds to the backward pass.
+        let (layers, ..) = cutting.kinds[kind];
+        let without = probe.chunk(layers, false, false);
+        let half = |without: f64, with: f64| 0.5 * (without + with);
+        let last = &mut kinds[kind];
+        last.backward = without.backward.with(last.backward, half);
+        last.weights = without.weights.with(last.weights, half);
+        (last.kept, last.update, last.tail) = (Kept::default(), 0.0, Window::default());
+    }
+    kinds
 }

@@ -7,9 +7,11 @@
 
 use crate::windows::{Busy, Chain, Held, Kept, Window, busy, gathers, head, kernels, tail, window};
 use foretell_models::Model;
-use foretell_program::{Axis, Layout, Plan, PlanError, StagePass, StageProgram, compile_unplaced};
-use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone};
+use foretell_program::{Axis, Layout, Operation, Plan, PlanError, StagePass, StageProgram, compile_unplaced};
+use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone, alone_on};
 use foretell_topologies::Topology;
+use foretell_units::{Bytes, Picoseconds};
+use std::collections::BTreeMap;
 
 /// Blocks of the shorter and of the longer stack that are compiled.
 const SHORT: usize = 1;
@@ -39,8 +41,6 @@ pub(crate) struct Piece {
     pub(crate) alike: Busy,
     /// Kernels after the last pass.
     pub(crate) update: f64,
-    /// Launches after the last pass.
-    pub(crate) update_launches: f64,
     /// What is kept from step to step.
     pub(crate) kept: Kept,
     /// What each micro-batch holds.
@@ -70,14 +70,14 @@ pub(crate) enum ProbeError {
 }
 
 impl Probe {
-    /// The probe of a plan with one stage, or with [`PROBE_STAGES`] of one chunk each.
+    /// The probe of a plan with one stage, or with [`PROBE_STAGES`] of one chunk each, on devices of one kind if that is said.
     pub(crate) fn new(
-        model: &Model,
-        name: &str,
+        (model, name): (&Model, &str),
         plan: &Plan,
         topology: &Topology,
         costs: &CostModel,
         micro_batches: usize,
+        kind: Option<usize>,
     ) -> Result<Self, ProbeError> {
         let is_cut = plan.layout.pipeline == PROBE_STAGES;
         let summarise = |layers: usize, cuts: Option<Vec<usize>>| -> Result<Vec<Piece>, ProbeError> {
@@ -86,7 +86,12 @@ impl Probe {
             let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
             let plan = Plan { layout, global_batch, ..plan.clone() };
             let program = compile_unplaced(&short, name, &plan).map_err(ProbeError::Plan)?;
-            let alone = alone(&program, topology, costs, Oversubscription::Allowed).map_err(ProbeError::Simulation)?;
+            let alone = match kind {
+                Some(kind) => alone_on(&program, costs, plan.layout.bucket, |_| kind),
+                None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
+            };
+            let mut alone = alone.map_err(ProbeError::Simulation)?;
+            level_sends(&program.lists, &mut alone);
             Ok(program.lists.iter().zip(&alone).map(|(list, alone)| piece(list, alone, &plan)).collect())
         };
         let pieces = if is_cut {
@@ -153,9 +158,26 @@ impl Piece {
             sharing: self.sharing.with(other.sharing, &choose),
             alike: self.alike.with(other.alike, &choose),
             update: choose(self.update, other.update),
-            update_launches: choose(self.update_launches, other.update_launches),
             kept: self.kept.with(other.kept, &choose),
             held: self.held.with(other.held, &choose),
+        }
+    }
+}
+
+/// Gives all messages of a size the time of the fastest: which neighbours share a node differs from stage to stage.
+fn level_sends(lists: &[StageProgram], alone: &mut [Alone]) {
+    let mut least: BTreeMap<Bytes, Picoseconds> = BTreeMap::new();
+    for again in [false, true] {
+        for (list, alone) in lists.iter().zip(alone.iter_mut()) {
+            for (instruction, duration) in list.instructions.iter().zip(&mut alone.in_full_buckets) {
+                if let Operation::Send { bytes, .. } = *instruction.operation {
+                    let least = least.entry(bytes).or_insert(*duration);
+                    *least = (*least).min(*duration);
+                    if again {
+                        *duration = *least;
+                    }
+                }
+            }
         }
     }
 }
@@ -173,7 +195,6 @@ fn in_turn(before: &Piece, after: &Piece) -> Piece {
         sharing: before.sharing.with(after.sharing, |a, b| a + b),
         alike: before.alike.with(after.alike, |a, b| a + b),
         update: sum(|piece| piece.update),
-        update_launches: sum(|piece| piece.update_launches),
         kept: before.kept.with(after.kept, |a, b| a + b),
         held: before.held.with(after.held, |a, b| a + b),
     }
@@ -188,7 +209,6 @@ fn piece(list: &StageProgram, alone: &Alone, plan: &Plan) -> Piece {
     let count = list.instructions.len();
     let last = list.passes.last();
     let end = last.map_or(0, |pass| pass.instructions.end as usize);
-    let launched = |index: usize| alone.launched.get(index).map_or(0.0, |time| time.0 as f64);
     let micro_batches = list.passes.iter().map(|pass| pass.task.micro_batch + 1).max().unwrap_or(1);
     let first_end = list.passes.first().map_or(0, |pass| pass.instructions.end);
     Piece {
@@ -201,7 +221,6 @@ fn piece(list: &StageProgram, alone: &Alone, plan: &Plan) -> Piece {
         weights: least(&|pass| pass == StagePass::WeightGradient).unwrap_or_default(),
         tail: tail(list, alone, &plan.overlap),
         update: kernels(list, alone, end..count),
-        update_launches: (count.checked_sub(1).map_or(0.0, launched) - end.checked_sub(1).map_or(0.0, launched)).max(0.0),
         kept: Kept::of(list),
         held: Held::of(list),
     }

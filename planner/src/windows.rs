@@ -16,6 +16,9 @@ pub(crate) struct Window {
     pub(crate) arrival: Chain,
     /// The time that its host takes to launch it.
     pub(crate) launches: f64,
+    /// What of that is for its sends, and for its receives.
+    pub(crate) of_sends: f64,
+    pub(crate) of_receives: f64,
 }
 
 /// The longest chains of instructions from some beginning.
@@ -50,6 +53,8 @@ impl Window {
             free: self.free.then(other.free),
             arrival: self.arrival.then(other.free),
             launches: self.launches + other.launches,
+            of_sends: other.of_sends,
+            of_receives: self.of_receives,
         }
     }
 
@@ -59,6 +64,8 @@ impl Window {
             free: self.free.with(other.free, &choose),
             arrival: self.arrival.with(other.arrival, &choose),
             launches: choose(self.launches, other.launches),
+            of_sends: choose(self.of_sends, other.of_sends),
+            of_receives: choose(self.of_receives, other.of_receives),
         }
     }
 }
@@ -86,18 +93,55 @@ pub(crate) fn tail(list: &StageProgram, alone: &Alone, overlap: &Overlap) -> Win
 }
 
 fn window_with(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, less: f64) -> Window {
-    let launched = |index: usize| alone.launched.get(index).map_or(0.0, |time| time.0 as f64);
-    let before = (range.start as usize).checked_sub(1).map_or(0.0, launched);
-    let launches = (range.end as usize).checked_sub(1).map_or(0.0, launched) - before;
+    // When all before an instruction are launched.
+    let launched = |end: usize| end.checked_sub(1).and_then(|last| alone.launched.get(last)).map_or(0.0, |time| time.0 as f64);
+    let of_buckets = OfBuckets::new(list, overlap, range);
+    let launches_of = |is_meant: &dyn Fn(&Operation) -> bool| -> f64 {
+        let meant = range.clone().map(|index| index as usize).filter(|&index| is_meant(&list.instructions[index].operation));
+        meant.filter(|&index| !of_buckets.has(index)).map(|index| launched(index + 1) - launched(index)).sum()
+    };
+    let launches = launches_of(&|_| true);
+    let of_sends = launches_of(&|operation| matches!(operation, Operation::Send { .. }));
+    let of_receives = launches_of(&|operation| matches!(operation, Operation::Receive { .. }));
     let from = |beginning| chain(list, alone, overlap, range, beginning, less);
-    Window { free: from(Beginning::Free), arrival: from(Beginning::Arrival), launches: launches.max(0.0) }
+    Window { free: from(Beginning::Free), arrival: from(Beginning::Arrival), launches, of_sends, of_receives }
+}
+
+/// Instructions of a range that come bucket by bucket. A bucket may have gradients of several chunks, or of more blocks than the range: its reduction may
+/// come with another pass, the last one may be of little, and there may be no gaps. So these count for nothing, unless the range is the whole list.
+struct OfBuckets<'a> {
+    list: &'a StageProgram,
+    is_whole: bool,
+    /// Reductions go on beside the backward pass, so that little may be left after it.
+    are_beside: bool,
+}
+
+impl<'a> OfBuckets<'a> {
+    fn new(list: &'a StageProgram, overlap: &Overlap, range: &Range<u32>) -> Self {
+        let is_tail = list.passes.last().is_none_or(|pass| range.end > pass.instructions.end);
+        let is_whole = *range == (0..list.instructions.len() as u32);
+        Self { list, is_whole, are_beside: !is_whole && (!is_tail || overlap.gradients) }
+    }
+
+    fn has(&self, index: usize) -> bool {
+        let instruction = &self.list.instructions[index];
+        match *instruction.operation {
+            Operation::Collective { .. } => self.are_beside && self.is_reduction(index),
+            Operation::Compute { kernel: Kernel::Zero { .. }, .. } => !self.is_whole,
+            Operation::Compute { .. } => self.are_beside && instruction.after.iter().any(|one| self.is_reduction(one.0 as usize)),
+            _ => false,
+        }
+    }
+
+    fn is_reduction(&self, index: usize) -> bool {
+        matches!(*self.list.instructions[index].operation, Operation::Collective { role: CollectiveRole::Gradients, .. })
+    }
 }
 
 /// Kernels after all passes take so much `less`.
 fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, beginning: Beginning, less: f64) -> Chain {
     let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
     let first = range.start as usize;
-    let is_tail = range.end as usize > end;
     // When each is over, if that follows from the beginning.
     let mut ends: Vec<Option<f64>> = Vec::with_capacity(range.len());
     let mut of_stream: Vec<Option<f64>> = vec![None; list.streams.len()];
@@ -107,18 +151,8 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         let begins = beginning == Beginning::Step || beginning == Beginning::Free && is_compute(stream);
         *over = begins.then_some(0.0);
     }
-    // A bucket may have gradients of several chunks, or of more blocks than these: its reduction may come with another pass, the last may be
-    // of little, and there may be no gaps.
-    let is_beside = !is_tail || overlap.gradients;
-    let is_reduction = |index: usize| {
-        matches!(*list.instructions[index].operation, Operation::Collective { role: CollectiveRole::Gradients, .. })
-    };
-    let is_bucketed = |index: usize| match *list.instructions[index].operation {
-        Operation::Collective { .. } => is_beside && is_reduction(index),
-        Operation::Compute { kernel: Kernel::Zero { .. }, .. } => true,
-        Operation::Compute { .. } => is_beside && list.instructions[index].after.iter().any(|one| is_reduction(one.0 as usize)),
-        _ => false,
-    };
+    let of_buckets = OfBuckets::new(list, overlap, range);
+    let taken = if of_buckets.is_whole { &alone.durations } else { &alone.in_full_buckets };
     let (mut busy, mut all) = (0.0f64, 0.0f64);
     let mut passed: Option<f64> = None;
     for index in range.clone().map(|index| index as usize) {
@@ -132,7 +166,7 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
                 let awaited = before.filter_map(|place| ends.get(place).copied().flatten()).map(|over| over + handoff);
                 let start = awaited.chain(of_stream[stream]).reduce(f64::max);
                 let less = if is_compute(stream) && index >= end { less } else { 0.0 };
-                let duration = if is_bucketed(index) { 0.0 } else { alone.durations[index].0 as f64 - less };
+                let duration = if of_buckets.has(index) { 0.0 } else { (taken[index].0 as f64 - less).max(0.0) };
                 start.map(|start| start + duration)
             }
         };
@@ -142,7 +176,7 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         all = all.max(over);
         if is_compute(stream) {
             busy = busy.max(over);
-        } else if !overlap.allows(&instruction.operation) && !is_bucketed(index) {
+        } else if !overlap.allows(&instruction.operation) && !of_buckets.has(index) {
             busy = busy.max(over + handoff);
         }
         if matches!(*instruction.operation, Operation::Send { .. }) {
@@ -182,7 +216,7 @@ pub(crate) fn busy(list: &StageProgram, alone: &Alone, micro_batches: usize, is_
             _ => false,
         };
         let sum = |range: Range<usize>| -> f64 {
-            range.filter(|&index| is_own(index)).map(|index| alone.durations[index].0 as f64).sum()
+            range.filter(|&index| is_own(index)).map(|index| alone.in_full_buckets[index].0 as f64).sum()
         };
         let mut each = vec![0.0; micro_batches];
         for pass in &list.passes {
@@ -205,7 +239,7 @@ pub(crate) fn busy(list: &StageProgram, alone: &Alone, micro_batches: usize, is_
 pub(crate) fn gathers(list: &StageProgram, alone: &Alone, end: u32) -> f64 {
     let of_parameters =
         |operation: &Operation| matches!(operation, Operation::Collective { role: CollectiveRole::Parameters, .. });
-    let first = list.instructions.iter().zip(&alone.durations).take(end as usize);
+    let first = list.instructions.iter().zip(&alone.in_full_buckets).take(end as usize);
     first.filter(|(instruction, _)| of_parameters(&instruction.operation)).map(|(_, duration)| duration.0 as f64).sum()
 }
 
@@ -213,12 +247,13 @@ pub(crate) fn gathers(list: &StageProgram, alone: &Alone, end: u32) -> f64 {
 /// take in one kernel with others.
 pub(crate) fn kernels(list: &StageProgram, alone: &Alone, range: Range<usize>) -> f64 {
     let shortest = shortest_kernel(list, alone);
-    range.filter(|&index| is_kernel(list, index)).map(|index| alone.durations[index].0 as f64 - shortest).sum()
+    range.filter(|&index| is_kernel(list, index)).map(|index| (alone.durations[index].0 as f64 - shortest).max(0.0)).sum()
 }
 
 fn shortest_kernel(list: &StageProgram, alone: &Alone) -> f64 {
     let kernels = (0..list.instructions.len()).filter(|&index| is_kernel(list, index));
-    kernels.map(|index| alone.durations[index].0 as f64).reduce(f64::min).unwrap_or(0.0)
+    // What is fused with others takes no time of its own.
+    kernels.map(|index| alone.durations[index].0 as f64).filter(|&time| time > 0.0).reduce(f64::min).unwrap_or(0.0)
 }
 
 fn is_kernel(list: &StageProgram, index: usize) -> bool {

@@ -15,6 +15,14 @@ use std::sync::LazyLock;
 
 static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80g").expect("in the library"));
 
+static MIXED: LazyLock<Topology> = LazyLock::new(|| {
+    let text = "name: mixed\ndevices:\n  slow: {base: a100-sxm-80g}\n  fast: {base: h100-sxm-80g}\nnodes:\n  \
+                - {name: new, count: 2, devices: {kind: fast, count: 4}, link: nvswitch-450GB/s, nics: {count: 4, bandwidth: 400Gbit/s}}\n  \
+                - {name: old, count: 3, devices: {kind: slow, count: 4}, link: nvswitch-300GB/s, nics: {count: 4, bandwidth: 200Gbit/s}}\n\
+                network: {kind: switch, latency: 5us}\n";
+    Topology::from_yaml(text, "mixed.yaml").expect("it is sound")
+});
+
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(16usize), Just(64), Just(2048)], 3..6)
@@ -111,16 +119,29 @@ proptest! {
     ) {
         let device = &DGX.device_kinds()[0].name;
         let profile = believed.then(|| profile(device, paces));
-        let costs = CostModel::new(profile.as_ref(), &DGX);
-        let Ok(compiled) = compile(&model, "model", &plan) else { return Ok(()) };
-        let (prediction, _) = predict(&compiled.training, &DGX, &costs, Oversubscription::Allowed, Folding::On).expect("it can be simulated");
-        let base = Plan { layout: Layout::default(), ..plan.clone() };
-        let request = Request { oversubscription: Oversubscription::Allowed, ..Request::new(&model, "model", &DGX, &costs, &base) };
-        let least = least(&request, &plan.layout).expect("it is sound").expect("it was compiled");
-        prop_assert!(least.step > Seconds::ZERO && least.step <= prediction.step_seconds, "{} above {}", least.step, prediction.step_seconds);
-        let arena = compiled.training.arenas().into_iter().max().expect("there is a stage");
-        prop_assert!(least.memory <= arena, "{} above {arena}", least.memory);
+        bounded(&model, &plan, &DGX, &CostModel::new(profile.as_ref(), &DGX))?;
     }
+
+    #[test]
+    fn on_unequal_devices_neither(model in models(), plan in plans(), stack in prop_oneof![Just("foretell"), Just("megatron-core")]) {
+        let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.precision).expect("the library knows it");
+        bounded(&model, &plan, &MIXED, &costs)?;
+    }
+}
+
+/// The bounds of a plan are not above what is simulated and compiled.
+fn bounded(model: &Model, plan: &Plan, topology: &Topology, costs: &CostModel) -> Result<(), TestCaseError> {
+    let Ok(compiled) = compile(model, "model", plan) else { return Ok(()) };
+    let (prediction, _) =
+        predict(&compiled.training, topology, costs, Oversubscription::Allowed, Folding::On).expect("it can be simulated");
+    let base = Plan { layout: Layout::default(), ..plan.clone() };
+    let request = Request { oversubscription: Oversubscription::Allowed, ..Request::new(model, "model", topology, costs, &base) };
+    let least = least(&request, &plan.layout).expect("it is sound").expect("it was compiled");
+    let step = prediction.step_seconds;
+    prop_assert!(least.step > Seconds::ZERO && least.step <= step, "{} above {step}", least.step);
+    let arena = compiled.training.arenas().into_iter().max().expect("there is a stage");
+    prop_assert!(least.memory <= arena, "{} above {arena}", least.memory);
+    Ok(())
 }
 
 /// The least step time of all layouts that fit, each simulated.

@@ -7,24 +7,28 @@ use crate::error::SimulationError;
 use crate::interpreter::Prices;
 use crate::lists::Step;
 use crate::lowering::{Lowered, SimulatedRank};
+use crate::pairing::Call;
 use crate::representatives;
 use crate::simulation::{Options, Oversubscription, Quantile};
-use foretell_program::{Program, Rank};
+use foretell_program::{CollectiveRole, Program, Rank};
 use foretell_topologies::{DeviceId, Topology};
-use foretell_units::Picoseconds;
+use foretell_units::{Bytes, Picoseconds, Seconds};
 
 /// What the instructions of one list take alone, on the fastest of the devices that run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alone {
     /// Of each instruction: a kernel's time on its device; a collective's once all have reached it; a message's, at its sender.
     pub durations: Vec<Picoseconds>,
+    /// The same, but that collectives of gradients and parameters are taken for their bytes' share of what a full bucket takes: so much they
+    /// take at least where a longer model's buckets are fuller.
+    pub in_full_buckets: Vec<Picoseconds>,
     /// When the host has launched each instruction, if it never waits; empty where launches take no time.
     pub launched: Vec<Picoseconds>,
     /// How much later what another stream has finished is seen.
     pub handoff: Picoseconds,
 }
 
-/// What the instructions of every list take alone, at the median.
+/// What the instructions of every list take alone, at the median. Buckets are full from so many bytes on.
 ///
 /// # Errors
 /// [`SimulationError`]: the Program contradicts itself, or there are too few devices.
@@ -33,10 +37,11 @@ pub fn alone(
     topology: &Topology,
     costs: &CostModel,
     oversubscription: Oversubscription,
+    bucket: Bytes,
 ) -> Result<Vec<Alone>, SimulationError> {
     let stages = program.mesh.stage_count();
     let kind_of = |rank: usize| topology.kind_index(DeviceId(rank % topology.device_count().max(1)));
-    let are_known = (0..topology.device_kinds().len()).all(|kind| costs.graphics(kind).is_some());
+    let are_known = (0..topology.device_kinds().len()).all(|kind| costs.knows_collectives(kind));
     let enough = program.mesh.world_size() <= topology.device_count() || oversubscription != Oversubscription::Refused;
     if are_known && enough && program.lists.len() == stages {
         // The profiles say what exchanges take: one rank a stage and kind of device is enough to ask.
@@ -50,8 +55,7 @@ pub fn alone(
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
         let mut fastest: Option<Vec<Alone>> = None;
         for turn in 0..most {
-            let lowered = representatives::lower(program, costs, |stage| kinds[stage][turn % kinds[stage].len()])?;
-            let found = durations(program, &lowered);
+            let found = alone_on(program, costs, bucket, |stage| kinds[stage][turn % kinds[stage].len()])?;
             fastest = Some(match fastest {
                 Some(before) => before.into_iter().zip(found).map(|(one, other)| one.faster(other)).collect(),
                 None => found,
@@ -60,7 +64,20 @@ pub fn alone(
         return Ok(fastest.unwrap_or_default());
     }
     let options = Options { oversubscription, ..Options::default() };
-    Ok(durations(program, &Lowered::new(program, topology, costs, &options)?))
+    Ok(durations(program, &Lowered::new(program, topology, costs, &options)?, bucket))
+}
+
+/// The same on devices of kinds that `kind_of_stage` says, where the profiles of GPUs say what exchanges take: as if there were no others.
+///
+/// # Errors
+/// [`SimulationError::Unlike`] where they do not, and as [`alone`].
+pub fn alone_on(
+    program: &Program,
+    costs: &CostModel,
+    bucket: Bytes,
+    kind_of_stage: impl Fn(usize) -> usize,
+) -> Result<Vec<Alone>, SimulationError> {
+    Ok(durations(program, &representatives::lower(program, costs, kind_of_stage)?, bucket))
 }
 
 impl Alone {
@@ -69,17 +86,21 @@ impl Alone {
         let least = |own: Vec<Picoseconds>, other: Vec<Picoseconds>| own.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
         Self {
             durations: least(self.durations, other.durations),
+            in_full_buckets: least(self.in_full_buckets, other.in_full_buckets),
             launched: least(self.launched, other.launched),
             handoff: self.handoff.min(other.handoff),
         }
     }
 }
 
-fn durations(program: &Program, lowered: &Lowered<'_>) -> Vec<Alone> {
+fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Alone> {
     let prices = Prices::new(lowered, Quantile::Median);
+    let calls = lowered.groups.iter().flat_map(|group| group.collectives.distinct()).filter(|call| is_bucketed(call));
+    // A bucket is closed by the tensor that makes it full.
+    let full = bucket.value() + calls.map(|call| call.bytes).fold(0.0, f64::max);
     let mut lists: Vec<Option<Alone>> = vec![None; program.lists.len()];
     for rank in &lowered.ranks {
-        let found = of_rank(lowered, &prices, rank);
+        let found = of_rank(lowered, &prices, rank, full);
         let list = &mut lists[rank.list];
         *list = Some(match list.take() {
             Some(before) => before.faster(found),
@@ -89,7 +110,11 @@ fn durations(program: &Program, lowered: &Lowered<'_>) -> Vec<Alone> {
     lists.into_iter().flatten().collect()
 }
 
-fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank) -> Alone {
+fn is_bucketed(call: &Call) -> bool {
+    matches!(call.role, CollectiveRole::Gradients | CollectiveRole::Parameters)
+}
+
+fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, full: f64) -> Alone {
     let list = &lowered.lists[rank.list];
     let work = &list.work[rank.work];
     let parameters = lowered.costs.parameters(rank.kind);
@@ -97,7 +122,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank) -> 
         let price = prices.of(party, which);
         price.latency + price.flow
     };
-    let durations = (0..).zip(&list.steps).map(|(instruction, step)| match *step {
+    let duration = |(instruction, step): (u32, &Step)| match *step {
         Step::Compute | Step::Load => work.duration(list, instruction, Quantile::Median),
         Step::Collective { group, nth } => {
             let party = rank.groups[group as usize];
@@ -109,9 +134,29 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank) -> 
             price(party, lowered.channels[channel as usize].bytes.which(nth as usize))
         }
         Step::Receive { .. } => Picoseconds::ZERO,
-    });
+    };
+    let durations: Vec<Picoseconds> = (0..).zip(&list.steps).map(duration).collect();
+    let mut known: Vec<(Call, u32, f64)> = Vec::new();
+    let in_full_bucket = |(step, &duration): (&Step, &Picoseconds)| {
+        let Step::Collective { group, nth } = *step else { return duration };
+        let group = rank.groups[group as usize];
+        let call = lowered.groups[group as usize].collectives.get(nth as usize);
+        if !is_bucketed(&call) || call.bytes >= full {
+            return duration;
+        }
+        let whole = Call { bytes: full, ..call };
+        let found = known.iter().find(|(other, of, _)| *other == whole && *of == group).map(|&(.., share)| share);
+        let per_byte = found.unwrap_or_else(|| {
+            let cost = lowered.groups[group as usize].cost_of(lowered.costs, whole, Quantile::Median).0;
+            let per_byte = (cost.latency + cost.flow).value() / full;
+            known.push((whole, group, per_byte));
+            per_byte
+        });
+        duration.min(Seconds::new(per_byte * call.bytes).into())
+    };
     Alone {
-        durations: durations.collect(),
+        in_full_buckets: list.steps.iter().zip(&durations).map(in_full_bucket).collect(),
+        durations,
         launched: work.launched.clone(),
         handoff: parameters.stream_handoff.at(Quantile::Median).into(),
     }

@@ -379,6 +379,11 @@ impl CostModel {
     }
 
     /// A kind that is known by the profiles of GPUs.
+    /// Whether the profiles of GPUs say what collectives take on devices of a kind, by its number among the topology's.
+    pub fn knows_collectives(&self, kind: usize) -> bool {
+        kind < self.kind_count() && self.graphics(kind).is_some()
+    }
+
     pub(crate) fn graphics(&self, kind: usize) -> Option<&Graphics> {
         self.kinds[kind].graphics.as_ref()
     }

@@ -6,11 +6,10 @@
 //!
 //! Where ranks share a processor everyone is simulated: who of them comes first at an instant is then a matter of their order.
 
-use crate::gpu::Reachable;
 use crate::hash::FastMap;
 use crate::lowering::Lowered;
 use crate::network::Shape;
-use crate::pairing::{Channel, GroupSet};
+use crate::pairing::{Channel, GroupSet, Spreads};
 use crate::symmetry::Ties;
 use foretell_program::Reach;
 use std::collections::BTreeSet;
@@ -27,7 +26,7 @@ pub(crate) enum Kind {
         size: usize,
         alone: [Option<Alone>; 4],
         measured: Option<Reach>,
-        spread: Option<Reachable>,
+        spreads: Spreads,
         device: usize,
     },
     /// With both lists and the peers' numbers there, from which its messages follow, and what they take alone.
@@ -36,7 +35,7 @@ pub(crate) enum Kind {
         peers: [u32; 2],
         alone: Alone,
         measured: Option<Reach>,
-        spread: Option<Reachable>,
+        spreads: Spreads,
         device: usize,
     },
     /// With what its messages take alone, and its group's number of rings.
@@ -55,8 +54,8 @@ impl Kind {
         let first = group.members.first();
         let (list, number) = first.map_or((0, 0), |&(member, number)| (lowered.ranks[member as usize].list, number));
         let alone = group.shapes().map(|shape| shape.map(alone));
-        let (size, measured, spread, device) = (group.size, group.measured, group.spread.clone(), group.kind);
-        Self::Group { list, number, size, alone, measured, spread, device }
+        let (size, measured, spreads, device) = (group.size, group.measured, group.spreads.clone(), group.kind);
+        Self::Group { list, number, size, alone, measured, spreads, device }
     }
 
     /// That of a channel; what its messages take follows from it.
@@ -64,7 +63,7 @@ impl Kind {
         let lists = [channel.sender, channel.receiver].map(|rank| lowered.ranks[rank as usize].list);
         let peers = [channel.send_peer, channel.receive_peer];
         let (alone, measured, device) = (alone(&channel.shape), channel.measured, channel.kind);
-        Self::Channel { lists, peers, alone, measured, spread: channel.spread.clone(), device }
+        Self::Channel { lists, peers, alone, measured, spreads: channel.spreads.clone(), device }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::SimulationError;
 use crate::fairness::{ActivityId, FairShare};
 use crate::lists::Step;
 use crate::lowering::Lowered;
-use crate::simulation::{Breakdown, Recording, Scenario};
+use crate::simulation::{Breakdown, Pacing, Recording, Scenario};
 use crate::work::BlockWork;
 use foretell_program::Timeline;
 use foretell_units::Picoseconds;
@@ -25,6 +25,7 @@ use meter::Meter;
 pub(crate) use prices::Prices;
 use state::{Memory, Progress, RankState};
 
+mod ahead;
 mod ending;
 mod exchanges;
 mod fluids;
@@ -42,6 +43,9 @@ pub(crate) struct Run {
     /// What each rank that was simulated spent the step on.
     pub(crate) breakdowns: Vec<Breakdown>,
     pub(crate) events: u64,
+    /// Those of them that the queue handed out.
+    #[cfg(test)]
+    pub(crate) queue_events: u64,
     /// Exchanges that no sample says anything of.
     pub(crate) uncalibrated: Vec<String>,
 }
@@ -63,6 +67,16 @@ enum Event {
     /// A block that has its processor to itself is done, unless someone came in between.
     Alone {
         task: Task,
+        generation: u32,
+    },
+    /// The same of an exchange that has its members' processors to itself.
+    LoneExchange {
+        exchange: Exchange,
+        generation: u32,
+    },
+    /// The last is done of the blocks through which a rank was taken ahead, unless someone came in between.
+    Ahead {
+        rank: u32,
         generation: u32,
     },
     /// Something that shares nothing is done.
@@ -119,11 +133,20 @@ enum Owner {
     Nobody,
 }
 
-/// The block that has a processor to itself.
+/// What has a processor to itself, perhaps only from some time to come.
 #[derive(Clone, Copy, Debug)]
 struct Alone {
-    task: Task,
+    owner: Lone,
     end: Picoseconds,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Lone {
+    Task(Task),
+    /// An exchange that loads no link, and has all of its members' processors so.
+    Exchange(Exchange),
+    /// The blocks through which this rank was taken ahead.
+    Ahead(u32),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,6 +161,9 @@ struct Buffered {
     bytes: u64,
     blocked: Option<u32>,
 }
+
+/// From so many ranks on what is known of them, some 6 KB each, lies beyond the nearest caches.
+const FAR_APART: usize = 512;
 
 struct Interpreter<'a> {
     lowered: &'a Lowered<'a>,
@@ -154,6 +180,9 @@ struct Interpreter<'a> {
     fluids: Vec<Fluid>,
     processors: Vec<Processor>,
     first_processor: u32,
+    /// Of each group and channel, how often an exchange has ceased to have its members' processors to itself.
+    lone: Vec<u32>,
+    ahead: ahead::Ahead,
     /// By rank, the numbers of its groups and channels: see [`Exchange::party`].
     parties: Vec<u32>,
     gatherings: exchanges::Gatherings,
@@ -196,6 +225,7 @@ impl<'a> Interpreter<'a> {
             slots += code.slots;
         }
         let processors = lowered.processors;
+        let looks_ahead = lowered.ranks.len() <= processors && !lowered.codes.iter().any(|code| code.exchanges_overlap);
         let first_message = lowered.channels.first().map_or(lowered.exchanges, |channel| channel.first_exchange);
         let records = scenario.recording == Recording::Spans;
         let mut progress = Vec::with_capacity(streams as usize);
@@ -215,13 +245,18 @@ impl<'a> Interpreter<'a> {
             fluids: Vec::new(),
             processors: vec![Processor::default(); processors],
             first_processor: (lowered.capacities.len() - processors) as u32,
+            lone: vec![0; lowered.groups.len() + lowered.channels.len()],
+            ahead: ahead::Ahead::new(
+                lowered.ranks.len(),
+                looks_ahead && lowered.hops.is_empty() && scenario.pacing == Pacing::Ahead,
+            ),
             parties,
             gatherings: exchanges::Gatherings::new(lowered),
             messages: vec![0; (lowered.exchanges - first_message) as usize],
             first_message,
             buffered: vec![Buffered::default(); lowered.channels.len()],
             rings: steps::Rings::new(lowered, |rank| prices.is_roomy(lowered, rank)),
-            looks_ahead: lowered.ranks.len() <= processors && !lowered.codes.iter().any(|code| code.exchanges_overlap),
+            looks_ahead,
             unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].steps.len()).sum(),
             ranks,
         }
@@ -229,11 +264,13 @@ impl<'a> Interpreter<'a> {
 
     /// Starts what waits for nothing.
     fn start_all(&mut self) {
+        let may_go_ahead = self.ahead.forbid();
         for rank in 0..self.ranks.len() as u32 {
             for stream in 0..self.ranks[rank as usize].code.stream_count() as u16 {
                 self.look_at(rank, stream);
             }
         }
+        self.ahead.allow(may_go_ahead);
         // The stack gives the last first; the first rank is to be first.
         self.ready.reverse();
         self.start_ready();
@@ -265,6 +302,13 @@ impl<'a> Interpreter<'a> {
                     self.finish(task);
                 }
             }
+            Event::LoneExchange { exchange, generation } => {
+                if self.lone[exchange.party as usize] == generation {
+                    self.leave_processors(exchange);
+                    self.finish_exchange(exchange);
+                }
+            }
+            Event::Ahead { rank, generation } => self.finish_ahead(rank, generation),
             Event::Fluid { activity, generation } => self.finish_fluid(activity, generation),
         }
         self.start_ready();
@@ -274,6 +318,9 @@ impl<'a> Interpreter<'a> {
     /// The next event. Those that come soon are looked up beforehand: of many ranks that are far apart in memory the time to fetch them is most of what
     /// an event takes, and they can be fetched all at once.
     fn next_event(&mut self) -> Option<Event> {
+        if self.ranks.len() < FAR_APART {
+            return self.queue.next();
+        }
         let Self { queue, ranks, progress, ends, parties, processors, .. } = self;
         let memory = Memory { ranks, progress, ends, parties, processors };
         let mut fetched = 0;
@@ -288,6 +335,9 @@ impl<'a> Interpreter<'a> {
 
     /// Fetches ranks that are about to go on.
     fn fetch(&self, ranks: impl Iterator<Item = u32>) {
+        if self.ranks.len() < FAR_APART {
+            return;
+        }
         let Self { ranks: states, progress, ends, parties, processors, .. } = self;
         let memory = Memory { ranks: states, progress, ends, parties, processors };
         std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.fetch(rank)));
@@ -310,6 +360,7 @@ impl<'a> Interpreter<'a> {
     }
 
     fn start(&mut self, task: Task) {
+        self.catch_up(task.rank);
         let now = self.queue.now();
         let block = self.block(task);
         if let Some(recorder) = &mut self.recorder {
@@ -342,6 +393,7 @@ impl<'a> Interpreter<'a> {
 
     /// Notes a block's end, and sees who waited for it.
     fn finish(&mut self, task: Task) {
+        self.catch_up(task.rank);
         let now = self.queue.now();
         let block = self.block(task);
         let rank = &mut self.ranks[task.rank as usize];
@@ -362,41 +414,76 @@ impl<'a> Interpreter<'a> {
         self.progress[first_stream + block.stream as usize] = Progress::at(task.block + 1);
         if block.slot != NO_SLOT {
             self.ends[first_slot + block.slot as usize] = now;
-            for stream in code.streams_of(block.wakes) {
-                self.look_at(task.rank, stream);
+        }
+        match self.following(task.rank, block, now) {
+            Following::Nobody => {}
+            Following::One(next, start) => self.begin_at(Task { rank: task.rank, block: next }, start),
+            Following::Several => {
+                // Those of which one begins must not see what would come of another.
+                let may_go_ahead = self.ahead.forbid();
+                for stream in code.streams_of(woken(block)).chain([block.stream]) {
+                    self.look_at(task.rank, stream);
+                }
+                self.ahead.allow(may_go_ahead);
             }
         }
-        self.look_at(task.rank, block.stream);
+    }
+
+    /// What may begin when a block has ended.
+    fn following(&self, rank: u32, block: &Block, now: Picoseconds) -> Following {
+        let code = self.ranks[rank as usize].code;
+        let mut following = Following::Nobody;
+        for stream in code.streams_of(woken(block)).chain([block.stream]) {
+            if let Some((next, start)) = self.next_of(rank, stream, now) {
+                match following {
+                    Following::Nobody => following = Following::One(next, start),
+                    Following::One(other, _) if other == next => {}
+                    Following::One(..) | Following::Several => return Following::Several,
+                }
+            }
+        }
+        following
     }
 
     /// Starts a stream's next block if nothing is in its way.
     fn look_at(&mut self, rank: u32, stream: u16) {
+        if let Some((next, start)) = self.next_of(rank, stream, self.queue.now()) {
+            self.begin_at(Task { rank, block: next }, start);
+        }
+    }
+
+    /// Has a block begin now or later.
+    fn begin_at(&mut self, task: Task, start: Picoseconds) {
+        let stream = self.block(task).stream as usize;
+        self.progress[self.ranks[task.rank as usize].first_stream as usize + stream] = Progress::at(task.block).busy();
+        if start == self.queue.now() {
+            self.ready.push(task);
+        } else if !self.start_later(task, start) {
+            self.queue.schedule(start, Event::Start(task));
+        }
+    }
+
+    /// A stream's next block, and when it begins, if nothing is in its way.
+    fn next_of(&self, rank: u32, stream: u16, now: Picoseconds) -> Option<(u32, Picoseconds)> {
         let state = &self.ranks[rank as usize];
         let first = state.first_stream as usize;
         let progress = self.progress[first + stream as usize];
         let next = progress.block();
         if progress.is_busy() || next == state.code.streams[stream as usize + 1] {
-            return;
+            return None;
         }
-        let now = self.queue.now();
         let block = &state.code.blocks[next as usize];
         let mut start = now;
         for wait in state.code.waits(block) {
             if self.progress[first + wait.stream as usize].block() <= wait.block {
-                return;
+                return None;
             }
             start = start.max(self.ends[(state.first_slot + wait.slot) as usize] + state.handoff);
         }
         if state.has_launches {
             start = start.max(state.work[next as usize].launched + state.behind);
         }
-        self.progress[first + stream as usize] = progress.busy();
-        let task = Task { rank, block: next };
-        if start == now {
-            self.ready.push(task);
-        } else if !self.start_later(task, start) {
-            self.queue.schedule(start, Event::Start(task));
-        }
+        Some((next, start))
     }
 
     /// Starts a block at a time to come, if what it does then is certain now: a kernel on an idle processor, which whoever comes onto that before
@@ -422,6 +509,19 @@ impl<'a> Interpreter<'a> {
     fn processor_of(&self, rank: u32) -> usize {
         (self.ranks[rank as usize].processor - self.first_processor) as usize
     }
+}
+
+/// What may begin when a block has ended.
+enum Following {
+    Nobody,
+    /// This block, at this time.
+    One(u32, Picoseconds),
+    Several,
+}
+
+/// The streams in which someone waits for a block, bit by bit.
+fn woken(block: &Block) -> u64 {
+    if block.slot == NO_SLOT { 0 } else { block.wakes }
 }
 
 /// A duration on a device that is so much slower than its costs.

@@ -105,7 +105,7 @@ mod uncertainty;
 mod what_if;
 mod work;
 
-pub use alone::{Alone, alone};
+pub use alone::{Alone, alone, alone_on};
 pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};

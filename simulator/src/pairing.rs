@@ -88,8 +88,8 @@ pub(crate) struct GroupSet {
     pub(crate) shift: Option<Shape>,
     /// How far apart its members are, if samples hold for the devices of all of them.
     pub(crate) measured: Option<Reach>,
-    /// How its members spread over nodes, where the profiles of GPUs answer.
-    pub(crate) spread: Option<Reachable>,
+    /// How its members spread over nodes, for each kind of device among them, where the profiles of GPUs answer.
+    pub(crate) spreads: Spreads,
     /// The kind of its first device, for the overheads.
     pub(crate) kind: usize,
     /// Where it is run step by step, the hops of its rings, and how many rings there are.
@@ -110,8 +110,29 @@ pub(crate) struct Channel {
     pub(crate) bytes: Repeated<u64>,
     pub(crate) shape: Shape,
     pub(crate) measured: Option<Reach>,
-    pub(crate) spread: Option<Reachable>,
+    pub(crate) spreads: Spreads,
     pub(crate) kind: usize,
+}
+
+/// How ranks spread over the nodes of a cluster, by the kind of device whose links count; empty where the profiles of GPUs do not answer.
+pub(crate) type Spreads = Vec<(usize, Reachable)>;
+
+/// Those of devices of some kinds.
+fn spreads(costs: &CostModel, kinds: impl Iterator<Item = usize>, devices: &[DeviceId]) -> Spreads {
+    let mut found = Spreads::new();
+    for kind in kinds {
+        if found.iter().all(|(other, _)| *other != kind) {
+            let Some(graphics) = costs.graphics(kind) else { return Spreads::new() };
+            found.push((kind, graphics.reach(devices)));
+        }
+    }
+    found
+}
+
+/// What takes longest: ranks of several kinds wait for the slowest.
+fn slowest(costs: impl Iterator<Item = Cost>) -> Option<Cost> {
+    let total = |cost: &Cost| (cost.latency + cost.flow).value();
+    costs.max_by(|one, other| total(one).total_cmp(&total(other)))
 }
 
 /// All of it.
@@ -280,7 +301,7 @@ impl Pairing {
                     first_exchange: self.exchanges,
                     shape: Shape::point_to_point(topology, &costs.links, devices[0], devices[1])?,
                     measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
-                    spread: costs.graphics(ranks[sender].kind).map(|graphics| graphics.reach(&devices)),
+                    spreads: spreads(costs, [sender, receiver.0].into_iter().map(|rank| ranks[rank].kind), &devices),
                     kind: ranks[sender].kind,
                     bytes,
                 };
@@ -320,7 +341,8 @@ impl GroupSet {
             .then(|| Shape::ring(topology, &costs.links, &devices));
         let kind = members.first().map_or(0, |member| ranks[member.0].kind);
         // Two members are each other's ring and tree. Where the profiles of GPUs say what collectives take, these load links as rings do.
-        let asks_for_tree = devices.len() > 2 && costs.graphics(kind).is_none();
+        let spreads = spreads(costs, members.iter().map(|member| ranks[member.0].kind), &devices);
+        let asks_for_tree = devices.len() > 2 && spreads.is_empty();
         let tree = (asks_for_tree && uses(|kind| kind == Collective::AllReduce))
             .then(|| Shape::double_tree(topology, &costs.links, &devices));
         let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
@@ -335,7 +357,7 @@ impl GroupSet {
             pairs: pairs.transpose()?,
             shift: shift.transpose()?,
             measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
-            spread: costs.graphics(kind).map(|graphics| graphics.reach(&devices)),
+            spreads,
             kind,
             collectives,
             hops: 0..0,
@@ -354,7 +376,12 @@ impl GroupSet {
 
     /// What its collective that is the `which`-th different one takes alone, and over which flows.
     pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> (Cost, Option<&Shape>) {
-        let Call { kind: collective, role, bytes } = self.collectives.distinct()[which];
+        self.cost_of(costs, self.collectives.distinct()[which], quantile)
+    }
+
+    /// The same of a collective of a kind that it has.
+    pub(crate) fn cost_of(&self, costs: &CostModel, call: Call, quantile: Quantile) -> (Cost, Option<&Shape>) {
+        let Call { kind: collective, role, bytes } = call;
         let members = self.size;
         if members < 2 {
             return (NOTHING, None);
@@ -368,8 +395,11 @@ impl GroupSet {
             // Every member sends one message; nobody measures them all at once separately.
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), Algorithm::MESSAGE),
         };
-        if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
-            return (graphics.collective(spread, collective, role, bytes, algorithm.share).through_fabric(shape), shape);
+        let of_kind = |(kind, spread): &(usize, Reachable)| {
+            Some(costs.graphics(*kind)?.collective(spread, collective, role, bytes, algorithm.share).through_fabric(shape))
+        };
+        if let Some(cost) = slowest(self.spreads.iter().filter_map(of_kind)) {
+            return (cost, shape);
         }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
@@ -395,8 +425,11 @@ impl Channel {
     /// What its message that is the `which`-th different one takes alone.
     pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> Cost {
         let bytes = self.bytes.distinct()[which] as f64;
-        if let Some((graphics, spread)) = costs.graphics(self.kind).zip(self.spread.as_ref()) {
-            return graphics.message(spread, bytes).through_fabric(Some(&self.shape));
+        let of_kind = |(kind, spread): &(usize, Reachable)| {
+            Some(costs.graphics(*kind)?.message(spread, bytes).through_fabric(Some(&self.shape)))
+        };
+        if let Some(cost) = slowest(self.spreads.iter().filter_map(of_kind)) {
+            return cost;
         }
         let parameters = costs.parameters(self.kind);
         self.measured

@@ -119,7 +119,8 @@ pub fn predict_with(
 ) -> Result<(Prediction, Simulation), SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let lowered = lower_for_draws(program, topology, costs, options, &own_paces)?;
-    let at = |quantile, recording| run(&lowered, &Scenario { quantile, recording, paces: own_paces.clone() });
+    let at =
+        |quantile, recording| run(&lowered, &Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() });
     let usual = at(Quantile::Median, options.recording)?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
     // Where the spread of such runs as a whole is known, nobody asks for that of their parts.
@@ -188,7 +189,8 @@ pub fn predict_step(
     let lowered = lower_for_draws(program, topology, costs, options, &own_paces)?;
     let step = match costs.paces.len() {
         0 | 1 => {
-            let usual = Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces };
+            let usual =
+                Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces, ..Scenario::default() };
             run(&lowered, &usual)?.step
         }
         _ => {
@@ -221,7 +223,7 @@ fn draws(
     let draw = |draw| {
         let mut paces = paces(&costs.paces, lowered.ranks.len(), draw);
         paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
-        run(lowered, &Scenario { quantile: Quantile::Median, recording, paces })
+        run(lowered, &Scenario { quantile: Quantile::Median, recording, paces, ..Scenario::default() })
     };
     let mut steps: Vec<Simulation> = (0..DRAWS).map(draw).collect::<Result<_, _>>()?;
     steps.sort_by_key(|simulation| simulation.step);

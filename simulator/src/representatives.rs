@@ -8,10 +8,11 @@
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::gpu::Reachable;
+use crate::graphics::Graphics;
 use crate::lists::LoweredList;
 use crate::lowering::{Lowered, SimulatedRank, codes};
 use crate::network::Shape;
-use crate::pairing::{Channel, GroupSet, collectives, message_bytes};
+use crate::pairing::{Channel, GroupSet, Spreads, collectives, message_bytes};
 use crate::simulation::{Quantile, Recording, Scenario, Simulation, run};
 use crate::work::{uneven_groups, work_of};
 use foretell_program::{Axis, Group, GroupId, Program, Rank};
@@ -30,7 +31,7 @@ pub fn simulate_representatives(
 ) -> Result<Simulation, SimulationError> {
     run(
         &lower(program, costs, kind_of_stage)?,
-        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, paces: Vec::new() },
+        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, ..Scenario::default() },
     )
 }
 
@@ -49,7 +50,7 @@ pub(crate) fn lower<'a>(
     let mut uncalibrated_kernels = BTreeSet::new();
     for (stage, list) in program.lists.iter().enumerate() {
         let kind = kind_of_stage(stage);
-        if kind >= costs.kind_count() || costs.graphics(kind).is_none() {
+        if !costs.knows_collectives(kind) {
             return Err(unlike(format!("nothing is known of collectives on the devices of stage {stage}")));
         }
         let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
@@ -95,8 +96,9 @@ pub(crate) fn lower<'a>(
     })
 }
 
-fn spread(costs: &CostModel, kind: usize, program: &Program, group: &Group, rank: Rank) -> Option<Reachable> {
-    costs.graphics(kind).map(|graphics| Reachable::of(group, &program.mesh, rank, &graphics.cluster))
+fn spreads(costs: &CostModel, kind: usize, program: &Program, group: &Group, rank: Rank) -> Spreads {
+    let of = |graphics: &Graphics| (kind, Reachable::of(group, &program.mesh, rank, &graphics.cluster));
+    costs.graphics(kind).map(of).into_iter().collect()
 }
 
 /// A group within a stage has the representative as its only member; one across stages those of its stages.
@@ -118,8 +120,8 @@ fn find_groups(
                 let calls = collectives(program, lists, stage, number);
                 let first_exchange = *exchanges;
                 *exchanges += calls.len() as u32;
-                let spread = spread(costs, kind, program, group, rank);
-                let size = spread.as_ref().map_or(1, |spread| spread.members);
+                let spreads = spreads(costs, kind, program, group, rank);
+                let size = spreads.first().map_or(1, |(_, spread)| spread.members);
                 groups.push(GroupSet {
                     members: Vec::new(),
                     size,
@@ -130,7 +132,7 @@ fn find_groups(
                     pairs: None,
                     shift: None,
                     measured: None,
-                    spread,
+                    spreads,
                     kind,
                     hops: 0..0,
                     rings: 0,
@@ -179,7 +181,7 @@ fn find_channels(
                 first_exchange: *exchanges,
                 shape: Shape::default(),
                 measured: None,
-                spread: spread(costs, kind, program, &pair, rank),
+                spreads: spreads(costs, kind, program, &pair, rank),
                 kind,
                 bytes,
             };

@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_link_of_one_user_is_never_full() {
-        assert_eq!(may_be_full(&[&[0, 1]], &[1.0, 1.0]), []);
+        assert_eq!(may_be_full(&[&[0, 1]], &[1.0, 1.0]), [0usize; 0]);
         assert_eq!(may_be_full(&[&[0, 1], &[0, 2]], &[1.0, 1.0, 1.0]), [0]);
     }
 

@@ -81,7 +81,7 @@ pub struct Simulation {
     pub step: Picoseconds,
     /// What the last rank spends it on.
     pub breakdown: Breakdown,
-    /// Events that the simulation took.
+    /// Events that the simulation took: those of the queue, and the ends of kernels and collectives that were worked out ahead of it.
     pub events: u64,
     /// Ranks that were simulated one by one.
     pub simulated_ranks: usize,
@@ -158,7 +158,7 @@ impl Prepared<'_> {
     /// # Errors
     /// [`SimulationError`] where the Program would never end.
     pub fn simulate(&self, quantile: Quantile, recording: Recording) -> Result<Simulation, SimulationError> {
-        run(&self.lowered, &Scenario { quantile, recording, paces: self.paces.clone() })
+        run(&self.lowered, &Scenario { quantile, recording, paces: self.paces.clone(), ..Scenario::default() })
     }
 }
 
@@ -183,6 +183,18 @@ pub(crate) struct Scenario {
     pub(crate) recording: Recording,
     /// How much slower than its costs each rank's device is, by rank of the Program; empty where none is.
     pub(crate) paces: Vec<f64>,
+    /// Whether ranks are taken ahead of the event queue. The answer is the same.
+    pub(crate) pacing: Pacing,
+}
+
+/// Whether what follows of itself is worked out at once, or event by event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Pacing {
+    #[default]
+    Ahead,
+    /// The oracle of tests.
+    #[cfg(test)]
+    Each,
 }
 
 /// One run of a Program that has been made ready.

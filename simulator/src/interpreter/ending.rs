@@ -28,7 +28,9 @@ impl Interpreter<'_> {
         Ok(Run {
             timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
             breakdowns,
-            events: self.queue.handled(),
+            events: self.queue.handled() + self.ahead.passed,
+            #[cfg(test)]
+            queue_events: self.queue.handled(),
             uncalibrated: self.prices.uncalibrated.iter().cloned().collect(),
         })
     }

@@ -2,7 +2,7 @@
 //! takes of links and processors, and who may go on when it ends.
 
 use super::prices::{Party, Price, party};
-use super::{Event, Exchange, Interpreter, Owner, Task};
+use super::{Alone, Event, Exchange, Interpreter, Lone, Owner, Task};
 use crate::code::Use;
 use crate::debts::debt;
 use crate::lowering::Lowered;
@@ -66,8 +66,12 @@ impl<'a> Interpreter<'a> {
             self.enter(task, number, which);
             return true;
         }
+        if self.go_ahead(task, time) {
+            return true;
+        }
         let exchange = Exchange { party, nth };
         let Some(time) = self.gatherings.arrive(group, exchange, time) else { return true };
+        group.members.iter().for_each(|&(member, _)| self.catch_up(member));
         let expects_none = |&(member, _): &(u32, u32)| self.ranks[member as usize].meter.expects_no_exchange(now);
         if time <= now {
             self.all_are_there(exchange);
@@ -87,6 +91,7 @@ impl<'a> Interpreter<'a> {
         let Party::Group(group) = party(self.lowered, exchange.party) else { return };
         let now = self.queue.now();
         for &(member, _) in &group.members {
+            self.catch_up(member);
             self.ranks[member as usize].meter.begin(Use::Communication, now);
         }
         self.begin(exchange, now);
@@ -144,6 +149,8 @@ impl<'a> Interpreter<'a> {
         }
         *state |= flag::HAS_BEGUN;
         let now = self.queue.now();
+        self.catch_up(of.sender);
+        self.catch_up(of.receiver);
         self.ranks[of.sender as usize].meter.begin(Use::Communication, now);
         if self.messages[index] & flag::RECEIVER_IS_THERE != 0 {
             self.ranks[of.receiver as usize].meter.begin(Use::Communication, now);
@@ -156,31 +163,82 @@ impl<'a> Interpreter<'a> {
         let flows = time + price.latency;
         if price.shares_nothing {
             self.queue.schedule(flows + price.flow, Event::Exchanged(exchange));
-        } else {
+        } else if !(price.loads().is_empty() && self.take_processors(exchange, flows + price.flow)) {
             self.queue.schedule(flows, Event::Latency(exchange));
         }
     }
 
+    /// Has an exchange that loads no link have its members' processors to itself until it ends, if they are idle: it goes on at its own pace then,
+    /// and nothing has to be solved. Whoever comes onto one of them puts an end to that ([`Self::give_up_processors`]).
+    fn take_processors(&mut self, exchange: Exchange, end: Picoseconds) -> bool {
+        if !self.looks_ahead {
+            return false;
+        }
+        let mut wanted = self.wanted_processors(exchange);
+        if wanted.any(|(rank, resource)| !self.is_idle(resource) || self.ranks[rank as usize].interruption > Picoseconds::ZERO) {
+            return false;
+        }
+        self.hold_processors(exchange, end);
+        true
+    }
+
+    /// Has it have them, which are idle.
+    pub(super) fn hold_processors(&mut self, exchange: Exchange, end: Picoseconds) {
+        for (_, resource) in self.wanted_processors(exchange) {
+            self.processors[(resource - self.first_processor) as usize].alone =
+                Some(Alone { owner: Lone::Exchange(exchange), end });
+        }
+        self.queue.schedule(end, Event::LoneExchange { exchange, generation: self.lone[exchange.party as usize] });
+    }
+
+    /// An exchange that has its members' processors to itself leaves them.
+    pub(super) fn leave_processors(&mut self, exchange: Exchange) {
+        self.lone[exchange.party as usize] += 1;
+        for (_, resource) in self.wanted_processors(exchange) {
+            self.processors[(resource - self.first_processor) as usize].alone = None;
+        }
+    }
+
+    /// The same before its end, as someone else comes: it goes on as a fluid activity, or has to come again if its data do not flow yet.
+    pub(super) fn give_up_processors(&mut self, exchange: Exchange, end: Picoseconds) {
+        self.leave_processors(exchange);
+        let flow = self.price(exchange).flow;
+        let left = end.saturating_sub(self.queue.now());
+        if left > flow {
+            self.queue.schedule(end.saturating_sub(flow), Event::Latency(exchange));
+        } else {
+            self.flow_on(exchange, left);
+        }
+    }
+
+    /// The ranks that an exchange takes a part of the processor of, and these processors.
+    fn wanted_processors(&self, exchange: Exchange) -> impl Iterator<Item = (u32, u32)> + Clone + use<'a> {
+        let (lowered, prices, price) = (self.lowered, self.prices, self.price(exchange));
+        let shares = members(lowered, exchange).map(move |rank| (rank, prices.processor_share(lowered, price, rank)));
+        shares.filter(|&(_, (_, share))| share > 0.0).map(|(rank, (resource, _))| (rank, resource))
+    }
+
     /// Data begin to flow: the exchange takes its part of links and processors.
     pub(super) fn flow(&mut self, exchange: Exchange) {
-        let price = self.price(exchange);
-        if price.flow == Picoseconds::ZERO {
+        let flow = self.price(exchange).flow;
+        if flow == Picoseconds::ZERO {
             self.finish_exchange(exchange);
-            return;
+        } else {
+            self.flow_on(exchange, flow);
         }
-        let (lowered, prices) = (self.lowered, self.prices);
+    }
+
+    /// The same of an exchange that has so much left of its flow.
+    fn flow_on(&mut self, exchange: Exchange, left: Picoseconds) {
+        let (lowered, prices, price) = (self.lowered, self.prices, self.price(exchange));
         let links = price.loads().iter().map(move |&(link, load)| {
             // What was measured faster than the link is stated must still be possible.
             (link as u32, (load * price.pace).min(lowered.capacities[link]))
         });
-        let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match party(lowered, exchange.party) {
-            Party::Group(group) => (&group.members, [None; 2]),
-            Party::Channel(_, channel) => (&[], [Some(channel.sender), Some(channel.receiver)]),
-        };
-        let members = members.iter().map(|&(member, _)| member);
-        let first = members.clone().chain(ends.into_iter().flatten()).next();
+        let members = members(lowered, exchange);
+        let first = members.clone().next();
         let own_growth = first.and_then(|rank| lowered.costs.parameters(lowered.ranks[rank as usize].kind).communication_growth);
-        let processors = members.chain(ends.into_iter().flatten()).map(move |rank| prices.processor_share(lowered, price, rank));
+        let processors = members.map(move |rank| prices.processor_share(lowered, price, rank));
         let mut largest_share: f64 = 0.0;
         for (resource, share) in processors.clone() {
             if share > 0.0 {
@@ -191,7 +249,7 @@ impl<'a> Interpreter<'a> {
         // Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the
         // share s grows 1/s times as fast as a kernel. On a link flows of one share lose the same part of their own pace.
         let growth = own_growth.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 });
-        self.add_fluid(Owner::Exchange(exchange), price.flow, links.chain(processors), growth);
+        self.add_fluid(Owner::Exchange(exchange), left, links.chain(processors), growth);
     }
 
     /// Keeps the network's links busy for what an exchange that has ended took of them beyond their rates. A shaper or a port lets the first of
@@ -217,6 +275,7 @@ impl<'a> Interpreter<'a> {
                 // Those of the largest groups would be gone again before it is their turn.
                 self.fetch(group.members.iter().take(16).map(|&(member, _)| member));
                 for &(member, number) in &group.members {
+                    self.catch_up(member);
                     self.ranks[member as usize].meter.end(Use::Communication, now);
                     self.interrupt(member);
                     let block = self.ranks[member as usize].code.collectives[number as usize][exchange.nth as usize];
@@ -227,6 +286,8 @@ impl<'a> Interpreter<'a> {
                 let state = &mut self.messages[(channel.first_exchange - self.first_message + exchange.nth) as usize];
                 *state |= flag::IS_DONE;
                 let receiver_is_there = *state & flag::RECEIVER_IS_THERE != 0;
+                self.catch_up(channel.sender);
+                self.catch_up(channel.receiver);
                 self.interrupt(channel.receiver);
                 self.ranks[channel.sender as usize].meter.end(Use::Communication, now);
                 let code = self.ranks[channel.sender as usize].code;
@@ -242,7 +303,7 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    fn price(&self, exchange: Exchange) -> &'a Price<'a> {
+    pub(super) fn price(&self, exchange: Exchange) -> &'a Price<'a> {
         let which = match party(self.lowered, exchange.party) {
             Party::Group(group) => group.collectives.which(exchange.nth as usize),
             Party::Channel(_, channel) => channel.bytes.which(exchange.nth as usize),
@@ -260,4 +321,13 @@ impl<'a> Interpreter<'a> {
             Party::Group(_) => None,
         }
     }
+}
+
+/// Those who take part in an exchange.
+fn members<'a>(lowered: &'a Lowered<'_>, exchange: Exchange) -> impl Iterator<Item = u32> + Clone + use<'a> {
+    let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match party(lowered, exchange.party) {
+        Party::Group(group) => (&group.members, [None; 2]),
+        Party::Channel(_, channel) => (&[], [Some(channel.sender), Some(channel.receiver)]),
+    };
+    members.iter().map(|&(member, _)| member).chain(ends.into_iter().flatten())
 }

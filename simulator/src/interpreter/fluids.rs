@@ -1,6 +1,6 @@
 //! The part of the interpreter that deals with processors, and with what shares them or links.
 
-use super::{Alone, Event, Fluid, Interpreter, Owner, Task, at_pace};
+use super::{Alone, Event, Fluid, Interpreter, Lone, Owner, Task, at_pace};
 use crate::fairness::ActivityId;
 use foretell_units::Picoseconds;
 
@@ -9,32 +9,38 @@ const READING: f64 = 0.01;
 
 impl Interpreter<'_> {
     pub(super) fn compute(&mut self, task: Task) {
+        if self.go_ahead(task, self.queue.now()) {
+            return;
+        }
         let (now, work) = (self.queue.now(), self.work(task));
         let counts_as = self.block(task).counts_as;
         self.ranks[task.rank as usize].meter.begin(counts_as, now);
         let processor = self.processor_of(task.rank);
         let resource = self.ranks[task.rank as usize].processor;
-        if self.processors[processor].alone.is_none() && self.share.users(resource) == 0 {
+        self.join(resource);
+        if self.is_idle(resource) {
             let end = now + work;
             let state = &mut self.processors[processor];
-            state.alone = Some(Alone { task, end });
+            state.alone = Some(Alone { owner: Lone::Task(task), end });
             self.queue.schedule(end, Event::Alone { task, generation: state.generation });
         } else {
-            self.join(resource);
             self.add_fluid(Owner::Task(task), work, [(resource, 1.0)], 1.0);
         }
     }
 
     /// Lets a block that has its processor to itself from now on begin at a time to come.
     pub(super) fn compute_later(&mut self, task: Task, start: Picoseconds) -> bool {
+        if self.go_ahead(task, start) {
+            return true;
+        }
         let processor = self.processor_of(task.rank);
         let resource = self.ranks[task.rank as usize].processor;
-        if self.processors[processor].alone.is_some() || self.share.users(resource) > 0 {
+        if !self.is_idle(resource) {
             return false;
         }
         let (end, counts_as) = (start + self.work(task), self.block(task).counts_as);
         let state = &mut self.processors[processor];
-        state.alone = Some(Alone { task, end });
+        state.alone = Some(Alone { owner: Lone::Task(task), end });
         self.queue.schedule(end, Event::Alone { task, generation: state.generation });
         self.ranks[task.rank as usize].meter.kernel_begins(counts_as, start);
         true
@@ -57,22 +63,35 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Someone else comes onto a processor: the kernels that had it to themselves become a fluid activity.
+    /// Someone else comes onto a processor: what had it to itself becomes a fluid activity, or has to come again if it has not begun.
     pub(super) fn join(&mut self, resource: u32) {
         let now = self.queue.now();
         let state = &mut self.processors[(resource - self.first_processor) as usize];
-        if let Some(Alone { task, end }) = state.alone.take() {
-            state.generation += 1;
-            let left = end.saturating_sub(now);
-            if left > self.work(task) {
-                // It has not begun yet.
-                self.ranks[task.rank as usize].meter.cancel_kernel();
-                self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
-                return;
+        let Some(Alone { owner, end }) = state.alone else { return };
+        let task = match owner {
+            Lone::Task(task) => task,
+            Lone::Exchange(exchange) => return self.give_up_processors(exchange, end),
+            Lone::Ahead(rank) => {
+                self.catch_up(rank);
+                return self.join(resource);
             }
-            self.mark_alone(task, end);
-            self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
+        };
+        state.alone = None;
+        state.generation += 1;
+        let left = end.saturating_sub(now);
+        if left > self.work(task) {
+            // It has not begun yet.
+            self.ranks[task.rank as usize].meter.cancel_kernel();
+            self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
+            return;
         }
+        self.mark_alone(task, end);
+        self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
+    }
+
+    /// Whether nothing runs on a processor, nor will for all that is known.
+    pub(super) fn is_idle(&self, resource: u32) -> bool {
+        self.processors[(resource - self.first_processor) as usize].alone.is_none() && self.share.users(resource) == 0
     }
 
     /// Takes some of a rank's processor from what runs there, if anything does. Who is idle loses nothing: that a stream's thread has to
@@ -88,8 +107,7 @@ impl Interpreter<'_> {
 
     /// Whether something runs on a rank's processor.
     fn is_busy(&self, rank: u32) -> bool {
-        let processor = self.processor_of(rank);
-        self.processors[processor].alone.is_some() || self.share.users(self.first_processor + processor as u32) > 0
+        !self.is_idle(self.ranks[rank as usize].processor)
     }
 
     pub(super) fn add_fluid(

@@ -5,6 +5,7 @@ use super::queue::{BLOCK, Grid, Queue, Work};
 use super::{BucketsOf, CudaError};
 use crate::backend::BackendError;
 use foretell_models::{Attention, Kernel, KeyStep, Rope};
+use foretell_units::DataType;
 
 /// Rows of a tile.
 const TILE: usize = 32;
@@ -17,6 +18,54 @@ struct Names([&'static str; 3]);
 const FORWARD: Names = Names(["attention_64", "attention_128", "attention_256"]);
 const QUERIES: Names = Names(["attention_query_gradient_64", "attention_query_gradient_128", "attention_query_gradient_256"]);
 const KEYS: Names = Names(["attention_key_gradient_64", "attention_key_gradient_128", "attention_key_gradient_256"]);
+
+/// The names of a kernel on tensor cores for heads of up to 64 and of up to 128 features, each with and without dropout and relative positions.
+struct TensorNames([[&'static str; 2]; 2]);
+
+const TENSOR_FORWARD: TensorNames =
+    TensorNames([["attention_tensor_64", "attention_tensor_64_plain"], ["attention_tensor_128", "attention_tensor_128_plain"]]);
+const TENSOR_QUERIES: TensorNames = TensorNames([
+    ["attention_tensor_query_gradient_64", "attention_tensor_query_gradient_64_plain"],
+    ["attention_tensor_query_gradient_128", "attention_tensor_query_gradient_128_plain"],
+]);
+const TENSOR_KEYS: TensorNames = TensorNames([
+    ["attention_tensor_key_gradient_64", "attention_tensor_key_gradient_64_plain"],
+    ["attention_tensor_key_gradient_128", "attention_tensor_key_gradient_128_plain"],
+]);
+/// Heads of fewer features would leave most of a tile of 64 empty.
+const FEWEST_TENSOR_FEATURES: usize = 32;
+/// The most features of a head that tensor cores' kernels are made for.
+const MOST_TENSOR_FEATURES: usize = 128;
+/// Threads of a block on tensor cores: four warps.
+const TENSOR_BLOCK: usize = 128;
+/// The compute capability from which on there are asynchronous copies, and bf16 on tensor cores.
+const TENSOR_CAPABILITY: (u32, u32) = (8, 0);
+
+/// One of the kernels on tensor cores: `attention_tensor.cu` has the same tiles.
+#[derive(Clone, Copy)]
+enum OnTensorCores {
+    Forward,
+    Queries,
+    Keys,
+}
+
+impl OnTensorCores {
+    /// Its name, rows of its own of a block, and the bytes of shared memory, for heads that are filled up to so many features.
+    fn of(self, features: usize, is_plain: bool) -> (&'static str, usize, usize) {
+        let row = 2 * (features + 8);
+        // Sixteen rows of a warp twice, where the sums of a head leave registers for them.
+        let rows = 64 * (128 / features);
+        let (names, rows, shared) = match self {
+            OnTensorCores::Forward => (TENSOR_FORWARD, 128, (128 + 2 * 64) * row),
+            OnTensorCores::Queries => (TENSOR_QUERIES, rows, (2 * rows + 4 * 64) * row),
+            OnTensorCores::Keys => {
+                let columns = 64 / (128 / features);
+                (TENSOR_KEYS, rows, 2 * rows * row + 2 * columns * (2 * row + 2 * size_of::<f32>() + size_of::<u64>()))
+            }
+        };
+        (names.0[usize::from(features > 64)][usize::from(is_plain)], rows, shared)
+    }
+}
 
 impl Names {
     fn of(&self, features: usize) -> &'static str {
@@ -74,15 +123,18 @@ impl Queue<'_> {
         }
         let (all, numbers) = self.attention_sizes(whole, &sizes);
         let features = sizes.head_dimension;
-        let grid = Grid::Blocks([sizes.queries.div_ceil(TILE), sizes.batch * sizes.heads(), 1]);
-        let shared = (2 * TILE * (features + 1) + TILE * (TILE + 1)) * size_of::<f32>();
-        let work = Work { numbers: &numbers, shared, ..Work::new(FORWARD.of(features), grid, &all) };
+        let work = Work { numbers: &numbers, ..Work::new("", Grid::Rows(0), &all) };
         let mut arguments = self.arguments(&work);
         self.spread(&sizes, &mut arguments.reads, 0);
         if let Some(of) = buckets_of(&sizes) {
             arguments.reads[3] = self.read(if sizes.packed { 1 } else { 3 }).0;
             arguments.reads[4] = self.buckets(of)?.0;
         }
+        let work = self.on_tensor_cores(OnTensorCores::Forward, &sizes, &arguments, work).unwrap_or_else(|| {
+            let grid = Grid::Blocks([sizes.queries.div_ceil(TILE), sizes.batch * sizes.heads(), 1]);
+            let shared = (2 * TILE * (features + 1) + TILE * (TILE + 1)) * size_of::<f32>();
+            Work { function: FORWARD.of(features), grid, shared, ..work }
+        });
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(work, arguments) }
     }
@@ -106,16 +158,12 @@ impl Queue<'_> {
         }
         let (query_tiles, key_tiles) = (sizes.queries.div_ceil(TILE), sizes.keys.div_ceil(TILE));
         let parts = sizes.batch * query_tiles;
-        let products = sizes.rows() * size_of::<f32>();
-        let scratch = self.scratch(products + parts * sizes.table_elements() * size_of::<f32>())?;
+        let of_products = sizes.rows() * size_of::<f32>();
+        let scratch = self.scratch(of_products + parts * sizes.table_elements() * size_of::<f32>())?;
         let (all, numbers) = self.attention_sizes(whole, &sizes);
-        let work = |function, grid, shared: usize| Work {
-            numbers: &numbers,
-            shared: shared * size_of::<f32>(),
-            ..Work::new(function, grid, &all)
-        };
+        let work = Work { numbers: &numbers, ..Work::new("", Grid::Rows(0), &all) };
         let after = if sizes.packed { 2 } else { 4 };
-        let mut arguments = self.arguments(&work("", Grid::Rows(0), 0));
+        let mut arguments = self.arguments(&work);
         self.spread(&sizes, &mut arguments.reads, 1);
         (arguments.reads[4], arguments.reads[5]) = (self.read(after).0, self.read(after + 1).0);
         if sizes.packed {
@@ -128,13 +176,28 @@ impl Queue<'_> {
             arguments.reads[7] = self.buckets(of)?.0;
         }
         let (tile, square) = (TILE * (features + 1), TILE * (TILE + 1));
-        let queries = Grid::Blocks([query_tiles, sizes.batch * heads, 1]);
-        let keys = Grid::Blocks([key_tiles, sizes.batch * sizes.key_heads, 1]);
+        let products = Work { function: "attention_products", grid: Grid::Elements(sizes.rows() * TILE), ..work };
+        let queries = Work {
+            function: QUERIES.of(features),
+            grid: Grid::Blocks([query_tiles, sizes.batch * heads, 1]),
+            shared: (3 * tile + square) * size_of::<f32>(),
+            ..work
+        };
+        let keys = Work {
+            function: KEYS.of(features),
+            grid: Grid::Blocks([key_tiles, sizes.batch * sizes.key_heads, 1]),
+            shared: (3 * tile + 2 * square) * size_of::<f32>(),
+            ..work
+        };
+        // The table's gradient is the plain kernel's, beside that of the queries.
+        let on_tensor_cores = |which| self.on_tensor_cores(which, &sizes, &arguments, work);
+        let queries = if has_table { None } else { on_tensor_cores(OnTensorCores::Queries) }.unwrap_or(queries);
+        let keys = on_tensor_cores(OnTensorCores::Keys).unwrap_or(keys);
         // SAFETY: the caller's promise; the scratch is as large as the products and the table's parts.
         unsafe {
-            self.launch_with(work("attention_products", Grid::Elements(sizes.rows() * TILE), 0), arguments)?;
-            self.launch_with(work(QUERIES.of(features), queries, 3 * tile + square), arguments)?;
-            self.launch_with(work(KEYS.of(features), keys, 3 * tile + 2 * square), arguments)?;
+            self.launch_with(products, arguments)?;
+            self.launch_with(queries, arguments)?;
+            self.launch_with(keys, arguments)?;
         }
         if !has_table {
             return Ok(());
@@ -144,9 +207,37 @@ impl Queue<'_> {
         let sums = Work::new("attention_table_gradient", Grid::Elements(elements), &of_table);
         let mut writes = [0; super::arguments::OPERANDS];
         writes[0] = self.written(table).0;
-        let arguments = Arguments { writes, scratch: scratch.after(products).0, ..self.arguments(&sums) };
+        let arguments = Arguments { writes, scratch: scratch.after(of_products).0, ..self.arguments(&sums) };
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(sums, arguments) }
+    }
+
+    /// The launch on tensor cores; none where they have no such format, or their kernels no such heads or no room.
+    fn on_tensor_cores<'w>(
+        &self,
+        which: OnTensorCores,
+        sizes: &Attention,
+        arguments: &Arguments,
+        work: Work<'w>,
+    ) -> Option<Work<'w>> {
+        let device = self.backend.driver.device();
+        let has_format = matches!(self.call.precision, DataType::Bf16 | DataType::Fp16) && device.capability >= TENSOR_CAPABILITY;
+        // Rows are copied by sixteen bytes.
+        let is_aligned = arguments.reads.iter().chain(&arguments.writes).all(|address| address % 16 == 0);
+        let has_features = (FEWEST_TENSOR_FEATURES..=MOST_TENSOR_FEATURES).contains(&sizes.head_dimension)
+            && sizes.head_dimension.is_multiple_of(8);
+        if !has_format || !is_aligned || !has_features {
+            return None;
+        }
+        let features = if sizes.head_dimension > 64 { 128 } else { 64 };
+        let is_plain = sizes.relative.is_none() && sizes.dropout.is_none();
+        let (function, rows, shared) = which.of(features, is_plain);
+        let blocks = match which {
+            OnTensorCores::Keys => [sizes.keys.div_ceil(rows), sizes.batch * sizes.key_heads, 1],
+            _ => [sizes.queries.div_ceil(rows), sizes.batch * sizes.heads(), 1],
+        };
+        let launch = Work { function, grid: Grid::Blocks(blocks), shared, threads: TENSOR_BLOCK, ..work };
+        (shared <= device.shared_memory).then_some(launch)
     }
 
     /// Where q, k and v are, from a read on; of packed ones inside of it.

@@ -52,6 +52,8 @@ pub struct DeviceDescription {
     pub multiprocessors: usize,
     /// Bytes of its memory.
     pub memory: usize,
+    /// Bytes of shared memory that a block may ask for.
+    pub shared_memory: usize,
 }
 
 /// The launch of one kernel.

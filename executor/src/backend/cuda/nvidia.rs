@@ -107,6 +107,7 @@ fn describe(index: i32) -> Result<(sys::CUdevice, DeviceDescription), CudaError>
         name: called(doing, result::device::get_name(device))?,
         capability: (major as u32, minor as u32),
         multiprocessors: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_memory: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         // SAFETY: the device was just given.
         memory: called(doing, unsafe { result::device::total_mem(device) })?,
     };

@@ -51,12 +51,15 @@ pub(super) struct Work<'a> {
     pub(super) grid: Grid,
     pub(super) sizes: &'a [usize],
     pub(super) numbers: &'a [f32],
+    /// Bytes of shared memory beside what the kernel itself declares.
     pub(super) shared: usize,
+    /// Threads of a block.
+    pub(super) threads: usize,
 }
 
 impl<'a> Work<'a> {
     pub(super) fn new(function: &'static str, grid: Grid, sizes: &'a [usize]) -> Self {
-        Self { function, grid, sizes, numbers: &[], shared: 0 }
+        Self { function, grid, sizes, numbers: &[], shared: 0, threads: BLOCK }
     }
 }
 
@@ -113,7 +116,7 @@ impl<'a> Queue<'a> {
             function: work.function,
             precision: self.call.precision,
             grid: blocks.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
-            block: BLOCK as u32,
+            block: work.threads as u32,
             shared: work.shared as u32,
             arguments,
         };

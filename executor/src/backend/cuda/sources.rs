@@ -14,31 +14,38 @@ use std::path::PathBuf;
 pub(crate) struct Source {
     pub(crate) file: &'static str,
     pub(crate) text: &'static str,
+    /// What is put before it, beside what is put before all.
+    pub(crate) heads: &'static [&'static str],
 }
 
 /// What is put before each file.
-const COMMON: &str = include_str!("kernels/common.cuh");
+pub(crate) const COMMON: &str = include_str!("kernels/common.cuh");
+/// What the files of attention share.
+const ATTENTION: &str = include_str!("kernels/attention.cuh");
+/// Products of a warp on tensor cores.
+const TENSOR: &str = include_str!("kernels/tensor.cuh");
 
-macro_rules! sources {
-    ($($file:literal),* $(,)?) => {
-        &[$(Source { file: $file, text: include_str!(concat!("kernels/", $file)) }),*]
+macro_rules! source {
+    ($file:literal $(, $heads:expr)*) => {
+        Source { file: $file, text: include_str!(concat!("kernels/", $file)), heads: &[$($heads),*] }
     };
 }
 
 /// All files.
-pub(crate) const SOURCES: &[Source] = sources![
-    "attention.cu",
-    "cross_entropy.cu",
-    "elementwise.cu",
-    "images.cu",
-    "lstm.cu",
-    "mixture.cu",
-    "movement.cu",
-    "norms.cu",
-    "optimizers.cu",
-    "product.cu",
-    "rope.cu",
-    "sums.cu",
+pub(crate) const SOURCES: &[Source] = &[
+    source!("attention.cu", ATTENTION),
+    source!("attention_tensor.cu", ATTENTION, TENSOR),
+    source!("cross_entropy.cu"),
+    source!("elementwise.cu"),
+    source!("images.cu"),
+    source!("lstm.cu"),
+    source!("mixture.cu"),
+    source!("movement.cu"),
+    source!("norms.cu"),
+    source!("optimizers.cu"),
+    source!("product.cu"),
+    source!("rope.cu"),
+    source!("sums.cu"),
 ];
 
 impl Source {
@@ -51,7 +58,14 @@ impl Source {
     /// Its kernels.
     #[cfg(test)]
     pub(crate) fn kernels(&self) -> impl Iterator<Item = &'static str> + use<> {
-        self.text.lines().filter_map(|line| line.strip_prefix("KERNEL(")?.split(')').next())
+        let name = |line: &'static str| line.trim_start_matches("TENSOR_").strip_prefix("KERNEL(")?.split(')').next();
+        self.text.lines().filter_map(name)
+    }
+
+    /// Whether its kernels are made for sixteen bits alone, as those on tensor cores are.
+    #[cfg(test)]
+    pub(crate) fn needs_half(&self) -> bool {
+        self.text.contains("TENSOR_KERNEL(")
     }
 
     /// The machine code of its kernels for devices of a capability, in a precision: from the disk if it was compiled before.
@@ -66,7 +80,7 @@ impl Source {
             "--std=c++17".into(),
             "-default-device".into(),
         ];
-        let text = format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file, self.text);
+        let text = format!("{COMMON}\n{}\n#line 1 \"{}\"\n{}", self.heads.concat(), self.file, self.text);
         let place = kept_at(&text, &options);
         if let Some(code) = place.as_ref().and_then(|place| std::fs::read(place).ok()).filter(|code| !code.is_empty()) {
             return Ok(code);

@@ -15,6 +15,7 @@ mod reference;
 mod ring;
 mod running;
 mod speeds;
+mod tensor_attention;
 
 use foretell_models::Kernel;
 use foretell_units::DataType;

@@ -49,12 +49,12 @@ pub(super) fn run_in(
         (None, DataType::Int32) => (x as i32).to_le_bytes().to_vec(),
         _ => (x as f32).to_le_bytes().to_vec(),
     };
-    // In words, so that they are aligned.
-    let mut memory: Vec<(Vec<u32>, usize)> = Vec::new();
+    // In packs, so that they are aligned as an arena's are.
+    let mut memory: Vec<(Vec<u128>, usize)> = Vec::new();
     for (tensor, &data_type) in reads.iter().chain(before).zip(&types) {
         let bytes: Vec<u8> = tensor.iter().flat_map(|&x| to_bytes(data_type, x)).collect();
-        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
-        memory.push((bytes.chunks(4).map(word).collect(), bytes.len()));
+        let pack = |bytes: &[u8]| bytes.iter().rev().fold(0, |pack, &byte| pack << 8 | u128::from(byte));
+        memory.push((bytes.chunks(16).map(pack).collect(), bytes.len()));
     }
     let mut all: Vec<Operand> =
         memory.iter_mut().map(|(memory, bytes)| Operand { pointer: memory.as_mut_ptr().cast(), bytes: *bytes }).collect();
@@ -81,7 +81,7 @@ pub(super) fn run_in(
         .iter()
         .zip(&types[reads.len()..])
         .map(|((memory, length), &data_type)| {
-            let bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_le_bytes()).take(*length).collect();
+            let bytes: Vec<u8> = memory.iter().flat_map(|pack| pack.to_le_bytes()).take(*length).collect();
             match (Half::of(data_type), data_type) {
                 (Some(half), _) => {
                     bytes.as_chunks::<2>().0.iter().map(|&bits| f64::from(half.to_single(u16::from_le_bytes(bits)))).collect()

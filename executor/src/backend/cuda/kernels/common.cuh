@@ -14,6 +14,8 @@ typedef unsigned long long long_word;
 
 #ifndef FORETELL_EMULATED
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Arguments arguments)
+// Of four warps, each of whose threads has as many registers as there are.
+#define TENSOR_KERNEL(name) extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Arguments arguments)
 __device__ __forceinline__ float *dynamic_shared() {
     extern __shared__ float4 foretell_shared[];
     return (float *)foretell_shared;

@@ -96,8 +96,13 @@ impl fmt::Debug for TestDevice {
 impl TestDevice {
     /// A device; none where kernels cannot be run.
     pub(crate) fn new(makes_products: bool) -> Option<Arc<Self>> {
-        let description =
-            DeviceDescription { name: "test device".into(), capability: (9, 0), multiprocessors: 4, memory: 1 << 30 };
+        let description = DeviceDescription {
+            name: "test device".into(),
+            capability: (9, 0),
+            multiprocessors: 4,
+            memory: 1 << 30,
+            shared_memory: 227 << 10,
+        };
         let (emulator, state) = (Emulator::get()?, Mutex::default());
         Some(Arc::new(Self { description, emulator, makes_products, meeting: None, state }))
     }

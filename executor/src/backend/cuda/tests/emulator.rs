@@ -2,7 +2,7 @@
 
 use crate::backend::cuda::arguments::Arguments;
 use crate::backend::cuda::driver::Launch;
-use crate::backend::cuda::sources::{SOURCES, precision_number};
+use crate::backend::cuda::sources::{COMMON, SOURCES, precision_number};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_uint, c_void};
@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-const COMMON: &str = include_str!("../kernels/common.cuh");
 const EMULATOR: &str = include_str!("../emulator/emulator.cpp");
 
 /// Set where the emulator must be there: then a test that cannot have it fails, instead of saying so.
@@ -62,7 +61,10 @@ impl Emulator {
         let status = unsafe {
             (library.emulate)(function, launch.grid.as_ptr(), launch.block, launch.shared, &raw const launch.arguments)
         };
-        assert_eq!(status, 0, "1: threads wait for each other forever; 2: no GPU takes this launch: {launch:?}");
+        assert_eq!(
+            status, 0,
+            "1: threads wait for each other forever; 2: no GPU takes this launch; 3: nor this address: {launch:?}"
+        );
     }
 }
 
@@ -96,7 +98,9 @@ fn compiled(precision: u32) -> PathBuf {
     let mut hash = Sha256::new();
     hash.update(EMULATOR);
     hash.update(COMMON);
-    SOURCES.iter().for_each(|source| hash.update(source.text));
+    for text in SOURCES.iter().flat_map(|source| source.heads.iter().chain([&source.text])) {
+        hash.update(text);
+    }
     let mut name = String::new();
     hash.finalize().iter().take(8).for_each(|byte| write!(name, "{byte:02x}").unwrap());
     let library = std::env::temp_dir().join(format!("foretell-emulator-{name}-{precision}.so"));

@@ -1,0 +1,76 @@
+//! Which kinds of devices the pipelines of a layout lie on, where there are several.
+//!
+//! It knows where ranks lie, and not what they do.
+
+use foretell_program::{Axis, Mesh, Rank};
+use foretell_topologies::{DeviceId, Topology};
+
+/// The kinds of the devices that may be used.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices {
+    /// Their numbers in the topology, in the order of first use.
+    pub(crate) kinds: Vec<usize>,
+    /// The first device of each run of devices of one kind, and the place of its kind among these.
+    runs: Vec<(usize, usize)>,
+    /// Where there are more ranks than devices in the topology they begin again at the first.
+    count: usize,
+}
+
+impl Devices {
+    pub(crate) fn new(topology: &Topology, devices: usize) -> Self {
+        let mut found = Self { kinds: Vec::new(), runs: Vec::new(), count: topology.device_count().max(1) };
+        for device in 0..devices.min(topology.device_count()) {
+            let kind = topology.kind_index(DeviceId(device));
+            let place = found.kinds.iter().position(|&other| other == kind).unwrap_or_else(|| {
+                found.kinds.push(kind);
+                found.kinds.len() - 1
+            });
+            if found.runs.last().is_none_or(|&(_, last)| last != place) {
+                found.runs.push((device, place));
+            }
+        }
+        found
+    }
+
+    pub(crate) fn are_mixed(&self) -> bool {
+        self.kinds.len() > 1
+    }
+
+    fn place_of(&self, device: usize) -> usize {
+        let device = device % self.count;
+        let run = self.runs.partition_point(|&(first, _)| first <= device);
+        run.checked_sub(1).map_or(0, |run| self.runs[run].1)
+    }
+
+    /// For different pipelines of a layout, of each stage the place of its device's kind among [`Self::kinds`]. Of pipelines that begin and end on the same
+    /// kinds not all need to be here.
+    pub(crate) fn pipelines(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
+        let stages = mesh.stage_count();
+        if !self.are_mixed() {
+            return vec![vec![0; stages]];
+        }
+        let origin = mesh.coordinates(Rank(0));
+        let rank = |data: usize, stage: usize| mesh.rank(origin.with(Axis::Data, data).with(Axis::Pipeline, stage)).0;
+        let count = mesh.stage(0).size(Axis::Data);
+        // Ranks of `data` are evenly far apart: where a stage goes from one kind to the next follows.
+        let apart = if count > 1 { (rank(1, 0) - rank(0, 0)).max(1) } else { 1 };
+        let mut replicas = vec![0, count - 1];
+        for stage in 0..stages {
+            let first = rank(0, stage);
+            for &(start, _) in &self.runs {
+                let place = start.saturating_sub(first).div_ceil(apart);
+                replicas.extend([place.saturating_sub(1), place].into_iter().filter(|&place| place < count));
+            }
+        }
+        replicas.sort_unstable();
+        replicas.dedup();
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        for data in replicas {
+            let kinds: Vec<usize> = (0..stages).map(|stage| self.place_of(rank(data, stage))).collect();
+            if !found.contains(&kinds) {
+                found.push(kinds);
+            }
+        }
+        found
+    }
+}
