@@ -93,7 +93,8 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
     let kv_heads = row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads);
     if name.contains("bert") {
         if sequence >= 512 {
-            sequence = (sequence as f64 * stack.sequence_share).round() as usize;
+            // Frameworks pad to a multiple of eight, which tensor cores want.
+            sequence = 8 * (sequence as f64 * stack.sequence_share / 8.0).round() as usize;
         }
         return Ok(Model::Bert {
             layers,

@@ -139,7 +139,9 @@ pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
         stack.overlap.tensor = true;
     }
     if row.stated_precision.to_lowercase().contains("rowwise") {
+        // The scale of a row of weights is known where all of it is: parameters travel in sixteen bits (torchao's recipes).
         stack.scales_by_row = true;
+        stack.narrow_gather = false;
     }
 }
 
@@ -175,13 +177,24 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
         "torchtitan" if row.notes.contains("compile") => "torchtitan-compiled",
         // Who trained in IEEE half precision did so before Megatron had a core, or FlashAttention.
         "megatron-core" if lower.contains("megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",
+        "megatron-bridge" if is_hopper(row) => "megatron-bridge-hopper",
         "megatron-bridge" if after((26, 6)) => "megatron-bridge-26.06",
         "megatron-bridge" if after((26, 0)) => "megatron-bridge-26.02",
         "nemo" if lower.contains("nemo 24") => "nemo-2024",
+        "paxml" if after((23, 0)) && !after((24, 0)) && has_engine(row) => "paxml-2023-te",
         "paxml" if after((23, 0)) && !after((24, 0)) => "paxml-2023",
         "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
         name => name,
     })
+}
+
+fn is_hopper(row: &Row) -> bool {
+    node_kinds(row).first().is_some_and(|(_, device)| ["h100", "h200", "h800", "h20"].iter().any(|kind| device.starts_with(kind)))
+}
+
+/// Whether a row says that its products and its attention are Transformer Engine's.
+fn has_engine(row: &Row) -> bool {
+    row.stated_precision.to_lowercase().contains("transformer engine")
 }
 
 /// The profile of the link between devices of a node, where the row says another than the device's own.
@@ -258,6 +271,9 @@ mod tests {
         assert_eq!(stack(&row("", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-26.02"));
         assert_eq!(stack(&row("", "Megatron-Bridge 25.11")), Some("megatron-bridge"));
         assert_eq!(stack(&row("", "Paxml (JAX-Toolbox 23.08)")), Some("paxml-2023"));
+        let engine = Row { stated_precision: "bf16 (Transformer Engine)".into(), ..row("", "Paxml (JAX-Toolbox 23.08)") };
+        assert_eq!(stack(&engine), Some("paxml-2023-te"));
+        assert_eq!(stack(&row("H100-SXM5-80GB", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-hopper"));
         let half = Row { precision: "fp16".into(), ..row("", "Megatron-LM") };
         assert_eq!((stack(&half), stack(&row("", "Megatron-LM"))), (Some("megatron-lm-2022"), Some("megatron-core")));
         let on_efa = Row { notes: "4x p5.48xlarge (EFA 3200 Gb/s)".into(), ..row("H100-SXM5-80GB", "") };

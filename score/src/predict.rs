@@ -31,7 +31,8 @@ pub struct Prepared {
     /// Micro-batches and Program: one, or two of which the second has more.
     pub programs: Vec<(usize, Program)>,
     micro_batches: usize,
-    memory: Vec<StageMemory>,
+    /// What each stage holds.
+    pub memory: Vec<StageMemory>,
 }
 
 /// How far beyond a device's memory what is foretold has to be so that it counts as more than there is: memory itself is foretold so well.

@@ -143,10 +143,11 @@ impl<'a> Lowered<'a> {
             let places: Vec<usize> = uneven[rank.list].iter().map(place).collect();
             let lowered = &mut lists[rank.list];
             rank.work = *known.entry((rank.list, rank.kind, places.clone())).or_insert_with(|| {
-                let place_in = |group: GroupId| {
-                    uneven[rank.list].iter().position(|&one| one == group).and_then(|at| places.get(at)).copied().unwrap_or(0)
+                let places_in = |group: GroupId| {
+                    let at = uneven[rank.list].iter().position(|&one| one == group);
+                    [at.and_then(|at| places.get(at)).copied().unwrap_or(0); 2]
                 };
-                let work = work_of(program, (list, lowered), costs, rank.kind, &place_in, &mut uncalibrated_kernels);
+                let work = work_of(program, (list, lowered), costs, rank.kind, &places_in, &mut uncalibrated_kernels);
                 lowered.work.push(work);
                 lowered.work.len() - 1
             });

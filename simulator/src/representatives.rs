@@ -54,14 +54,14 @@ pub(crate) fn lower<'a>(
             return Err(unlike(format!("nothing is known of collectives on the devices of stage {stage}")));
         }
         let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
-        // Of ranks whose parts differ (causal attention over `context`) the mean has half of the sequence before it; frameworks that
-        // balance parts give every rank that.
+        // Of ranks whose parts differ (causal attention over `context`) the mean does what every rank does where parts are balanced, as
+        // frameworks have them: of an even number it lies between the two in the middle.
         let uneven = uneven_groups(list, &lists[stage]);
-        let place_in = |group: GroupId| {
+        let places_in = |group: GroupId| {
             let members = || list.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
-            if uneven.contains(&group) { members() / 2 } else { 0 }
+            if uneven.contains(&group) { [members().saturating_sub(1) / 2, members() / 2] } else { [0, 0] }
         };
-        let work = work_of(program, (list, &lists[stage]), costs, kind, &place_in, &mut uncalibrated_kernels);
+        let work = work_of(program, (list, &lists[stage]), costs, kind, &places_in, &mut uncalibrated_kernels);
         lists[stage].work.push(work);
         ranks.push(SimulatedRank {
             rank,

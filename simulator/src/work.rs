@@ -65,14 +65,14 @@ pub(crate) fn uneven_groups(stage: &StageProgram, list: &LoweredList) -> BTreeSe
     uneven.collect()
 }
 
-/// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place `place_in` says in each
-/// group. Each distinct kernel is estimated once.
+/// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place in each group that
+/// `places_in` says: the mean of two, which are the same for a rank that is one of them. Each distinct kernel is estimated once.
 pub(crate) fn work_of(
     program: &Program,
     (stage, list): (&StageProgram, &LoweredList),
     costs: &CostModel,
     kind: usize,
-    place_in: &dyn Fn(GroupId) -> usize,
+    places_in: &dyn Fn(GroupId) -> [usize; 2],
     uncalibrated: &mut BTreeSet<String>,
 ) -> Work {
     let parameters = costs.parameters(kind);
@@ -85,17 +85,31 @@ pub(crate) fn work_of(
         let instruction = &stage.instructions[first as usize];
         let (work, launch) = match *instruction.operation {
             Operation::Compute { kernel, accumulate, group } => {
-                let kernel = group.map_or(kernel, |group| kernel.for_member(place_in(group)));
-                *known.entry((kernel, accumulate)).or_insert_with(|| {
-                    let KernelCost { time: estimate, launch } = costs.kernel_cost(&kernel, accumulate, program.precision, kind);
-                    if !estimate.source.is_calibrated() {
-                        let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
-                        let (name, device) = (kernel.name(), costs.kind_name(kind));
-                        uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                let mut estimate = |kernel: Kernel| {
+                    *known.entry((kernel, accumulate)).or_insert_with(|| {
+                        let KernelCost { time: estimate, launch } =
+                            costs.kernel_cost(&kernel, accumulate, program.precision, kind);
+                        if !estimate.source.is_calibrated() {
+                            let why = if estimate.source == Source::Extrapolated { ", far from any sample" } else { "" };
+                            let (name, device) = (kernel.name(), costs.kind_name(kind));
+                            uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
+                        }
+                        let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
+                        (work, launch)
+                    })
+                };
+                match group.map(|group| places_in(group).map(|place| kernel.for_member(place))) {
+                    None => estimate(kernel),
+                    Some([one, other]) if one == other => estimate(one),
+                    Some(both) => {
+                        let [(work, launch), (other, other_launch)] = both.map(estimate);
+                        let mean = |quantile: Quantile| {
+                            let [one, other] = [work, other].map(|work| Seconds::from(work[quantile as usize]));
+                            Picoseconds::from((one + other) * 0.5)
+                        };
+                        (QUANTILES.map(mean), (launch + other_launch) * 0.5)
                     }
-                    let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
-                    (work, launch)
-                })
+                }
             }
             Operation::Load { .. } => {
                 let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));

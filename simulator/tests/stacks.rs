@@ -70,6 +70,25 @@ fn one_rank_a_stage_tells_what_all_ranks_do() {
     }
 }
 
+/// Causal attention of half of a sequence is half of the work, as frameworks share it out, though the later half has more before it.
+#[test]
+fn parts_of_a_sequence_are_balanced() {
+    let topology = Topology::library("dgx-h100").unwrap();
+    let costs = costs(&topology, "megatron-core");
+    let model = r#"{"family": "gpt", "layers": 2, "hidden": 1024, "heads": 8, "vocab": 128, "sequence": 65536}"#;
+    let model: Model = serde_json::from_str(model).unwrap();
+    let compute = |context| {
+        let layout = Layout { context, micro_batch: 1, ..Layout::default() };
+        simulate_representatives(&program(&model, layout, 1, Overlap::default()), &costs, |_| 0).unwrap().breakdown.compute
+    };
+    let whole = compute(1);
+    for parts in [2, 4] {
+        let share = compute(parts) / whole * parts as f64;
+        // With the rank that has the later half before it two parts would take 1.5 times as long. What is not shared out takes the rest.
+        assert!((0.98..1.15).contains(&share), "{parts}: {share}");
+    }
+}
+
 #[test]
 fn communication_beside_kernels_is_hidden_and_what_blocks_is_not() {
     let topology = Topology::library("dgx-a100-80g").unwrap();

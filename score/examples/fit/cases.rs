@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Rows of a group that are fitted on at most.
-const MOST_OF_GROUP: usize = 5;
+const MOST_OF_GROUP: usize = 10;
 
 /// Sources of no more rows are fitted on whole.
 const SMALL_SOURCE: usize = 30;

@@ -41,6 +41,14 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
         predicted.step,
         row.step_seconds()
     );
+    for stage in &prepared.memory {
+        let held = stage.footprint(&run.stack, run.format, run.trained);
+        println!(
+            "   memory {stage:?}\n      {held:?} total {:?} GiB of {:?}",
+            held.total().value() / 1073741824.0,
+            row.number("mem_gib")
+        );
+    }
     let sum = totals.iter().map(|(_, (time, ..))| time).sum::<f64>();
     let busiest = predicted.compute / predicted.step;
     println!("   {sum:9.6} s in all; kernels are {busiest:.3} of the step on the busiest stage");

@@ -8,7 +8,8 @@
 //! another fit.
 //!
 //! `cargo run --release -p foretell-score --example fit -- COMMAND`:
-//! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `scores FILE` prints the tables and writes every row; `kernels ROW STAGE` prints what a stage's
+//! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `declared FILE` prints the table of the declared rows and
+//! writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
 //! instructions take. Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
 
 mod cases;
@@ -29,21 +30,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
             let cases = cases::declared(&profiles)?;
             eprintln!("{} rows declared for fitting are simulated", cases.len());
-            if std::env::var("TIMES").is_ok() {
-                let mut times: Vec<(f64, &str)> = cases
-                    .iter()
-                    .map(|case| {
-                        let start = std::time::Instant::now();
-                        let _ = case.predicted(&case.run, Quantity::Step);
-                        (start.elapsed().as_secs_f64(), case.row.row_id.as_str())
-                    })
-                    .collect();
-                times.sort_by(|one, two| two.0.total_cmp(&one.0));
-                eprintln!("all {:.2} s", times.iter().map(|one| one.0).sum::<f64>());
-                for (time, row) in times.iter().take(40) {
-                    eprintln!("{time:.3} {row}");
-                }
-            }
             let time = solve::fit(&cases, Quantity::Step, &profiles)?;
             let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
             std::fs::write(file, report::yaml(&cases, &time, &memory, &profiles))?;
@@ -58,8 +44,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("declared:\n{}\nkept:\n{}", scores.table(Some(Part::Fit)), scores.table(Some(Part::Score)));
             std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
         }
+        ["declared", file] => {
+            let split = Split::library()?;
+            let rows: Vec<_> = published()?.into_iter().filter(|row| split.part(row) == Part::Fit).collect();
+            let scores = foretell_score::score(&rows, &split, &profiles("")?);
+            println!("{}", scores.table(Some(Part::Fit)));
+            std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
+        }
         ["kernels", row, stage] => kernels::print(&profiles("")?, row, stage.parse()?)?,
-        _ => return Err("fit FILE, memory, scores FILE or kernels ROW STAGE".into()),
+        _ => return Err("fit FILE, memory, declared FILE, scores FILE or kernels ROW STAGE".into()),
     }
     Ok(())
 }

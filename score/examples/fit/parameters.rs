@@ -63,6 +63,7 @@ impl Parameter {
                 (_, None) => match self.name.as_str() {
                     "expert_product" | "exchange" => is_moe,
                     "cast_bytes" => run.format.is_cast(),
+                    "scaled_by_row" => run.stack.scales_by_row,
                     "communication" | "compute_slowdown" | "gradient_bytes" => run.devices() > 1,
                     "attention" => !matches!(run.model, Model::Resnet { .. }),
                     _ => true,
@@ -154,10 +155,14 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
         if any(&|run| run.plan.layout.tensor * run.plan.layout.pipeline > 1) {
             of_stack("launches:exchange".into(), 0.3);
             of_stack("partitioned_message".into(), 0.7);
+            of_stack("tensor_wait".into(), 0.7);
         }
         of_stack("micro_batch_overhead".into(), 0.7);
         if any(&|run| run.format.is_cast()) {
             of_stack("cast_bytes".into(), 0.35);
+        }
+        if any(&|run| run.stack.scales_by_row) {
+            of_stack("scaled_by_row".into(), 0.35);
         }
         if any(&|run| matches!(run.model, Model::Moe { .. })) {
             of_stack("expert_product".into(), 0.2);

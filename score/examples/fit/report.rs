@@ -146,19 +146,20 @@ fn print(cases: &[Case], time: &Fit, memory: &Fit) {
             );
         }
     }
-    let mut sources: BTreeMap<&str, Vec<[f64; 3]>> = BTreeMap::new();
+    let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
     for (place, residual) in &time.residuals {
-        let left_out = time.left_out.get(place).copied().unwrap_or(*residual);
-        let without_source = time.without_source.get(place).copied().unwrap_or(*residual);
-        let errors = [*residual, left_out, without_source].map(|one| one.exp() - 1.0);
+        let without = |those: &BTreeMap<usize, f64>| those.get(place).copied().unwrap_or(*residual);
+        let errors = [*residual, without(&time.without_row), without(&time.left_out), without(&time.without_source)];
+        let errors = errors.map(|one| one.exp() - 1.0);
         sources.entry(&cases[*place].row.table).or_default().push(errors);
         let case = &cases[*place];
         let layout = &case.run.plan.layout;
         println!(
-            "row {:+.3} {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
+            "row {:+.3} {:+.3} {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
             errors[0],
             errors[1],
             errors[2],
+            errors[3],
             case.row.row_id,
             case.row.model,
             case.run.cluster.device,
@@ -181,25 +182,27 @@ fn print(cases: &[Case], time: &Fit, memory: &Fit) {
         );
     }
     print_memory(cases, memory);
-    let mean = |errors: &[[f64; 3]], of: &dyn Fn(&[f64; 3]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
-    let mut totals = [0.0; 3];
+    let mean = |errors: &[[f64; 4]], of: &dyn Fn(&[f64; 4]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
+    let mut totals = [0.0; 4];
     for (source, errors) in &sources {
-        let means = [0, 1, 2].map(|place| mean(errors, &|error| error[place].abs()));
-        let biases = [1, 2].map(|place| mean(errors, &|error| error[place]));
+        let means = [0, 1, 2, 3].map(|place| mean(errors, &|error| error[place].abs()));
+        let biases = [2, 3].map(|place| mean(errors, &|error| error[place]));
         println!(
-            "source {source:24} {:4} rows {:.3} group left out {:.3} bias {:+.3} source left out {:.3} bias {:+.3}",
+            "source {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} bias {:+.3} source left out {:.3} bias {:+.3}",
             errors.len(),
             means[0],
             means[1],
-            biases[0],
             means[2],
+            biases[0],
+            means[3],
             biases[1],
         );
         for (total, mean) in totals.iter_mut().zip(means) {
             *total += mean / sources.len() as f64;
         }
     }
-    println!("mean over sources {:.4} group left out {:.4} source left out {:.4}", totals[0], totals[1], totals[2]);
+    let [all, row, group, source] = totals;
+    println!("mean over sources {all:.4} row left out {row:.4} group left out {group:.4} source left out {source:.4}");
 }
 
 /// What memory is missed by, and by source.

@@ -14,7 +14,9 @@ pub struct Fit {
     pub values: Vec<f64>,
     /// Of each case that was measured, by its place: the logarithm of predicted over measured.
     pub residuals: BTreeMap<usize, f64>,
-    /// The same where the case's group is left out of the fit.
+    /// The same where the case alone is left out of the fit: what to expect of other rows of the same sources.
+    pub without_row: BTreeMap<usize, f64>,
+    /// The same where the case's group is.
     pub left_out: BTreeMap<usize, f64>,
     /// The same where its whole source is.
     pub without_source: BTreeMap<usize, f64>,
@@ -23,9 +25,9 @@ pub struct Fit {
 /// The standard deviation of a row's logarithmic residual: noise and what is not modelled.
 const NOISE: f64 = 0.04;
 /// Residuals beyond so many of those count by their magnitude, not its square.
-const HUBER: f64 = 1.5;
+const HUBER: f64 = 0.7;
 /// Rows of a group tell less than as many of different groups: they count as this power of their number.
-const GROUP_POWER: f64 = 0.5;
+const GROUP_POWER: f64 = 0.7;
 /// The same for rows of a source: the score is a mean over sources.
 const SOURCE_POWER: f64 = 0.7;
 const ITERATIONS: usize = 4;
@@ -134,13 +136,14 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
         None => Ok(BTreeMap::new()),
     };
     let (left_out, without_source) = (without(&|case| &case.group)?, without(&|case| &case.row.table)?);
+    let without_row = without(&|case| &case.row.row_id)?;
     let value = |(parameter, offset): (&Parameter, &f64)| {
         let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
         (parameter.prior * offset.exp()).min(parameter.most)
     };
     let values = parameters.iter().zip(&offsets).map(value).collect();
     let residuals = measured.iter().zip(residuals).map(|((place, _), residual)| (*place, residual)).collect();
-    Ok(Fit { parameters, values, residuals, left_out, without_source })
+    Ok(Fit { parameters, values, residuals, without_row, left_out, without_source })
 }
 
 fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {

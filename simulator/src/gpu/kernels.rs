@@ -106,7 +106,15 @@ impl GpuCosts<'_> {
                 let copies = if self.stack.once_per_node { self.workload.copies } else { 1 };
                 group.exchange(bytes, copies, self.cluster) * (self.stack.communication * self.stack.exchange)
             }
-            kind => group.time(kind, bytes, self.cluster) * self.stack.communication,
+            kind => group.time(kind, bytes, self.cluster) * self.stack.communication + self.waiting(role, group),
+        }
+    }
+
+    /// What a collective's ranks wait for the last of them.
+    fn waiting(&self, role: CollectiveRole, group: &Reachable) -> Seconds {
+        match role {
+            CollectiveRole::Tensor => self.stack.tensor_wait * (group.members as f64).log2(),
+            _ => Seconds::ZERO,
         }
     }
 
@@ -387,6 +395,22 @@ mod tests {
         let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9);
         assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
         assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
+    }
+
+    #[test]
+    fn ranks_of_tensor_wait_for_the_last_of_them() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+        let patient = profiles.stack("megatron-deepspeed").expect("known");
+        let at_once = StackKind { tensor_wait: Seconds::ZERO, ..patient.clone() };
+        let time = |stack: &StackKind, role, members| {
+            let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
+            costs.collective_time(Collective::AllReduce, role, &Reachable { members, nodes: 1, together: members }, 1e6).value()
+        };
+        let waits = |role, members| time(patient, role, members) - time(&at_once, role, members);
+        let [two, eight] = [2, 8].map(|members| waits(CollectiveRole::Tensor, members));
+        assert!(two > 0.0 && (eight / two - 3.0).abs() < 1e-9, "{two} and {eight}");
+        assert_eq!(waits(CollectiveRole::Gradients, 8), 0.0);
     }
 
     #[test]

@@ -21,13 +21,22 @@ pub struct StageMemory {
     optimized: f64,
     /// Elements that the optimizer keeps of each beside a copy of it.
     moments: f64,
-    /// Bytes of everything that is not kept from step to step.
-    activations: f64,
+    /// What is not kept from step to step when most of it is alive, with no logits, one buffer of them and several.
+    fullest: [Moment; 3],
     /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
     precision: DataType,
+}
+
+/// What of a list is alive at a moment and not kept from step to step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Moment {
+    /// Bytes of logits and of their gradients.
+    logits: f64,
+    /// Bytes of everything else.
+    others: f64,
 }
 
 impl StageMemory {
@@ -38,15 +47,13 @@ impl StageMemory {
             gradients: 0.0,
             optimized: 0.0,
             moments: moments(list),
-            activations: 0.0,
+            fullest: Default::default(),
             scores: kept_scores(list),
             logits: list.instructions.iter().map(logits).fold(0.0, f64::max),
             precision,
         };
-        let mut kept = 0.0;
         for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
             let elements = buffer.bytes.value() / buffer.data_type.size().value();
-            kept += buffer.bytes.value();
             match buffer.role {
                 BufferRole::Parameter => memory.parameters += elements,
                 BufferRole::Gradient => memory.gradients += elements,
@@ -54,12 +61,12 @@ impl StageMemory {
                 _ => {}
             }
         }
-        memory.activations = list.arena.value() - kept;
+        memory.fullest = fullest(list, memory.logits);
         // A copy of each in single precision beside its moments, where it is narrow itself.
         memory.optimized /= (memory.moments + if is_narrow(precision) { 1.0 } else { 0.0 }).max(1.0);
         if let Some(gathered) = gathered_once(list) {
             // Whole parameters take the place of their shards.
-            memory.activations = (memory.activations - gathered).max(0.0);
+            memory.fullest.iter_mut().for_each(|moment| moment.others = (moment.others - gathered).max(0.0));
             memory.parameters = memory.parameters.max(gathered / precision.size().value());
         }
         memory
@@ -81,12 +88,18 @@ impl StageMemory {
         let copy = if is_narrow { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
         let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
         let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
+        let at = |moment: &Moment| {
+            let copies = if moment.logits > 0.0 { self.logits * rules.logit } else { 0.0 };
+            (moment.others * rules.activations + moment.logits, copies)
+        };
+        let fullest = self.fullest.iter().map(at).max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
+        let (activations, copies) = fullest.unwrap_or_default();
         let mut footprint = Footprint {
             parameters: bytes(self.parameters * if is_narrow { rules.parameter } else { 4.0 }),
             gradients: bytes(self.gradients * gradient * trains),
             optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trains),
-            activations: bytes(self.activations * rules.activations + scores),
-            workspace: bytes(self.logits * rules.logit) + rules.buffers,
+            activations: bytes(activations + scores),
+            workspace: bytes(copies) + rules.buffers,
             ..Footprint::default()
         };
         footprint.unused = bytes(footprint.total().value() * rules.fragmentation);
@@ -117,6 +130,39 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
     let gathered = || list.buffers.iter().filter(is_gathered);
     let mut names = BTreeSet::new();
     gathered().all(|buffer| names.insert(&*buffer.name)).then(|| gathered().map(|buffer| buffer.bytes.value()).sum())
+}
+
+/// The moments at which most is alive besides logits of so many elements: where there are none, where one buffer has them, and where several have.
+/// What our memory plan lets a kernel write over counts beside what is written there: frameworks write results to memory of their own.
+fn fullest(list: &StageProgram, logits: f64) -> [Moment; 3] {
+    let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
+    // What begins with an instruction does so before what ends with it has ended.
+    let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
+    for buffer in list.buffers.iter().filter(|buffer| !buffer.persistent && buffer.parent.is_none()) {
+        if let Some((first, last)) = buffer.lifetime {
+            let (bytes, is_logits) = (buffer.bytes.value(), is_logits(buffer));
+            changes.push((first.0, false, bytes, is_logits));
+            changes.push((last.0, true, -bytes, is_logits));
+        }
+    }
+    changes.sort_by_key(|&(at, ends, ..)| (at, ends));
+    let mut alive = Moment::default();
+    let mut buffers = 0usize;
+    let mut fullest = [Moment::default(); 3];
+    for (_, ends, bytes, is_logits) in changes {
+        if is_logits {
+            alive.logits += bytes;
+            buffers = if ends { buffers.saturating_sub(1) } else { buffers + 1 };
+        } else {
+            alive.others += bytes;
+        }
+        if let Some(most) = fullest.get_mut(buffers.min(2))
+            && alive.others + alive.logits > most.others + most.logits
+        {
+            *most = alive;
+        }
+    }
+    fullest
 }
 
 fn logits(instruction: &Instruction) -> f64 {
@@ -159,4 +205,57 @@ fn kept_scores(list: &StageProgram) -> f64 {
         most = most.max(sum);
     }
     most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_program::{Layout, Plan, compile_training};
+
+    fn memory(layout: Layout) -> (StageMemory, f64) {
+        let model = foretell_models::Model::Gpt {
+            layers: 4,
+            hidden: 256,
+            heads: 4,
+            ffn: None,
+            vocab: 8192,
+            sequence: 128,
+            dropout: Default::default(),
+            attention_dropout: Default::default(),
+            tied_embeddings: true,
+        };
+        let batch = layout.samples_at_once();
+        let plan = Plan { precision: DataType::Bf16, ..Plan::new(layout, batch) };
+        let program = compile_training(&model, "model", &plan).expect("compiles");
+        let list = &program.lists[0];
+        let kept = list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none());
+        let rest = list.arena.value() - kept.map(|buffer| buffer.bytes.value()).sum::<f64>();
+        (StageMemory::of(list, plan.precision), rest)
+    }
+
+    #[test]
+    fn what_is_alive_at_once_is_what_the_arena_holds_and_what_it_writes_over() {
+        let (memory, rest) = memory(Layout { micro_batch: 4, ..Layout::default() });
+        let most = memory.fullest.iter().map(|moment| moment.logits + moment.others).fold(0.0, f64::max);
+        // The gradient of the logits takes the place of these in the arena.
+        let logits = 2.0 * memory.logits;
+        assert!(most > 0.95 * rest && most < rest + 1.05 * logits, "{most} of {rest} and {logits}");
+        let [none, one, several] = memory.fullest;
+        assert_eq!((none.logits, one.logits), (0.0, logits));
+        assert!(several.logits >= 2.0 * logits, "{several:?}");
+    }
+
+    #[test]
+    fn what_a_stack_makes_of_activations_leaves_logits_as_they_are() {
+        let (memory, _) = memory(Layout { micro_batch: 4, ..Layout::default() });
+        let profiles = crate::gpu::Profiles::library().expect("the library is sound");
+        let stack = |activations| {
+            let mut stack = profiles.stack("megatron-core").expect("known").clone();
+            stack.memory.activations = activations;
+            stack
+        };
+        let held = |activations| memory.footprint(&stack(activations), ProductFormat::Bf16, Trained::All).activations.value();
+        assert!(held(0.0) >= 2.0 * memory.logits, "{}", held(0.0));
+        assert!(held(2.0) < 2.0 * held(1.0), "{} beside {}", held(2.0), held(1.0));
+    }
 }

@@ -147,6 +147,9 @@ pub struct StackKind {
     /// The time of collectives and messages over what NCCL's rule and the links' rates give: other traffic, skew between ranks.
     #[serde(default = "one")]
     pub communication: f64,
+    /// What a collective of `tensor` that nothing overlaps takes longer for each doubling of its ranks: it waits for the last of them.
+    #[serde(default)]
+    pub tensor_wait: Seconds,
     /// Kernels that the host launches for an instruction of each of these kinds; 1 where none is stated.
     #[serde(default)]
     pub launches: BTreeMap<Category, f64>,
