@@ -98,8 +98,8 @@ pub fn executable_here(topology: &Topology) -> Result<Backend, Failure> {
     executable_in(topology, None)
 }
 
-/// What runs kernels on a topology's devices. Refuses those that are not this machine's, or not those on which somebody else started the ranks,
-/// before anything is measured or trained on them.
+/// What runs kernels on a topology's devices. Refuses those that are not this machine's, or not those on which somebody else started the
+/// ranks, before anything is measured or trained on them.
 pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<Backend, Failure> {
     let name = topology.name();
     let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));

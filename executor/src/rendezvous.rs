@@ -1,9 +1,9 @@
-//! Ranks that somebody else starts: torchrun, an MPI launcher or Slurm's `srun` start a process each and tell it in its environment which of how
-//! many it is. The first of them becomes the launcher and starts its own rank; each of the others becomes a rank, and joins it.
+//! Ranks that somebody else starts: torchrun, an MPI launcher or Slurm's `srun` start a process each and tell it in its environment which of
+//! how many it is. The first of them becomes the launcher and starts its own rank; each of the others becomes a rank, and joins it.
 //!
-//! All of them hold the run's secret: from `FORETELL_RUN_KEY`, or from a file that the first writes for its own user alone, in a folder that they
-//! share. Whoever comes without it is not let in, and who does not come is named after a time-out. The environment is only read, and believed no
-//! further than its numbers make sense.
+//! All of them hold the run's secret: from `FORETELL_RUN_KEY`, or from a file that the first writes for its own user alone, in a folder that
+//! they share. Whoever comes without it is not let in, and who does not come is named after a time-out. The environment is only read, and
+//! believed no further than its numbers make sense.
 
 use crate::error::ExecutorError;
 use crate::launcher::Backend;
@@ -190,8 +190,8 @@ impl Numbers {
         Ok(Some(Self { nodes, host: list.as_deref().map(first_host), run: format!("{job}.{step}"), ..own }))
     }
 
-    /// Those of whoever started this process. An MPI launcher within a Slurm job has Slurm's variables too, those of the launcher's own steps;
-    /// `srun` may set an MPI library's, which then are the same.
+    /// Those of whoever started this process. An MPI launcher within a Slurm job has Slurm's variables too, those of the launcher's own
+    /// steps; `srun` may set an MPI library's, which then are the same.
     fn find(environment: &Environment<'_>) -> Result<Option<Self>, ExecutorError> {
         if let Some(own) = Self::torchrun(environment)? {
             return Ok(Some(own));

@@ -19,7 +19,8 @@ const FORWARD: Names = Names(["attention_64", "attention_128", "attention_256"])
 const QUERIES: Names = Names(["attention_query_gradient_64", "attention_query_gradient_128", "attention_query_gradient_256"]);
 const KEYS: Names = Names(["attention_key_gradient_64", "attention_key_gradient_128", "attention_key_gradient_256"]);
 
-/// The names of a kernel on tensor cores for heads of up to 64 and of up to 128 features, each with and without dropout and relative positions.
+/// The names of a kernel on tensor cores for heads of up to 64 and of up to 128 features, each with and without dropout and relative
+/// positions.
 struct TensorNames([[&'static str; 2]; 2]);
 
 const TENSOR_FORWARD: TensorNames =
