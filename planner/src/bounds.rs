@@ -13,7 +13,7 @@ use crate::space::{Family, Space};
 use crate::windows::{Held, Kept, kernels, window};
 use foretell_models::GraphOptions;
 use foretell_program::{Axis, Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
-use foretell_simulator::{Alone, Oversubscription, Quantile, alone};
+use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
 use std::collections::HashMap;
@@ -180,6 +180,9 @@ impl<'a> Bounds<'a> {
     /// Of all members of a family: what their ranks of `data` do together is not counted.
     pub(crate) fn of_family(&self, family: &Family) -> Verdict {
         let Family { layout, micro_batches } = family;
+        if let Some(shares) = &layout.shares {
+            return self.of_shares(layout, shares, *micro_batches);
+        }
         if !self.has_probe(layout) {
             return self.of_kernels(layout, *micro_batches);
         }
@@ -210,6 +213,50 @@ impl<'a> Bounds<'a> {
         self.verdict(layout, *micro_batches, time, memory)
     }
 
+    /// Of all members of a family without a pipeline whose ranks of `data` have unequal shares: the most that any of them takes by itself.
+    fn of_shares(&self, layout: &Layout, shares: &[usize], micro_batches: usize) -> Verdict {
+        if layout.pipeline != 1 {
+            return Verdict::Least(0.0);
+        }
+        let inner = inner_ranks(layout);
+        let mut different: Vec<(usize, Option<usize>)> = Vec::new();
+        for (data, &share) in shares.iter().enumerate() {
+            let one = (share, self.devices.kind_of(data * inner).filter(|&kind| self.request.costs.knows_collectives(kind)));
+            if !different.contains(&one) {
+                different.push(one);
+            }
+        }
+        let (mut time, mut memory) = (0.0f64, 0.0f64);
+        for (share, kind) in different {
+            let alone = Layout {
+                data: 1,
+                shares: None,
+                zero: 0,
+                shard_group: None,
+                micro_batch: layout.micro_batch * share,
+                ..layout.clone()
+            };
+            if !self.has_probe(&alone) {
+                match self.kernels_of(&alone, kind) {
+                    Ok(kernels) => time = time.max(kernels * micro_batches as f64),
+                    Err(verdict) => return verdict,
+                }
+                continue;
+            }
+            let probe = match self.probe(&alone, micro_batches.min(2), kind) {
+                Ok(probe) => [probe],
+                Err(reason) => return Verdict::Indivisible(reason),
+            };
+            let cutting = self.cutting(&alone);
+            let pieces = Pieces::new(&probe, &[0], &cutting, alone.schedule, alone.virtual_stages);
+            time = time.max(pieces.least_time(micro_batches, Update::LeftOut));
+            // Optimizer state may be shared out.
+            let in_flight = self.in_flight(&alone, micro_batches);
+            memory = memory.max(pieces.least_memory(&in_flight, 1, layout.data, 1.0));
+        }
+        self.verdict(layout, micro_batches, time, memory)
+    }
+
     /// Of one layout, without what its ranks of `data` do together: whether it can fit.
     pub(crate) fn may_fit(&self, layout: &Layout, micro_batches: usize) -> Result<(), Verdict> {
         if !self.has_probe(layout) {
@@ -224,6 +271,10 @@ impl<'a> Bounds<'a> {
 
     /// Of one layout.
     pub(crate) fn of_member(&self, layout: &Layout, micro_batches: usize) -> Verdict {
+        if layout.shares.is_some() {
+            // The family's bound stands.
+            return Verdict::Least(0.0);
+        }
         if !self.has_probe(layout) {
             return self.of_whole(layout, micro_batches);
         }
@@ -364,23 +415,27 @@ impl<'a> Bounds<'a> {
             // Members differ in their cuts, and a stage's devices in their speed.
             return Verdict::Least(0.0);
         }
-        let plan = Plan { layout: Layout { data: 1, ..layout.clone() }, ..self.request.base.clone() };
-        let Request { model, name, topology, costs, .. } = *self.request;
-        let global_batch = plan.layout.samples_at_once();
-        let plan = Plan { global_batch, ..plan };
-        let program = match compile_unplaced(model, name, &plan) {
-            Ok(program) => program,
-            Err(error) => return Verdict::Indivisible(error.to_string()),
+        match self.kernels_of(&Layout { data: 1, ..layout.clone() }, None) {
+            Ok(longest) => self.verdict(layout, micro_batches, longest * micro_batches as f64, 0.0),
+            Err(verdict) => verdict,
+        }
+    }
+
+    /// The kernels of a micro-batch of the fullest stage, but for the update, on a kind of device or on the fastest.
+    fn kernels_of(&self, layout: &Layout, kind: Option<usize>) -> Result<f64, Verdict> {
+        let Request { model, name, topology, costs, base, .. } = *self.request;
+        let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
+        let program = compile_unplaced(model, name, &plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
+        let alone = match kind {
+            Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
+            None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
         };
-        let Ok(alone) = alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket) else {
-            return Verdict::Least(0.0);
-        };
+        let alone = alone.map_err(|_| Verdict::Least(0.0))?;
         let of_list = |(list, alone): (&StageProgram, &Alone)| {
             let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
             kernels(list, alone, 0..end)
         };
-        let longest = program.lists.iter().zip(&alone).map(of_list).fold(0.0, f64::max);
-        self.verdict(layout, micro_batches, longest * micro_batches as f64, 0.0)
+        Ok(program.lists.iter().zip(&alone).map(of_list).fold(0.0, f64::max))
     }
 
     /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.

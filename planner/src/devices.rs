@@ -36,6 +36,11 @@ impl Devices {
         self.kinds.len() > 1
     }
 
+    /// A device's kind by its number in the topology.
+    pub(crate) fn kind_of(&self, device: usize) -> Option<usize> {
+        self.kinds.get(self.place_of(device)).copied()
+    }
+
     fn place_of(&self, device: usize) -> usize {
         let device = device % self.count;
         let run = self.runs.partition_point(|&(first, _)| first <= device);

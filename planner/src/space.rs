@@ -18,6 +18,12 @@ const MOST_NODES_OF_TENSOR: usize = 4;
 /// The most chunks of a stage that are considered: more cost more messages than they save of the bubble.
 const MOST_CHUNKS: usize = 12;
 
+/// Samples that the slowest rank of `data` has of a micro-batch of unequal shares, in units of it.
+const SHARES_OF_SLOWEST: [usize; 3] = [1, 2, 3];
+
+/// How much of what a device is faster at matrix products than the slowest it is given more samples for: other kernels gain less.
+const FAVOURS: [f64; 3] = [1.0, 0.75, 0.5];
+
 /// Choices that are the user's: `--fix tensor=8,pipeline=4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fixed {
@@ -156,7 +162,9 @@ impl Space<'_> {
                 let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices / ranks);
                 for [data, tensor, pipeline] in self.meshes(devices) {
                     let possible = pipeline <= self.blocks && tensor.checked_mul(context).is_some();
-                    if !possible || !self.global_batch.is_multiple_of(data * expert) {
+                    let is_even = self.global_batch.is_multiple_of(data * expert);
+                    let shares = if expert == 1 && pipeline == 1 { self.shares_by_speed(data, tensor * context) } else { vec![] };
+                    if !possible || !is_even && shares.is_empty() {
                         continue;
                     }
                     let splits = [None, Some(1)].into_iter().filter(|split| split.is_none() || expert > 1 && tensor > 1);
@@ -176,7 +184,14 @@ impl Space<'_> {
                                 shard_group: None,
                                 ..self.base.clone()
                             };
-                            families.extend(self.with_micro_batches(&mesh, self.global_batch / data / expert));
+                            if is_even {
+                                families.extend(self.with_micro_batches(&mesh, self.global_batch / data / expert));
+                            }
+                            for shares in &shares {
+                                let uneven = Layout { shares: Some(shares.clone()), ..mesh.clone() };
+                                families
+                                    .extend(self.with_micro_batches(&uneven, self.global_batch / shares.iter().sum::<usize>()));
+                            }
                         }
                     }
                 }
@@ -192,6 +207,7 @@ impl Space<'_> {
         // With a pipeline ZeRO's later stages gather and reduce for each micro-batch anew: DeepSpeed refuses them, and we leave them to `fixed`.
         let usual: &[usize] = match (data, family.layout.pipeline) {
             (1, _) => &[0],
+            (_, 1) if family.layout.shares.is_some() => &[0, 1],
             (_, 1) => &[0, 1, 2, 3],
             _ => &[0, 1],
         };
@@ -223,6 +239,31 @@ impl Space<'_> {
         let speeds: Vec<f64> = (0..stages).map(of_stage).collect();
         let is_mixed = speeds.iter().any(|&speed| speed != speeds[0]);
         is_mixed.then(|| cuts_by_speed(&self.work, &speeds))
+    }
+
+    /// Shares of samples for ranks of `data` on devices of several speeds, each on so many devices that follow each other: in the proportion of their
+    /// speeds and in some that favour the fast ones less, as large numbers as divide the samples.
+    fn shares_by_speed(&self, data: usize, devices: usize) -> Vec<Vec<usize>> {
+        let mut found: Vec<Vec<usize>> = Vec::new();
+        if self.base.shares.is_some() || data < 2 || self.speeds.len() < data * devices {
+            return found;
+        }
+        let speeds: Vec<f64> = self.speeds[..data * devices]
+            .chunks(devices)
+            .map(|ranks| ranks.iter().copied().fold(f64::INFINITY, f64::min))
+            .collect();
+        let slowest = speeds.iter().copied().fold(f64::INFINITY, f64::min);
+        for (unit, &favour) in pairs(&SHARES_OF_SLOWEST, &FAVOURS) {
+            let share = |speed: &f64| (unit as f64 * (1.0 + (speed / slowest - 1.0) * favour)).round().max(1.0) as usize;
+            let shares: Vec<usize> = speeds.iter().map(share).collect();
+            let divisor = shares.iter().copied().fold(0, greatest_common_divisor);
+            let shares: Vec<usize> = shares.into_iter().map(|share| share / divisor).collect();
+            let is_uneven = shares.iter().any(|&share| share != shares[0]);
+            if is_uneven && self.global_batch.is_multiple_of(shares.iter().sum()) && !found.contains(&shares) {
+                found.push(shares);
+            }
+        }
+        found
     }
 
     fn meshes(&self, devices: usize) -> Vec<[usize; 3]> {
@@ -397,6 +438,10 @@ fn pairs<'a, A: Copy, B>(some: &'a [A], others: &'a [B]) -> impl Iterator<Item =
 fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
     let inner = blocks.saturating_sub(2);
     (2..=MOST_CHUNKS).filter(|&chunks| chunks == 2 || chunks == 4 || inner > 0 && inner.is_multiple_of(stages * chunks)).collect()
+}
+
+fn greatest_common_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// The divisors of a number, ascending: those up to its root, each with its counterpart.

@@ -108,9 +108,11 @@ fn window_with(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Ra
 }
 
 /// Instructions of a range that come bucket by bucket. A bucket may have gradients of several chunks, or of more blocks than the range: its reduction may
-/// come with another pass, the last one may be of little, and there may be no gaps. So these count for nothing, unless the range is the whole list.
+/// come with another pass, the last one may be of little, and there may be no gaps. So these count for nothing, unless the range is the whole
+/// list; but reductions from the last pass on keep their stream busy.
 struct OfBuckets<'a> {
     list: &'a StageProgram,
+    is_tail: bool,
     is_whole: bool,
     /// Reductions go on beside the backward pass, so that little may be left after it.
     are_beside: bool,
@@ -120,21 +122,23 @@ impl<'a> OfBuckets<'a> {
     fn new(list: &'a StageProgram, overlap: &Overlap, range: &Range<u32>) -> Self {
         let is_tail = list.passes.last().is_none_or(|pass| range.end > pass.instructions.end);
         let is_whole = *range == (0..list.instructions.len() as u32);
-        Self { list, is_whole, are_beside: !is_whole && (!is_tail || overlap.gradients) }
+        Self { list, is_tail, is_whole, are_beside: !is_whole && (!is_tail || overlap.gradients) }
     }
 
     fn has(&self, index: usize) -> bool {
         let instruction = &self.list.instructions[index];
         match *instruction.operation {
-            Operation::Collective { .. } => self.are_beside && self.is_reduction(index),
+            Operation::Collective { .. } => self.is_beside(index),
             Operation::Compute { kernel: Kernel::Zero { .. }, .. } => !self.is_whole,
-            Operation::Compute { .. } => self.are_beside && instruction.after.iter().any(|one| self.is_reduction(one.0 as usize)),
+            Operation::Compute { .. } => instruction.after.iter().any(|one| self.is_beside(one.0 as usize)),
             _ => false,
         }
     }
 
-    fn is_reduction(&self, index: usize) -> bool {
-        matches!(*self.list.instructions[index].operation, Operation::Collective { role: CollectiveRole::Gradients, .. })
+    /// Whether it is a reduction that goes on beside passes.
+    fn is_beside(&self, index: usize) -> bool {
+        let operation = &*self.list.instructions[index].operation;
+        self.are_beside && matches!(operation, Operation::Collective { role: CollectiveRole::Gradients, .. })
     }
 }
 
@@ -153,6 +157,7 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
     }
     let of_buckets = OfBuckets::new(list, overlap, range);
     let taken = if of_buckets.is_whole { &alone.durations } else { &alone.in_full_buckets };
+    let mut reduced = vec![0.0; list.streams.len()];
     let (mut busy, mut all) = (0.0f64, 0.0f64);
     let mut passed: Option<f64> = None;
     for index in range.clone().map(|index| index as usize) {
@@ -161,8 +166,17 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         let over = match *instruction.operation {
             Operation::Receive { .. } => (beginning != Beginning::Free).then_some(0.0),
             Operation::Load { .. } => None,
+            _ if of_buckets.is_beside(index) => {
+                // Whatever buckets the last pass's gradients are in, they are reduced one after the other from that pass on.
+                if of_buckets.is_tail && beginning != Beginning::Arrival {
+                    reduced[stream] += taken[index].0 as f64;
+                    all = all.max(reduced[stream]);
+                }
+                None
+            }
             _ => {
-                let before = instruction.after.iter().filter_map(|one| (one.0 as usize).checked_sub(first));
+                let before = instruction.after.iter().filter(|one| !of_buckets.is_beside(one.0 as usize));
+                let before = before.filter_map(|one| (one.0 as usize).checked_sub(first));
                 let awaited = before.filter_map(|place| ends.get(place).copied().flatten()).map(|over| over + handoff);
                 let start = awaited.chain(of_stream[stream]).reduce(f64::max);
                 let less = if is_compute(stream) && index >= end { less } else { 0.0 };

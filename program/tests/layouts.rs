@@ -224,6 +224,41 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
 }
 
 #[test]
+fn no_activation_waits_behind_the_sum_of_the_norms_gradients() {
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 8,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
+    for zero in [1, 2, 3] {
+        let layout = Layout { data: 2, tensor: 2, sequence_parallel: true, zero, ..Layout::default() };
+        let program = program(&model, layout, 4);
+        let stage = &program.lists[0];
+        // In a stream one comes after the other, and the sum waits for the shard, which comes over `data`.
+        let roles = |along: &[Axis]| {
+            let is_it = |group: &foretell_program::Group| group.axes == along;
+            let of_group = stage.instructions.iter().filter_map(move |one| match *one.operation {
+                Operation::Collective { group, role, .. } if is_it(&stage.groups[group.0 as usize]) => Some(role),
+                _ => None,
+            });
+            of_group.collect::<Vec<_>>()
+        };
+        let tensor = roles(&[Axis::Tensor]);
+        let sums = tensor.iter().filter(|&&role| role == CollectiveRole::Gradients).count();
+        assert!(sums > 0, "norms are shared out along the sequence");
+        let (activations, last) = tensor.split_at(tensor.len() - sums);
+        assert!(!activations.contains(&CollectiveRole::Gradients), "ZeRO {zero}: {tensor:?}");
+        assert!(last.iter().all(|&role| role == CollectiveRole::Gradients));
+    }
+}
+
+#[test]
 fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
     // A long sequence, of which attention would gather all.
     let model = Model::Gpt {

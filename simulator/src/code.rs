@@ -79,7 +79,7 @@ impl Code {
     pub(crate) fn new(list: &StageProgram, lowered: &LoweredList, joins: Joins) -> Self {
         let order = Order::new(list, lowered);
         let mut code = Self {
-            order: Vec::with_capacity(list.instructions.len()),
+            order: Vec::new(),
             blocks: Vec::with_capacity(list.instructions.len()),
             streams: vec![0],
             waits: Vec::with_capacity(order.before.len()),
@@ -92,9 +92,10 @@ impl Code {
         };
         let slot_of = slots(lowered, &order, &mut code.slots);
         let mut block_of = vec![0u32; list.instructions.len()];
-        for (stream, instructions) in order.of_stream.iter().enumerate() {
+        for (stream, range) in order.streams.windows(2).enumerate() {
             let mut previous: Option<u32> = None;
-            for &instruction in instructions {
+            for place in range[0]..range[1] {
+                let instruction = order.by_stream[place as usize];
                 let counts_as = use_of(lowered, instruction);
                 let step = lowered.steps[instruction as usize];
                 let is_joined = previous.replace(instruction).is_some_and(|before| {
@@ -109,7 +110,7 @@ impl Code {
                     Some(block) => block.count += 1,
                     None => code.blocks.push(Block {
                         step,
-                        first: code.order.len() as u32,
+                        first: place,
                         count: 1,
                         stream: stream as u16,
                         counts_as,
@@ -125,13 +126,12 @@ impl Code {
                     block.wakes = order.consumers(instruction).iter().map(bit).fold(0, |all, one| all | one);
                 }
                 block_of[instruction as usize] = code.blocks.len() as u32 - 1;
-                code.order.push(instruction);
             }
             code.streams.push(code.blocks.len() as u32);
         }
         for block in &mut code.blocks {
             block.first_wait = code.waits.len() as u32;
-            code.waits.extend(order.waits(code.order[block.first as usize]).iter().map(|&before| Wait {
+            code.waits.extend(order.waits(order.by_stream[block.first as usize]).iter().map(|&before| Wait {
                 stream: lowered.streams[before as usize],
                 block: block_of[before as usize],
                 slot: slot_of[before as usize],
@@ -144,6 +144,7 @@ impl Code {
         let stream = |block: &u32| code.blocks[*block as usize].stream;
         let overlap = |blocks: &Vec<u32>| blocks.windows(2).any(|pair| stream(&pair[0]) != stream(&pair[1]));
         code.exchanges_overlap = code.collectives.iter().chain(&code.sends).chain(&code.receives).any(overlap);
+        code.order = order.by_stream;
         code
     }
 
@@ -190,8 +191,10 @@ pub(crate) enum Joins {
 
 /// What of a list is in each stream, and who waits for whom across streams.
 struct Order {
-    of_stream: Vec<Vec<u32>>,
-    /// An instruction's place in its stream.
+    /// The instructions stream by stream, and where those of each begin; one more than there are streams.
+    by_stream: Vec<u32>,
+    streams: Vec<u32>,
+    /// An instruction's place among these.
     place: Vec<u32>,
     /// Of each instruction in turn those of other streams that it waits for, and where they begin; one more than there are instructions.
     before: Vec<u32>,
@@ -204,8 +207,15 @@ struct Order {
 impl Order {
     fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
         let count = list.instructions.len();
+        let mut streams = vec![0u32; list.streams.len() + 1];
+        lowered.streams.iter().for_each(|&stream| streams[stream as usize + 1] += 1);
+        for stream in 0..list.streams.len() {
+            streams[stream + 1] += streams[stream];
+        }
+        let mut next = streams.clone();
         let mut order = Self {
-            of_stream: vec![Vec::new(); list.streams.len()],
+            by_stream: vec![0; count],
+            streams,
             place: Vec::with_capacity(count),
             before: Vec::with_capacity(count),
             before_offsets: Vec::with_capacity(count + 1),
@@ -215,9 +225,10 @@ impl Order {
         order.before_offsets.push(0);
         for (index, instruction) in (0..).zip(&list.instructions) {
             let own_stream = lowered.streams[index as usize];
-            let stream = &mut order.of_stream[own_stream as usize];
-            order.place.push(stream.len() as u32);
-            stream.push(index);
+            let place = &mut next[own_stream as usize];
+            order.by_stream[*place as usize] = index;
+            order.place.push(*place);
+            *place += 1;
             let first = order.before.len();
             for before in instruction.after.iter().map(|one| one.0) {
                 let is_elsewhere = lowered.streams[before as usize] != own_stream;
@@ -264,10 +275,10 @@ impl Order {
 fn slots(list: &LoweredList, order: &Order, count: &mut u32) -> Vec<u32> {
     /// How many of a stream's oldest slots are looked at.
     const LOOKED_AT: usize = 4;
-    let streams = order.of_stream.len();
+    let streams = order.streams.len() - 1;
     let mut slot_of = vec![NO_SLOT; list.streams.len()];
     let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
-    // Of each stream, how many of every stream have ended when its last so far has (vector clocks; Fidge 1988).
+    // Of each stream, up to which place every stream has come when its last so far has ended (vector clocks; Fidge 1988).
     let mut ended = vec![0u32; streams * streams];
     // The same at the end of each instruction that someone waits for.
     let mut at_end: Vec<u32> = Vec::new();

@@ -6,7 +6,7 @@
 
 use crate::cost::LinkEfficiency;
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
-use foretell_units::Seconds;
+use foretell_units::{BytesPerSecond, Seconds};
 
 /// The flows of an exchange.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,8 +57,10 @@ impl Shape {
         from: DeviceId,
         to: DeviceId,
     ) -> Result<Self, TopologyError> {
-        let mut shape = Self::of_flows(topology, links, &[(from, to, 1.0)])?;
-        if let Some(limit) = topology.route(from, to)?.single_flow_limit {
+        let mut parts = Parts::default();
+        let limit = if from == to { None } else { parts.add(topology, (from, to, 1.0))? };
+        let mut shape = parts.into_shape(topology, links, 1);
+        if let Some(limit) = limit {
             shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
         }
         Ok(shape)
@@ -119,18 +121,35 @@ impl Shape {
     }
 
     fn of_flows(topology: &Topology, links: &LinkEfficiency, flows: &[Flow]) -> Result<Self, TopologyError> {
-        let mut parts: Vec<(usize, f64)> = Vec::new();
-        let mut latency = Seconds::ZERO;
-        let mut turns = Vec::new();
-        for &(from, to, part) in flows {
-            if from == to {
-                continue;
-            }
-            let route = topology.route(from, to)?;
-            latency += route.latency;
-            turns.extend(Turn::of_route(route.links.iter().map(|link| link.0)));
-            parts.extend(route.links.iter().map(|link| (link.0, part)));
+        let mut parts = Parts::default();
+        for &flow in flows.iter().filter(|(from, to, _)| from != to) {
+            parts.add(topology, flow)?;
         }
+        Ok(parts.into_shape(topology, links, flows.len()))
+    }
+}
+
+/// What flows load, one after the other.
+#[derive(Default)]
+struct Parts {
+    parts: Vec<(usize, f64)>,
+    latency: Seconds,
+    turns: Vec<Turn>,
+}
+
+impl Parts {
+    /// Adds a flow between two devices; returns what limits it beside the links.
+    fn add(&mut self, topology: &Topology, (from, to, part): Flow) -> Result<Option<BytesPerSecond>, TopologyError> {
+        let route = topology.route(from, to)?;
+        self.latency += route.latency;
+        self.turns.extend(Turn::of_route(route.links.iter().map(|link| link.0)));
+        self.parts.extend(route.links.iter().map(|link| (link.0, part)));
+        Ok(route.single_flow_limit)
+    }
+
+    /// All of so many flows, of which some may stay where they are.
+    fn into_shape(self, topology: &Topology, links: &LinkEfficiency, flows: usize) -> Shape {
+        let Self { mut parts, latency, mut turns } = self;
         turns.sort_unstable();
         turns.dedup();
         // Stable, so that parts are summed in the order of flows.
@@ -148,8 +167,8 @@ impl Shape {
                 fabric_seconds_per_byte = fabric_seconds_per_byte.max(seconds);
             }
         }
-        let hop_latency = latency / flows.len().max(1) as f64;
-        Ok(Self { hop_latency, loads, seconds_per_byte, fabric_seconds_per_byte, turns })
+        let hop_latency = latency / flows.max(1) as f64;
+        Shape { hop_latency, loads, seconds_per_byte, fabric_seconds_per_byte, turns }
     }
 }
 

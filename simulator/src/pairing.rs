@@ -10,7 +10,7 @@ use crate::gpu::Reachable;
 use crate::lists::{LoweredList, Messages};
 use crate::lowering::SimulatedRank;
 use crate::network::Shape;
-use crate::rings::{Collectives, Hop, hops};
+use crate::rings::{Collectives, Hop, goes_round, hops};
 use crate::simulation::Quantile;
 use foretell_program::{Axis, Collective, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
@@ -182,7 +182,7 @@ impl Pairing {
                 if set == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
                     let collectives = calls.of(ranks[index].list, number);
-                    let mut group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges)?;
+                    let mut group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges, mode)?;
                     if mode == Collectives::Steps {
                         self.step(topology, costs, ranks, &members, next, &mut group)?;
                     }
@@ -207,8 +207,7 @@ impl Pairing {
         number: u32,
         group: &mut GroupSet,
     ) -> Result<(), SimulationError> {
-        if group.ring.take().is_some() {
-            group.tree = None;
+        if members.len() > 1 && group.collectives.distinct().iter().any(|call| goes_round(call.kind)) {
             let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
             let places: Vec<u32> = members.iter().map(|member| member.0 as u32).collect();
             let first = self.hops.len() as u32;
@@ -333,16 +332,17 @@ impl GroupSet {
         members: &[Rank],
         collectives: Repeated<Call>,
         first_exchange: u32,
+        mode: Collectives,
     ) -> Result<Self, SimulationError> {
         let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
         let uses =
             |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
-        let ring = uses(|kind| !matches!(kind, Collective::AllToAll | Collective::Shift))
-            .then(|| Shape::ring(topology, &costs.links, &devices));
+        // What goes round step by step has hops instead of flows.
+        let ring = (mode == Collectives::Flow && uses(goes_round)).then(|| Shape::ring(topology, &costs.links, &devices));
         let kind = members.first().map_or(0, |member| ranks[member.0].kind);
         // Two members are each other's ring and tree. Where the profiles of GPUs say what collectives take, these load links as rings do.
         let spreads = spreads(costs, members.iter().map(|member| ranks[member.0].kind), &devices);
-        let asks_for_tree = devices.len() > 2 && spreads.is_empty();
+        let asks_for_tree = mode == Collectives::Flow && devices.len() > 2 && spreads.is_empty();
         let tree = (asks_for_tree && uses(|kind| kind == Collective::AllReduce))
             .then(|| Shape::double_tree(topology, &costs.links, &devices));
         let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));

@@ -7,58 +7,116 @@
 
 use crate::plan::Overlap;
 use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, StreamId};
-use smallvec::SmallVec;
 
-/// Finds every instruction's `after` from what it reads and writes, and from what may run beside kernels.
+/// Finds every instruction's `after` from what it reads and writes, and from what may run beside kernels. Of each stream the last is enough.
 pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
     // The last kernel, or the last communication since then that kernels wait for.
-    let mut last: Option<InstructionId> = None;
-    let mut accesses: Vec<Accesses> = vec![Accesses::default(); program.buffers.len()];
+    let mut last: Option<Use> = None;
+    let mut uses = Uses { of_buffer: vec![[Use::NONE; 2]; program.buffers.len()], others: Vec::new() };
     let roots: Vec<u32> = (0..).zip(&program.buffers).map(|(id, buffer)| buffer.parent.map_or(id, |parent| parent.0)).collect();
-    let root = |buffer: &BufferId| roots[buffer.0 as usize] as usize;
-    for index in 0..program.instructions.len() {
-        let id = InstructionId(index as u32);
-        let instruction = &program.instructions[index];
-        let stream = instruction.stream;
-        let mut after: Few<InstructionId> = Few::new();
+    let root = |buffer: &BufferId| roots[buffer.0 as usize];
+    let mut latest = Latest { of_stream: vec![NONE; program.streams.len()], found: Vec::with_capacity(program.streams.len()) };
+    for (id, instruction) in (0..).zip(&mut program.instructions) {
+        let own = Use { id, stream: instruction.stream, others: NONE };
         for buffer in instruction.reads.iter().map(root) {
-            after.extend(others(&accesses[buffer].writes, stream));
+            uses.each(buffer, WRITE, |one| latest.add(one, own.stream));
+            uses.remember(buffer, READ, own);
         }
         for buffer in instruction.writes.iter().map(root) {
-            after.extend(others(&accesses[buffer].writes, stream));
-            after.extend(others(&accesses[buffer].reads, stream));
+            uses.each(buffer, WRITE, |one| latest.add(one, own.stream));
+            uses.each(buffer, READ, |one| latest.add(one, own.stream));
+            uses.remember(buffer, WRITE, own);
         }
         if matches!(*instruction.operation, Operation::Compute { .. }) || !overlap.allows(&instruction.operation) {
-            after.extend(last.replace(id).filter(|one| program.instructions[one.0 as usize].stream != stream));
+            last.replace(own).into_iter().for_each(|before| latest.add(before, own.stream));
         }
-        for buffer in instruction.reads.iter().map(root) {
-            remember(&mut accesses[buffer].reads, stream, id);
-        }
-        for buffer in instruction.writes.iter().map(root) {
-            remember(&mut accesses[buffer].writes, stream, id);
-        }
-        program.instructions[index].after = after;
+        latest.take(&mut instruction.after);
     }
 }
 
-/// The last of each stream; mostly of one or two.
-type LastUses = SmallVec<[(StreamId, InstructionId); 2]>;
-
-/// The last access from each stream.
-#[derive(Clone, Default)]
-struct Accesses {
-    writes: LastUses,
-    reads: LastUses,
+/// An instruction that uses a buffer.
+#[derive(Clone, Copy)]
+struct Use {
+    /// [`NONE`] where there is none.
+    id: u32,
+    stream: StreamId,
+    /// Where the last uses from other streams are among [`Uses::others`], or [`NONE`].
+    others: u32,
 }
 
-fn others(accesses: &[(StreamId, InstructionId)], stream: StreamId) -> impl Iterator<Item = InstructionId> + '_ {
-    accesses.iter().filter(move |(other, _)| *other != stream).map(|&(_, id)| id)
+const NONE: u32 = u32::MAX;
+
+impl Use {
+    const NONE: Self = Self { id: NONE, stream: StreamId(0), others: NONE };
 }
 
-fn remember(accesses: &mut LastUses, stream: StreamId, id: InstructionId) {
-    match accesses.iter_mut().find(|(known, _)| *known == stream) {
-        Some(entry) => entry.1 = id,
-        None => accesses.push((stream, id)),
+/// The last uses of each buffer from each stream. Mostly one writes it and one reads it, so that others lie apart.
+struct Uses {
+    of_buffer: Vec<[Use; 2]>,
+    others: Vec<Vec<Use>>,
+}
+
+const READ: usize = 0;
+const WRITE: usize = 1;
+
+impl Uses {
+    fn each(&self, buffer: u32, kind: usize, mut act: impl FnMut(Use)) {
+        let one = self.of_buffer[buffer as usize][kind];
+        if one.id != NONE {
+            act(one);
+            if one.others != NONE {
+                self.others[one.others as usize].iter().copied().for_each(act);
+            }
+        }
+    }
+
+    fn remember(&mut self, buffer: u32, kind: usize, own: Use) {
+        let one = &mut self.of_buffer[buffer as usize][kind];
+        if one.id == NONE || one.stream == own.stream {
+            *one = Use { others: one.others, ..own };
+            return;
+        }
+        if one.others == NONE {
+            one.others = self.others.len() as u32;
+            self.others.push(Vec::new());
+        }
+        let others = &mut self.others[one.others as usize];
+        match others.iter_mut().find(|known| known.stream == own.stream) {
+            Some(known) => *known = own,
+            None => others.push(own),
+        }
+    }
+}
+
+/// The last instruction of each other stream that one waits for.
+struct Latest {
+    /// [`NONE`] where it waits for none.
+    of_stream: Vec<u32>,
+    /// The streams that have one.
+    found: Vec<StreamId>,
+}
+
+impl Latest {
+    /// Adds one of another stream than its own.
+    fn add(&mut self, one: Use, own: StreamId) {
+        if one.stream == own {
+            return;
+        }
+        let latest = &mut self.of_stream[one.stream.0 as usize];
+        if *latest == NONE {
+            self.found.push(one.stream);
+            *latest = one.id;
+        } else {
+            *latest = one.id.max(*latest);
+        }
+    }
+
+    /// Leaves them in a list, and none here.
+    fn take(&mut self, after: &mut Few<InstructionId>) {
+        after.clear();
+        for stream in self.found.drain(..) {
+            after.push(InstructionId(std::mem::replace(&mut self.of_stream[stream.0 as usize], NONE)));
+        }
     }
 }
 
@@ -66,29 +124,32 @@ fn remember(accesses: &mut LastUses, stream: StreamId, id: InstructionId) {
 pub(super) fn prune(program: &mut StageProgram) {
     let streams = program.streams.len();
     // Of each stream, how far every stream is known to have come: the number of instructions of the list that must be over.
-    let mut known = vec![vec![0u32; streams]; streams];
+    let mut known = vec![0u32; streams * streams];
     // The same as of each instruction, one row after the other.
     let mut known_at: Vec<u32> = Vec::with_capacity(program.instructions.len() * streams);
-    for index in 0..program.instructions.len() {
-        let stream = program.instructions[index].stream.0 as usize;
-        let mut after = std::mem::take(&mut program.instructions[index].after);
-        // The latest first: it may imply the earlier ones.
-        after.sort_unstable_by(|a, b| b.cmp(a));
-        after.dedup();
+    let stream_of: Vec<u16> = program.instructions.iter().map(|instruction| instruction.stream.0).collect();
+    for (index, instruction) in (0..).zip(&mut program.instructions) {
+        let own = instruction.stream.0 as usize;
+        let known = &mut known[own * streams..(own + 1) * streams];
+        let after = &mut instruction.after;
+        if after.len() > 1 {
+            // The latest first: it may imply the earlier ones.
+            after.sort_unstable_by(|a, b| b.cmp(a));
+        }
         after.retain(|id| {
             let row = id.0 as usize;
-            let other = program.instructions[row].stream.0 as usize;
-            let is_news = known[stream][other] <= id.0;
+            let other = stream_of[row] as usize;
+            // One that is there twice is no news the second time.
+            let is_news = known[other] <= id.0;
             if is_news {
-                for (mine, &theirs) in known[stream].iter_mut().zip(&known_at[row * streams..(row + 1) * streams]) {
+                for (mine, &theirs) in known.iter_mut().zip(&known_at[row * streams..(row + 1) * streams]) {
                     *mine = (*mine).max(theirs);
                 }
             }
             is_news
         });
         after.reverse();
-        program.instructions[index].after = after;
-        known[stream][stream] = index as u32 + 1;
-        known_at.extend_from_slice(&known[stream]);
+        known[own] = index + 1;
+        known_at.extend_from_slice(known);
     }
 }

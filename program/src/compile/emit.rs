@@ -55,6 +55,8 @@ pub(super) struct StageEmitter<'a> {
     pub(super) writers_left: Vec<usize>,
     /// Buckets that are complete, to be reduced after the backward pass.
     pub(super) put_off: Vec<usize>,
+    /// Buckets that are still to be summed over these axes after the backward pass.
+    pub(super) summed_last: Vec<(usize, Vec<Axis>)>,
     /// The operators of each pass through each chunk, in the graph's order; and once they were asked for, their runs and how often they add to which
     /// bucket.
     pub(super) operators: HashMap<ChunkPass, Vec<OperatorId>>,
@@ -114,6 +116,7 @@ impl<'a> StageEmitter<'a> {
             statistics: Vec::new(),
             writers_left: Vec::new(),
             put_off: Vec::new(),
+            summed_last: Vec::new(),
             operators: HashMap::new(),
             runs: HashMap::new(),
             writers: HashMap::new(),

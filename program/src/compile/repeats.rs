@@ -268,7 +268,7 @@ impl Repeats {
         let mut take = |count: u32| {
             let (own, rest) = operands.split_at(count as usize);
             operands = rest;
-            own.iter().map(buffer).collect::<Few<BufferId>>()
+            few(own, buffer)
         };
         program.instructions.extend(learned.instructions.iter().map(|repeated| {
             let Repeated { instruction, reads, writes, counts_samples } = repeated;
@@ -285,6 +285,16 @@ impl Repeats {
             }
         }));
     }
+}
+
+/// The buffers of some operands. Mostly they are so few that they need no more than to be written down.
+fn few(operands: &[Place], buffer: impl Fn(&Place) -> BufferId) -> Few<BufferId> {
+    let mut ids = [BufferId(0); 4];
+    if operands.len() > ids.len() {
+        return operands.iter().map(buffer).collect();
+    }
+    ids.iter_mut().zip(operands).for_each(|(id, place)| *id = buffer(place));
+    Few::from_buf_and_len(ids, operands.len())
 }
 
 /// What is emitted for each micro-batch.

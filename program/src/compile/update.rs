@@ -53,10 +53,23 @@ impl StageEmitter<'_> {
             }
             None => gradients,
         };
-        if !axes.is_empty() {
+        // In the stream of `tensor` this sum, which is of norms and biases, would wait for the shard, and the next activations behind it.
+        let is_behind = bucket.shards > 1 && axes == [Axis::Tensor];
+        self.buckets[index].reduced = Some(reduced);
+        match axes.is_empty() {
+            true => {}
+            false if is_behind => self.summed_last.push((index, axes)),
+            false => self.exchange(&name, Collective::AllReduce, Group::over(axes), reduced, reduced, Phase::Update),
+        }
+    }
+
+    /// Sums gradients that were left for after the last activations.
+    fn sum_last(&mut self) {
+        for (index, axes) in std::mem::take(&mut self.summed_last) {
+            let Some(reduced) = self.buckets[index].reduced else { continue };
+            let name = format!("gradients {index}");
             self.exchange(&name, Collective::AllReduce, Group::over(axes), reduced, reduced, Phase::Update);
         }
-        self.buckets[index].reduced = Some(reduced);
     }
 
     /// Sums the gradients of parameters that several stages share over these stages: at the end of the step, since only then all have their
@@ -113,6 +126,7 @@ impl StageEmitter<'_> {
         for index in std::mem::take(&mut self.put_off) {
             self.reduce(index);
         }
+        self.sum_last();
         self.reduce_across_stages();
         self.gradient_norm();
         for index in 0..self.state.buckets.len() {

@@ -248,14 +248,14 @@ impl Interpreter<'_> {
     /// Notes all of a block that is over, but for what others could see of it already.
     fn note(&mut self, rank: u32, passed: &Passed) {
         let task = Task { rank, block: passed.block };
-        let counts_as = self.note_start(task, passed.start);
-        self.mark_alone_if_kernel(task, passed.end);
         let block = self.block(task);
         let state = &mut self.ranks[rank as usize];
         state.end = passed.end;
-        state.meter.end(counts_as, passed.end);
+        state.meter.pass(block.counts_as, passed.start, passed.end);
         if let Some(recorder) = &mut self.recorder {
+            recorder.begin(rank, state.code, block, passed.start);
             recorder.end(rank, state.code, block, passed.end);
+            self.mark_alone_if_kernel(task, passed.end);
         }
         self.unfinished -= block.places().len();
         self.ahead.passed += 1;

@@ -69,6 +69,19 @@ impl Meter {
         self.active[counts_as as usize] -= 1;
     }
 
+    /// Something began and ended, and nothing else did meanwhile.
+    pub(super) fn pass(&mut self, counts_as: Use, start: Picoseconds, end: Picoseconds) {
+        self.settle(start);
+        if self.kernel.min(self.exchange) > end && self.active == [0; 4] {
+            self.spent[counts_as as usize] += end.saturating_sub(self.since);
+            self.since = self.since.max(end);
+        } else {
+            self.active[counts_as as usize] += 1;
+            self.settle(end);
+            self.active[counts_as as usize] -= 1;
+        }
+    }
+
     /// Reads a word from its beginning and one from its end.
     pub(super) fn fetch(&self) -> u64 {
         self.since.0 ^ self.exchange.0
@@ -132,6 +145,21 @@ mod tests {
         let Breakdown { compute, exposed_communication, bubble, data, optimizer } = meter.breakdown(Picoseconds(100));
         let found = [compute, exposed_communication, bubble, data, optimizer].map(|part| Picoseconds::from(part).0);
         assert_eq!(found, [30, 20, 45, 5, 0]);
+    }
+
+    #[test]
+    fn what_passes_counts_as_what_begins_and_ends() {
+        for (before, kernel) in [(None, None), (Some(Use::Communication), None), (Some(Use::Optimizer), None), (None, Some(25))] {
+            let [mut one, mut other] = [Meter::default(); 2];
+            for meter in [&mut one, &mut other] {
+                before.into_iter().for_each(|before| meter.begin(before, Picoseconds(5)));
+                kernel.into_iter().for_each(|time| meter.kernel_begins(Use::Optimizer, Picoseconds(time)));
+            }
+            one.pass(Use::Compute, Picoseconds(10), Picoseconds(30));
+            other.begin(Use::Compute, Picoseconds(10));
+            other.end(Use::Compute, Picoseconds(30));
+            assert_eq!(one.breakdown(Picoseconds(50)), other.breakdown(Picoseconds(50)), "{before:?} {kernel:?}");
+        }
     }
 
     #[test]

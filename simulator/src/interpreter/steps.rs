@@ -36,7 +36,8 @@ struct HopState {
     after: u32,
     /// Messages that have arrived, over all collectives so far.
     arrived: u32,
-    is_moving: bool,
+    /// How many are under way, one after the other; none where it does not move.
+    moving: u32,
     latency: Picoseconds,
     flow: Picoseconds,
 }
@@ -158,7 +159,8 @@ impl Interpreter<'_> {
         let rings = &mut self.rings;
         let state = rings.hops[hop as usize];
         let sender = &rings.members[state.sender as usize];
-        if state.is_moving || !sender.is_here || state.arrived == sender.before + sender.steps {
+        let last = sender.before + sender.steps;
+        if state.moving > 0 || !sender.is_here || state.arrived == last {
             return;
         }
         if state.arrived == sender.before {
@@ -176,10 +178,15 @@ impl Interpreter<'_> {
         } else if rings.hops[state.before as usize].arrived < state.arrived {
             return;
         }
-        rings.hops[hop as usize].is_moving = true;
+        // A ring that is folded onto one member waits for itself alone: if it shares nothing, each message leaves when the one before has arrived.
+        let shares_nothing = rings.shares_nothing[hop as usize];
+        let at_once = if shares_nothing && state.before == hop { last - state.arrived } else { 1 };
+        rings.hops[hop as usize].moving = at_once;
         let flows = self.queue.now() + state.latency;
-        if rings.shares_nothing[hop as usize] {
-            self.queue.schedule(flows + state.flow, Event::Hopped(hop));
+        if shares_nothing {
+            let others = Picoseconds((state.latency + state.flow).0 * u64::from(at_once - 1));
+            self.queue.schedule(flows + state.flow + others, Event::Hopped(hop));
+            self.ahead.passed += u64::from(at_once - 1);
         } else {
             self.queue.schedule(flows, Event::HopFlows(hop));
         }
@@ -219,8 +226,7 @@ impl Interpreter<'_> {
     /// A message has arrived.
     pub(super) fn hopped(&mut self, hop: u32) {
         let state = &mut self.rings.hops[hop as usize];
-        state.is_moving = false;
-        state.arrived += 1;
+        state.arrived += std::mem::take(&mut state.moving);
         let HopState { sender, receiver, after, arrived, .. } = *state;
         let from = &self.rings.members[sender as usize];
         if arrived < from.before + from.steps {
