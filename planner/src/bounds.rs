@@ -12,7 +12,7 @@ use crate::search::seconds;
 use crate::space::{Family, Space};
 use crate::windows::{Held, Kept, kernels, window};
 use foretell_models::GraphOptions;
-use foretell_program::{Axis, Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
+use foretell_program::{Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
 use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -226,16 +226,27 @@ impl<'a> Bounds<'a> {
                 different.push(one);
             }
         }
+        let single = Layout { data: 1, shares: None, zero: 0, shard_group: None, micro_batch: 1, ..layout.clone() };
+        // Optimizer state may be shared out.
+        let held = |probe: Arc<Probe>, samples: usize| {
+            let (cutting, in_flight) = (self.cutting(&single), self.in_flight(&single, micro_batches));
+            let pieces = Pieces::new(&[probe], &[0], &cutting, layout.schedule, layout.virtual_stages);
+            pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
+        };
         let (mut time, mut memory) = (0.0f64, 0.0f64);
         for (share, kind) in different {
-            let alone = Layout {
-                data: 1,
-                shares: None,
-                zero: 0,
-                shard_group: None,
-                micro_batch: layout.micro_batch * share,
-                ..layout.clone()
-            };
+            let samples = layout.micro_batch * share;
+            // As of other families, one sample says enough of most that are too large.
+            if self.has_probe(&single)
+                && self.space.experts.is_none()
+                && let Ok(probe) = self.probe(&single, micro_batches.min(2), kind)
+            {
+                let needed = self.needed(held(probe, samples));
+                if needed > self.memory_limit {
+                    return Verdict::OutOfMemory(needed);
+                }
+            }
+            let alone = Layout { micro_batch: samples, ..single.clone() };
             if !self.has_probe(&alone) {
                 match self.kernels_of(&alone, kind) {
                     Ok(kernels) => time = time.max(kernels * micro_batches as f64),
@@ -244,15 +255,13 @@ impl<'a> Bounds<'a> {
                 continue;
             }
             let probe = match self.probe(&alone, micro_batches.min(2), kind) {
-                Ok(probe) => [probe],
+                Ok(probe) => probe,
                 Err(reason) => return Verdict::Indivisible(reason),
             };
-            let cutting = self.cutting(&alone);
-            let pieces = Pieces::new(&probe, &[0], &cutting, alone.schedule, alone.virtual_stages);
+            let (cutting, probes) = (self.cutting(&alone), [Arc::clone(&probe)]);
+            let pieces = Pieces::new(&probes, &[0], &cutting, alone.schedule, alone.virtual_stages);
             time = time.max(pieces.least_time(micro_batches, Update::LeftOut));
-            // Optimizer state may be shared out.
-            let in_flight = self.in_flight(&alone, micro_batches);
-            memory = memory.max(pieces.least_memory(&in_flight, 1, layout.data, 1.0));
+            memory = memory.max(held(probe, 1));
         }
         self.verdict(layout, micro_batches, time, memory)
     }
@@ -301,11 +310,11 @@ impl<'a> Bounds<'a> {
     /// The different ways in which some members of a family are cut and lie on devices.
     fn ways(&self, members: &[Layout]) -> Vec<Way> {
         let mut ways: Vec<Way> = Vec::new();
-        let mut seen: Vec<(&Option<Vec<usize>>, &Option<Vec<Axis>>)> = Vec::new();
+        let mut seen: Vec<&Layout> = Vec::new();
         for member in members {
-            let key = (&member.cuts, if self.devices.are_mixed() { &member.placement } else { &None });
-            if !seen.contains(&key) {
-                seen.push(key);
+            let lies_alike = |other: &&Layout| !self.devices.are_mixed() || other.placement == member.placement;
+            if !seen.iter().any(|other| other.cuts == member.cuts && lies_alike(other)) {
+                seen.push(member);
                 let whole = Layout { zero: 0, shard_group: None, ..member.clone() };
                 let mesh = Plan { layout: whole, ..self.request.base.clone() }.mesh();
                 let pipelines = mesh.map_or_else(|_| vec![vec![0; member.pipeline]], |mesh| self.devices.pipelines(&mesh));

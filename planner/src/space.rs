@@ -19,10 +19,10 @@ const MOST_NODES_OF_TENSOR: usize = 4;
 const MOST_CHUNKS: usize = 12;
 
 /// Samples that the slowest rank of `data` has of a micro-batch of unequal shares, in units of it.
-const SHARES_OF_SLOWEST: [usize; 3] = [1, 2, 3];
+const SHARES_OF_SLOWEST: [usize; 2] = [1, 2];
 
 /// How much of what a device is faster at matrix products than the slowest it is given more samples for: other kernels gain less.
-const FAVOURS: [f64; 3] = [1.0, 0.75, 0.5];
+const FAVOURS: [f64; 2] = [1.0, 0.6];
 
 /// Choices that are the user's: `--fix tensor=8,pipeline=4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -313,10 +313,12 @@ impl Space<'_> {
         }
     }
 
-    /// Sizes of `tensor` of so many devices: up to [`MOST_NODES_OF_TENSOR`] nodes.
+    /// Sizes of `tensor` of so many devices: up to [`MOST_NODES_OF_TENSOR`] nodes, such that groups do not lie over parts of nodes.
     fn tensors(&self, devices: usize) -> Vec<usize> {
-        let most = MOST_NODES_OF_TENSOR * self.node.max(1);
-        let is_possible = |&size: &usize| self.fixed.tensor.map_or(size <= most, |fixed| fixed == size);
+        let node = self.node.max(1);
+        let is_whole = |size: usize| self.devices <= node || size.is_multiple_of(node) || node.is_multiple_of(size);
+        let is_usual = |size: usize| size <= MOST_NODES_OF_TENSOR * node && is_whole(size);
+        let is_possible = |&size: &usize| self.fixed.tensor.map_or(is_usual(size), |fixed| fixed == size);
         divisors(devices).into_iter().filter(is_possible).collect()
     }
 
