@@ -102,8 +102,18 @@ pub fn words(layout: &Layout) -> String {
     add(layout.recompute != Recompute::None, format!("recompute {:?}", layout.recompute).to_lowercase());
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
     add(!layout.operators.is_empty(), "operators placed one by one".into());
+    add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
+    add(layout.shares.is_some(), format!("shares of samples {}", in_runs(layout.shares.as_deref().unwrap_or_default())));
     words.push(format!("micro-batch {}", layout.micro_batch));
     words.join(", ")
+}
+
+/// Numbers of which many are alike: `8 x 5, 8 x 3`.
+fn in_runs(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|one, next| one == next);
+    runs.map(|run| if run.len() > 1 { format!("{} x {}", run.len(), run[0]) } else { run[0].to_string() })
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Whether another of the layouts shown would be the best with other devices or links.

@@ -18,11 +18,15 @@ const MOST_NODES_OF_TENSOR: usize = 4;
 /// The most chunks of a stage that are considered: more cost more messages than they save of the bubble.
 const MOST_CHUNKS: usize = 12;
 
-/// Samples that the slowest rank of `data` has of a micro-batch of unequal shares, in units of it.
-const SHARES_OF_SLOWEST: [usize; 2] = [1, 2];
+/// Samples that the slowest rank of `data` may have of a micro-batch of unequal shares, in units of it.
+const SHARES_OF_SLOWEST: [usize; 4] = [1, 2, 3, 4];
 
-/// How much of what a device is faster at matrix products than the slowest it is given more samples for: other kernels gain less.
-const FAVOURS: [f64; 2] = [1.0, 0.6];
+/// How much of what a device is faster at matrix products than the slowest it may be given more samples for, the likeliest first: other kernels
+/// gain less, and the shares must divide the batch.
+const FAVOURS: [f64; 11] = [0.8, 0.9, 0.7, 1.0, 0.6, 1.1, 0.5, 1.2, 0.4, 1.3, 0.3];
+
+/// Unequal shares that are tried on each mesh.
+const MOST_SHARES: usize = 4;
 
 /// Choices that are the user's: `--fix tensor=8,pipeline=4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -241,8 +245,8 @@ impl Space<'_> {
         is_mixed.then(|| cuts_by_speed(&self.work, &speeds))
     }
 
-    /// Shares of samples for ranks of `data` on devices of several speeds, each on so many devices that follow each other: in the proportion of their
-    /// speeds and in some that favour the fast ones less, as large numbers as divide the samples.
+    /// Shares of samples for ranks of `data` on devices of several speeds, each on so many devices that follow each other: about in the proportion of
+    /// their speeds, as far as they divide the samples.
     fn shares_by_speed(&self, data: usize, devices: usize) -> Vec<Vec<usize>> {
         let mut found: Vec<Vec<usize>> = Vec::new();
         if self.base.shares.is_some() || data < 2 || self.speeds.len() < data * devices {
@@ -253,13 +257,17 @@ impl Space<'_> {
             .map(|ranks| ranks.iter().copied().fold(f64::INFINITY, f64::min))
             .collect();
         let slowest = speeds.iter().copied().fold(f64::INFINITY, f64::min);
-        for (unit, &favour) in pairs(&SHARES_OF_SLOWEST, &FAVOURS) {
+        for (favour, &unit) in pairs(&FAVOURS, &SHARES_OF_SLOWEST) {
             let share = |speed: &f64| (unit as f64 * (1.0 + (speed / slowest - 1.0) * favour)).round().max(1.0) as usize;
             let shares: Vec<usize> = speeds.iter().map(share).collect();
             let divisor = shares.iter().copied().fold(0, greatest_common_divisor);
             let shares: Vec<usize> = shares.into_iter().map(|share| share / divisor).collect();
             let is_uneven = shares.iter().any(|&share| share != shares[0]);
-            if is_uneven && self.global_batch.is_multiple_of(shares.iter().sum()) && !found.contains(&shares) {
+            if is_uneven
+                && self.global_batch.is_multiple_of(shares.iter().sum())
+                && found.len() < MOST_SHARES
+                && !found.contains(&shares)
+            {
                 found.push(shares);
             }
         }
