@@ -233,11 +233,13 @@ impl<'a> Bounds<'a> {
             let pieces = Pieces::new(&[probe], &[0], &cutting, layout.schedule, layout.virtual_stages);
             pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
         };
+        // That does not depend on how many samples there are.
+        let has_probe = self.has_probe(&single);
         let (mut time, mut memory) = (0.0f64, 0.0f64);
         for (share, kind) in different {
             let samples = layout.micro_batch * share;
             // As of other families, one sample says enough of most that are too large.
-            if self.has_probe(&single)
+            if has_probe
                 && self.space.experts.is_none()
                 && let Ok(probe) = self.probe(&single, micro_batches.min(2), kind)
             {
@@ -247,7 +249,7 @@ impl<'a> Bounds<'a> {
                 }
             }
             let alone = Layout { micro_batch: samples, ..single.clone() };
-            if !self.has_probe(&alone) {
+            if !has_probe {
                 match self.kernels_of(&alone, kind) {
                     Ok(kernels) => time = time.max(kernels * micro_batches as f64),
                     Err(verdict) => return verdict,

@@ -47,8 +47,8 @@ impl Devices {
         run.checked_sub(1).map_or(0, |run| self.runs[run].1)
     }
 
-    /// For different pipelines of a layout, of each stage the place of its device's kind among [`Self::kinds`]. Of pipelines that begin and end on the same
-    /// kinds not all need to be here.
+    /// For different pipelines of a layout, of each stage the place of its device's kind among [`Self::kinds`]. There may be others: for a bound
+    /// any will do.
     pub(crate) fn pipelines(&self, mesh: &Mesh) -> Vec<Vec<usize>> {
         let stages = mesh.stage_count();
         if !self.are_mixed() {
