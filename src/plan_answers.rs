@@ -104,10 +104,26 @@ pub fn words(layout: &Layout) -> String {
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
     add(!layout.operators.is_empty(), "operators placed one by one".into());
     add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
+    add(
+        layout.stage_places.is_some(),
+        format!("stages at places {}", in_stretches(layout.stage_places.as_deref().unwrap_or_default())),
+    );
     add(layout.shares.is_some(), format!("shares of samples {}", in_runs(layout.shares.as_deref().unwrap_or_default())));
     add(layout.bucket != Layout::default().bucket, format!("buckets of {}", layout.bucket));
     words.push(format!("micro-batch {}", layout.micro_batch));
     words.join(", ")
+}
+
+/// Numbers of which many follow each other: `25-49, 0-24`.
+fn in_stretches(numbers: &[usize]) -> String {
+    let stretches = numbers.chunk_by(|one, next| *next == one + 1);
+    stretches
+        .map(|stretch| match stretch {
+            [first, .., last] => format!("{first}-{last}"),
+            _ => stretch.iter().map(usize::to_string).collect(),
+        })
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Numbers of which many are alike: `8 x 5, 8 x 3`.

@@ -11,10 +11,9 @@ use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
-use crate::windows::{Held, Kept, kernels, window};
 use foretell_models::{Graph, GraphOptions};
-use foretell_program::{Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
-use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
+use foretell_program::{Layout, Plan, Schedule, work_of_blocks};
+use foretell_simulator::Quantile;
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
 use std::collections::HashMap;
@@ -125,12 +124,13 @@ struct Way {
 
 /// The bounds of one request's layouts.
 pub(crate) struct Bounds<'a> {
-    request: &'a Request<'a>,
+    pub(crate) request: &'a Request<'a>,
     pub(crate) space: Space<'a>,
+    /// Of the device that has the least; what others hold counts for as much less as they have more ([`Devices::weight`]).
     pub(crate) memory_limit: Bytes,
     /// The model is a stack of enough equal blocks.
     is_stack: bool,
-    devices: Devices,
+    pub(crate) devices: Devices,
     /// What the fastest device adds to a step, and to each micro-batch.
     overheads: (Seconds, Seconds),
     /// By the number of ranks.
@@ -147,7 +147,7 @@ impl<'a> Bounds<'a> {
         let (topology, costs) = (request.topology, request.costs);
         let kinds = 0..topology.device_kinds().len();
         let least = |time: &dyn Fn(usize) -> Seconds| kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
-        let memory = topology.least_memory();
+        let devices = Devices::new(topology, request.devices, request.memory_limit);
         let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
         let space = Space {
             base: &request.base.layout,
@@ -163,6 +163,8 @@ impl<'a> Bounds<'a> {
             gradients: room_in_buckets(&graph),
             work: work_of_blocks(&graph),
             speeds: speeds(request),
+            kinds: devices.places(request.devices),
+            memory_differs: devices.weights().iter().any(|&weight| weight < 1.0),
         };
         if space.global_batch == 0 {
             return Err(no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
@@ -170,9 +172,9 @@ impl<'a> Bounds<'a> {
         Ok(Self {
             request,
             space,
-            memory_limit: request.memory_limit.map_or(memory, |limit| limit.min(memory)),
+            memory_limit: devices.least_memory(),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
-            devices: Devices::new(topology, request.devices),
+            devices,
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
                 least(&|kind| costs.parameters(kind).micro_batch_overhead),
@@ -236,9 +238,10 @@ impl<'a> Bounds<'a> {
         }
         let single = Layout { data: 1, shares: None, zero: 0, shard_group: None, micro_batch: 1, ..layout.clone() };
         // Optimizer state may be shared out.
-        let held = |probe: Arc<Probe>, samples: usize| {
+        let held = |probe: Arc<Probe>, samples: usize, kind: Option<usize>| {
             let (cutting, in_flight) = (self.cutting(&single), self.in_flight(&single, micro_batches));
-            let pieces = Pieces::new(&[probe], &[0], &cutting, layout.schedule, layout.virtual_stages);
+            let weights = [self.devices.weight_of(kind)];
+            let pieces = Pieces::new(&[probe], &[0], &weights, &cutting, layout.schedule, layout.virtual_stages);
             pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
         };
         // That does not depend on how many samples there are.
@@ -251,7 +254,7 @@ impl<'a> Bounds<'a> {
                 && self.space.experts.is_none()
                 && let Ok(probe) = self.probe(&single, micro_batches.min(2), kind)
             {
-                let needed = self.needed(held(probe, samples));
+                let needed = self.needed(held(probe, samples, kind));
                 if needed > self.memory_limit {
                     return Verdict::OutOfMemory(needed);
                 }
@@ -269,9 +272,9 @@ impl<'a> Bounds<'a> {
                 Err(reason) => return Verdict::Indivisible(reason),
             };
             let (cutting, probes) = (self.cutting(&alone), [Arc::clone(&probe)]);
-            let pieces = Pieces::new(&probes, &[0], &cutting, alone.schedule, alone.virtual_stages);
+            let pieces = Pieces::new(&probes, &[0], &[1.0], &cutting, alone.schedule, alone.virtual_stages);
             time = time.max(pieces.least_time(micro_batches, Update::LeftOut));
-            memory = memory.max(held(probe, 1));
+            memory = memory.max(held(probe, 1, kind));
         }
         self.verdict(layout, micro_batches, time, memory)
     }
@@ -300,7 +303,10 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        if !self.lies_alike_in_all_stages(layout) {
+        let ranks = layout.data * inner_ranks(layout);
+        // The first and the last stage, which may share a table, are neighbours in some orders and not in a probe.
+        let is_alike = self.lies_alike_in_all_stages(layout) && (layout.stage_places.is_none() || self.are_whole_nodes(ranks));
+        if !is_alike {
             // The family's bound stands.
             return Verdict::Least(0.0);
         }
@@ -322,7 +328,9 @@ impl<'a> Bounds<'a> {
         let mut ways: Vec<Way> = Vec::new();
         let mut seen: Vec<&Layout> = Vec::new();
         for member in members {
-            let lies_alike = |other: &&Layout| !self.devices.are_mixed() || other.placement == member.placement;
+            let lies_alike = |other: &&Layout| {
+                !self.devices.are_mixed() || other.placement == member.placement && other.stage_places == member.stage_places
+            };
             if !seen.iter().any(|other| other.cuts == member.cuts && lies_alike(other)) {
                 seen.push(member);
                 let whole = Layout { zero: 0, shard_group: None, ..member.clone() };
@@ -338,7 +346,8 @@ impl<'a> Bounds<'a> {
     fn of_ways(&self, ways: &[Way], probes: &[Arc<Probe>], layout: &Layout, value: impl Fn(&Pieces<'_>) -> f64) -> f64 {
         let of_way = |way: &Way| {
             let of_pipeline = |of_stage: &Vec<usize>| {
-                value(&Pieces::new(probes, of_stage, &way.cutting, layout.schedule, layout.virtual_stages))
+                let weights = self.devices.weights();
+                value(&Pieces::new(probes, of_stage, weights, &way.cutting, layout.schedule, layout.virtual_stages))
             };
             way.pipelines.iter().map(of_pipeline).fold(0.0, f64::max)
         };
@@ -367,6 +376,11 @@ impl<'a> Bounds<'a> {
         self.is_aligned(layout, layout.data * inner_ranks(layout))
     }
 
+    /// Whether so many ranks take up whole nodes of every kind.
+    fn are_whole_nodes(&self, ranks: usize) -> bool {
+        self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)))
+    }
+
     fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let key = (schedule, stages, micro_batches, chunks);
@@ -379,7 +393,7 @@ impl<'a> Bounds<'a> {
         self.timetables.get(key, || Arc::new(Timetable::new(schedule, stages, micro_batches, chunks)))
     }
 
-    fn verdict(&self, layout: &Layout, micro_batches: usize, picoseconds: f64, memory: f64) -> Verdict {
+    pub(crate) fn verdict(&self, layout: &Layout, micro_batches: usize, picoseconds: f64, memory: f64) -> Verdict {
         let needed = self.needed(memory);
         if needed > self.memory_limit {
             return Verdict::OutOfMemory(needed);
@@ -422,7 +436,7 @@ impl<'a> Bounds<'a> {
         let splits = layout.schedule.splits_backward();
         let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
-        let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
+        let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, stage_places: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
         let Request { model, name, topology, costs, .. } = *self.request;
         let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind };
@@ -431,52 +445,6 @@ impl<'a> Bounds<'a> {
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
         })
-    }
-
-    /// Of models that are no stack of equal blocks: all kernels of the fullest stage but for the update, which may be shared out.
-    fn of_kernels(&self, layout: &Layout, micro_batches: usize) -> Verdict {
-        if !self.space.speeds.is_empty() && layout.pipeline > 1 {
-            // Members differ in their cuts, and a stage's devices in their speed.
-            return Verdict::Least(0.0);
-        }
-        match self.kernels_of(&Layout { data: 1, ..layout.clone() }, None) {
-            Ok(longest) => self.verdict(layout, micro_batches, longest * micro_batches as f64, 0.0),
-            Err(verdict) => verdict,
-        }
-    }
-
-    /// The kernels of a micro-batch of the fullest stage, but for the update, on a kind of device or on the fastest.
-    fn kernels_of(&self, layout: &Layout, kind: Option<usize>) -> Result<f64, Verdict> {
-        let Request { model, name, topology, costs, base, .. } = *self.request;
-        let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-        let program = compile_unplaced(model, name, &plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
-        let alone = match kind {
-            Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
-            None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
-        };
-        let alone = alone.map_err(|_| Verdict::Least(0.0))?;
-        let of_list = |(list, alone): (&StageProgram, &Alone)| {
-            let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
-            kernels(list, alone, 0..end)
-        };
-        Ok(program.lists.iter().zip(&alone).map(of_list).fold(0.0, f64::max))
-    }
-
-    /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.
-    fn of_whole(&self, layout: &Layout, micro_batches: usize) -> Verdict {
-        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
-        let Request { model, name, topology, costs, oversubscription, .. } = *self.request;
-        let program = match compile_unplaced(model, name, &plan) {
-            Ok(program) => program,
-            Err(error) => return Verdict::Indivisible(error.to_string()),
-        };
-        let Ok(alone) = alone(&program, topology, costs, oversubscription, plan.layout.bucket) else {
-            return Verdict::Least(0.0);
-        };
-        let chain = |(list, alone)| chain_of(list, alone, &plan);
-        let longest = program.lists.iter().zip(&alone).map(chain).fold(0.0, f64::max);
-        let memory = program.lists.iter().map(|list| Kept::of(list).total() + Held::of(list).most).fold(0.0, f64::max);
-        self.verdict(layout, micro_batches, longest, memory)
     }
 }
 
@@ -510,10 +478,4 @@ fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, time
 /// Ranks of a stage that share out the same samples, or their tokens.
 fn inner_ranks(layout: &Layout) -> usize {
     layout.tensor * layout.context * layout.expert
-}
-
-fn chain_of(list: &StageProgram, alone: &Alone, plan: &Plan) -> f64 {
-    let all = 0..list.instructions.len() as u32;
-    let window = window(list, alone, &plan.overlap, &all);
-    window.free.busy.max(window.free.over).max(window.launches)
 }

@@ -33,6 +33,8 @@ pub struct Fixed {
     pub sequence_parallel: Option<bool>,
     /// Bytes of gradients that are reduced together.
     pub bucket: Option<Bytes>,
+    /// Of each stage its place along the devices, `1+0`: in order where it is so fixed.
+    pub stage_places: Option<Vec<usize>>,
 }
 
 /// Why a `--fix` cannot be read.
@@ -79,6 +81,10 @@ impl std::str::FromStr for Fixed {
                 "bucket" => {
                     let size = value.trim().parse().ok().filter(|size| *size > Bytes::ZERO);
                     fixed.bucket = Some(size.ok_or_else(|| wrong("a bucket is a size such as 25MiB"))?);
+                }
+                "stage_places" => {
+                    let places: Result<Vec<usize>, _> = value.split('+').map(|place| place.trim().parse()).collect();
+                    fixed.stage_places = Some(places.map_err(|_| wrong("places are numbers such as 2+3+0+1, from 0 on"))?);
                 }
                 "schedule" => {
                     let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());

@@ -34,6 +34,7 @@ mod probe;
 mod request;
 mod search;
 pub mod space;
+mod whole;
 mod windows;
 
 pub use answer::{Candidate, Planned, PlannerError, Search};

@@ -244,14 +244,14 @@ impl Searcher<'_> {
         Ok(Fate::Simulated(Box::new(Kept { value, index, plan })))
     }
 
-    /// What the fullest device holds: our executor the arena, another framework what its profile says.
+    /// What the fullest device holds, weighed by its memory: our executor the arena, another framework what its profile says.
     fn memory_of(&self, program: &Program) -> Bytes {
         let request = self.request;
-        if request.base.stack.is_own() {
-            return program.arenas().into_iter().max().unwrap_or(Bytes::ZERO);
-        }
-        let of_stages = device_memory_by_stage(program, request.topology, request.costs);
-        of_stages.iter().map(Footprint::total).max().unwrap_or(Bytes::ZERO)
+        let held = match request.base.stack.is_own() {
+            true => program.arenas(),
+            false => device_memory_by_stage(program, request.topology, request.costs).iter().map(Footprint::total).collect(),
+        };
+        self.bounds.devices.most_of_stages(program, &held)
     }
 
     /// The places of what would be returned: the best, and then the best of other kinds, as long as there are any.
@@ -286,7 +286,7 @@ impl Searcher<'_> {
         let compiled = returned.par_iter().map(whole).collect::<Result<Vec<Compiled>, PlannerError>>()?;
         let is_own = request.base.stack.is_own();
         let needed = |one: &Compiled| {
-            if is_own { one.arenas().into_iter().max().unwrap_or(Bytes::ZERO) } else { self.memory_of(&one.training) }
+            if is_own { self.bounds.devices.most_of_stages(&one.training, &one.arenas()) } else { self.memory_of(&one.training) }
         };
         let misfit = compiled.iter().map(needed).enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
         let Some((place, needed)) = misfit else { return Ok(Some(compiled)) };

@@ -58,6 +58,10 @@ pub struct Space<'a> {
     pub work: Vec<f64>,
     /// How fast each device is, where they are of several kinds; empty where they are of one.
     pub speeds: Vec<f64>,
+    /// Of each device the number of its kind, where they are of several; empty where they are of one.
+    pub kinds: Vec<usize>,
+    /// Whether these kinds have different memories.
+    pub memory_differs: bool,
 }
 
 /// Layouts that differ only in what their ranks of `data` share and how they are placed.
@@ -329,6 +333,8 @@ mod tests {
             gradients: Bytes::ZERO,
             work: vec![1.0; blocks],
             speeds: Vec::new(),
+            kinds: Vec::new(),
+            memory_differs: false,
         };
         space.families().iter().flat_map(|family| space.members(family)).collect()
     }

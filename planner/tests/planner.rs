@@ -4,11 +4,11 @@
 use foretell_models::{DropoutRate, Model, Stem};
 use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
 use foretell_program::{
-    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Overlap, Plan, Profile, Recompute, Sample, Schedule, StageProgram,
-    compile,
+    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Overlap, Plan, Profile, Rank, Recompute, Sample, Schedule,
+    StageProgram, compile,
 };
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
-use foretell_topologies::Topology;
+use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use proptest::prelude::*;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80g").expect("in the library"));
 
 static MIXED: LazyLock<Topology> = LazyLock::new(|| {
-    let text = "name: mixed\ndevices:\n  slow: {base: a100-sxm-80g}\n  fast: {base: h100-sxm-80g}\nnodes:\n  \
+    let text = "name: mixed\ndevices:\n  slow: {base: a100-sxm-80g, memory: 40GiB}\n  fast: {base: h100-sxm-80g}\nnodes:\n  \
                 - {name: new, count: 2, devices: {kind: fast, count: 4}, link: nvswitch-450GB/s, nics: {count: 4, bandwidth: 400Gbit/s}}\n  \
                 - {name: old, count: 3, devices: {kind: slow, count: 4}, link: nvswitch-300GB/s, nics: {count: 4, bandwidth: 200Gbit/s}}\n\
                 network: {kind: switch, latency: 5us}\n";
@@ -65,11 +65,13 @@ prop_compose! {
         inside in any::<bool>(),
         kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without in any::<[bool; 3]>(),
+        turned in 0usize..6,
     ) -> Plan {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
+        let stage_places = (turned > 0).then(|| (0..pipeline).map(|stage| (stage + turned) % pipeline).collect());
         let bucket = Bytes::new(kib << 10);
         let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
-        let layout = Layout { zero, sequence_parallel, placement, bucket, ..mesh };
+        let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         let overlap = Overlap { tensor: !without[0], gradients: !without[1], parameters: !without[2], ..Overlap::default() };
         Plan { optimizer, overlap, ..Plan::new(layout, data * micro_batch * micro_batches) }
@@ -196,25 +198,43 @@ proptest! {
 
 #[test]
 fn on_unequal_devices_too_the_search_finds_what_trying_everything_finds() {
-    let text = "name: two\ndevices:\n  slow: {base: v100-sxm-32g}\n  fast: {base: a100-sxm-80g}\nnodes:\n  \
-                - {name: old, count: 1, devices: {kind: slow, count: 2}, link: nvlink-mesh-150GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n  \
-                - {name: new, count: 1, devices: {kind: fast, count: 2}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n\
-                network: {kind: switch, latency: 5us}\n";
-    let topology = Topology::from_yaml(text, "two.yaml").expect("it is sound");
-    let model = Model::Mlp { widths: vec![2048; 9] };
-    let costs = CostModel::new(None, &topology);
-    let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
-    let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
-    let planned = plan(&request).expect("something fits");
-    let all = layouts(&request).expect("the model is sound");
-    let uneven = all.iter().filter(|layout| layout.cuts.is_some()).count();
-    assert!(uneven > 0, "stages on slower devices may have fewer blocks");
-    let steps = all.into_iter().filter_map(|layout| {
-        let compiled = compile(&model, "model", &Plan { layout, ..base.clone() }).ok()?;
-        let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?;
-        Some(prediction.step_seconds)
-    });
-    assert_eq!(steps.reduce(Seconds::min), Some(planned.candidates[0].prediction.step_seconds));
+    let mut turned = 0;
+    for memory in ["32GiB", "64MiB", "30MiB"] {
+        let text = format!(
+            "name: two\ndevices:\n  slow: {{base: v100-sxm-32g, memory: {memory}}}\n  fast: {{base: a100-sxm-80g}}\nnodes:\n  \
+                - {{name: old, count: 1, devices: {{kind: slow, count: 2}}, link: nvlink-mesh-150GB/s, nics: {{count: 1, bandwidth: 100Gbit/s}}}}\n  \
+                - {{name: new, count: 1, devices: {{kind: fast, count: 2}}, link: nvswitch-300GB/s, nics: {{count: 1, bandwidth: 100Gbit/s}}}}\n\
+                network: {{kind: switch, latency: 5us}}\n"
+        );
+        let topology = Topology::from_yaml(&text, "two.yaml").expect("it is sound");
+        let model = Model::Mlp { widths: vec![1024; 9] };
+        let costs = CostModel::new(None, &topology);
+        let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16384) };
+        let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
+        let planned = plan(&request).expect("something fits");
+        let all = layouts(&request).expect("the model is sound");
+        let uneven = all.iter().filter(|layout| layout.cuts.is_some()).count();
+        assert!(uneven > 0, "stages on slower devices may have fewer blocks");
+        let steps = all.into_iter().filter_map(|layout| {
+            let compiled = compile(&model, "model", &Plan { layout, ..base.clone() }).ok()?;
+            let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?;
+            let arenas = compiled.arenas();
+            let mesh = &compiled.training.mesh;
+            let fits = (0..mesh.world_size())
+                .all(|rank| arenas[mesh.stage_of(Rank(rank))] <= topology.device_kind(DeviceId(rank)).memory);
+            fits.then_some(prediction.step_seconds)
+        });
+        let best = &planned.candidates[0];
+        assert_eq!(steps.reduce(Seconds::min), Some(best.prediction.step_seconds), "{memory}");
+        assert!(best.prediction.fits);
+        turned += usize::from(best.plan.layout.stage_places.is_some());
+        let fixed = |text: &str| Request { fixed: text.parse().expect("well formed"), ..request.clone() };
+        let found = plan(&fixed("stage_places=1+0,micro_batch=256")).expect("something fits").candidates[0].plan.layout.clone();
+        assert_eq!((found.pipeline, found.stage_places), (2, Some(vec![1, 0])));
+        assert!(layouts(&fixed("stage_places=0+1")).expect("sound").iter().all(|layout| layout.stage_places.is_none()));
+        assert!(plan(&fixed("stage_places=5+0")).is_err(), "there are no such places");
+    }
+    assert!(turned > 0, "what holds the most lies on the devices with the most memory");
 }
 
 #[test]
