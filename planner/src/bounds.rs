@@ -5,14 +5,15 @@ use crate::answer::{PlannerError, no_layout};
 use crate::devices::Devices;
 use crate::members::bucket_sizes;
 use crate::objective::Objective;
+use crate::own_meshes::Run;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError};
+use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
-use foretell_models::{Graph, GraphOptions};
-use foretell_program::{Layout, Plan, Schedule, work_of_blocks};
+use foretell_models::{Graph, GraphOptions, Pass, Role};
+use foretell_program::{Layout, Plan, Schedule, StageLayout, work_of_blocks};
 use foretell_simulator::Quantile;
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -112,6 +113,7 @@ struct ProbeKey {
     micro_batches: usize,
     /// Of devices, where there are several.
     kind: Option<usize>,
+    messages: Messages,
 }
 
 type Probed = Result<Arc<Probe>, String>;
@@ -129,7 +131,7 @@ pub(crate) struct Bounds<'a> {
     /// Of the device that has the least; what others hold counts for as much less as they have more ([`Devices::weight`]).
     pub(crate) memory_limit: Bytes,
     /// The model is a stack of enough equal blocks.
-    is_stack: bool,
+    pub(crate) is_stack: bool,
     pub(crate) devices: Devices,
     /// What the fastest device adds to a step, and to each micro-batch.
     overheads: (Seconds, Seconds),
@@ -148,6 +150,7 @@ impl<'a> Bounds<'a> {
         let kinds = 0..topology.device_kinds().len();
         let least = |time: &dyn Fn(usize) -> Seconds| kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
         let devices = Devices::new(topology, request.devices, request.memory_limit);
+        let is_stack = request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS);
         let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
         let space = Space {
             base: &request.base.layout,
@@ -164,6 +167,8 @@ impl<'a> Bounds<'a> {
             work: work_of_blocks(&graph),
             speeds: speeds(request),
             kinds: devices.places(request.devices),
+            runs: runs(request, &devices, is_stack),
+            shares_parameters: shares_parameters(&graph),
             memory_differs: devices.weights().iter().any(|&weight| weight < 1.0),
         };
         if space.global_batch == 0 {
@@ -173,7 +178,7 @@ impl<'a> Bounds<'a> {
             request,
             space,
             memory_limit: devices.least_memory(),
-            is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
+            is_stack,
             devices,
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
@@ -190,6 +195,9 @@ impl<'a> Bounds<'a> {
     /// Of all members of a family: what their ranks of `data` do together is not counted.
     pub(crate) fn of_family(&self, family: &Family) -> Verdict {
         let Family { layout, micro_batches } = family;
+        if let Some(stages) = &layout.stages {
+            return self.of_own_meshes(&self.space.members(family), stages, *micro_batches);
+        }
         if let Some(shares) = &layout.shares {
             return self.of_shares(layout, shares, *micro_batches);
         }
@@ -293,6 +301,9 @@ impl<'a> Bounds<'a> {
 
     /// Of one layout.
     pub(crate) fn of_member(&self, layout: &Layout, micro_batches: usize) -> Verdict {
+        if let Some(stages) = &layout.stages {
+            return self.of_own_meshes(std::slice::from_ref(layout), stages, micro_batches);
+        }
         if layout.shares.is_some() {
             // The family's bound stands.
             return Verdict::Least(0.0);
@@ -381,7 +392,7 @@ impl<'a> Bounds<'a> {
         self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)))
     }
 
-    fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
+    pub(crate) fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let key = (schedule, stages, micro_batches, chunks);
         self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
@@ -411,11 +422,15 @@ impl<'a> Bounds<'a> {
 
     /// What a second of a step weighs in the request's objective.
     pub(crate) fn weight(&self, layout: &Layout) -> f64 {
-        let ranks = layout.data * layout.tensor * layout.context * layout.expert * layout.pipeline;
+        let of_stage = |stage: StageLayout| stage.data * stage.tensor * stage.context * stage.expert;
+        let ranks = match &layout.stages {
+            Some(stages) => stages.iter().cloned().map(of_stage).sum(),
+            None => of_stage(layout.stage(0)) * layout.pipeline,
+        };
         self.weights.get(ranks, || self.request.objective.weight(self.request, ranks))
     }
 
-    fn cutting(&self, layout: &Layout) -> Arc<Cutting> {
+    pub(crate) fn cutting(&self, layout: &Layout) -> Arc<Cutting> {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
         if let Some(cuts) = &layout.cuts {
             return Arc::new(Cutting::new(cuts));
@@ -432,6 +447,10 @@ impl<'a> Bounds<'a> {
     }
 
     fn probe(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Probed {
+        self.probe_with(layout, micro_batches, kind, Messages::Counted)
+    }
+
+    pub(crate) fn probe_with(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, messages: Messages) -> Probed {
         let is_cut = layout.pipeline > 1;
         let splits = layout.schedule.splits_backward();
         let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
@@ -439,8 +458,8 @@ impl<'a> Bounds<'a> {
         let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, stage_places: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
         let Request { model, name, topology, costs, .. } = *self.request;
-        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind };
-        self.probes.get(key, || match Probe::new((model, name), &plan, topology, costs, micro_batches, kind) {
+        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages };
+        self.probes.get(key, || match Probe::new((model, name), &plan, (topology, costs), micro_batches, kind, messages) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
@@ -454,6 +473,32 @@ fn room_in_buckets(graph: &Graph) -> Bytes {
     const SINGLE_PRECISION: usize = 4;
     let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(ALIGNMENT)).sum();
     Bytes::new((elements * SINGLE_PRECISION) as u64)
+}
+
+/// Whether operators of different blocks read the same parameter.
+fn shares_parameters(graph: &Graph) -> bool {
+    let mut block_of = vec![None; graph.tensors.len()];
+    let reads = graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
+    let mut read = reads.flat_map(|operator| operator.inputs.iter().map(|input| (input.tensor.0, operator.block)));
+    let is_parameter = |tensor: usize| matches!(graph.tensors[tensor].role, Role::Parameter(_));
+    read.any(|(tensor, block)| is_parameter(tensor) && *block_of[tensor].get_or_insert(block) != block)
+}
+
+/// The runs of devices of one kind, where there are several and it is known what exchanges take on all of them.
+fn runs(request: &Request<'_>, devices: &Devices, is_stack: bool) -> Vec<Run> {
+    let are_known = devices.kinds.iter().all(|&kind| request.costs.knows_collectives(kind));
+    let speeds = speeds(request);
+    if !is_stack || !are_known || speeds.is_empty() {
+        return Vec::new();
+    }
+    let places = devices.places(request.devices);
+    let mut node_of = Vec::new();
+    for group in request.topology.node_groups() {
+        node_of.extend(std::iter::repeat_n(group.devices, group.devices * group.count));
+    }
+    let numbers: Vec<usize> = (0..places.len()).collect();
+    let runs = numbers.chunk_by(|&one, &next| places[one] == places[next]);
+    runs.map(|run| Run { devices: run.len(), node: node_of[run[0]], speed: speeds[run[0]] }).collect()
 }
 
 /// How fast each device is at matrix products; empty where all are of one kind.

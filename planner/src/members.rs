@@ -1,7 +1,7 @@
 //! The layouts of a family: what ranks of `data` share, how ranks lie on the devices, and how gradients are bundled.
 
 use crate::space::{Family, Space};
-use foretell_program::{Axis, Layout, cuts_by_speed};
+use foretell_program::{Axis, Layout, StageLayout, cuts_by_speed};
 use foretell_units::Bytes;
 use std::ops::Range;
 
@@ -35,7 +35,8 @@ impl Space<'_> {
     /// The layouts of a family.
     pub fn members(&self, family: &Family) -> Vec<Layout> {
         let mut members = Vec::new();
-        let data = family.layout.data;
+        let stages = family.layout.stages.iter().flatten().map(|stage| stage.data);
+        let data = stages.fold(family.layout.data, usize::max);
         // With a pipeline ZeRO's later stages gather and reduce for each micro-batch anew: DeepSpeed refuses them, and we leave them to `fixed`.
         let usual: &[usize] = match (data, family.layout.pipeline) {
             (1, _) => &[0],
@@ -43,9 +44,9 @@ impl Space<'_> {
             (_, 1) => &[0, 1, 2, 3],
             _ => &[0, 1],
         };
-        let stages = self.fixed.zero.as_ref().map_or(usual, std::slice::from_ref);
+        let zeros = self.fixed.zero.as_ref().map_or(usual, std::slice::from_ref);
         let lying = self.lying(&family.layout);
-        for &zero in stages {
+        for &zero in zeros {
             for shard_group in self.shard_groups(&family.layout, zero) {
                 for &bucket in self.different_buckets(&family.layout) {
                     members.extend(lying.iter().map(|lying| Layout { zero, shard_group, bucket, ..lying.clone() }));
@@ -85,6 +86,17 @@ impl Space<'_> {
 
     /// Cuts such that the stage that takes longest takes as little as can be, where stages lie on devices of several speeds.
     fn cuts_by_speed(&self, layout: &Layout) -> Option<Vec<usize>> {
+        if let Some(stages) = layout.stages.as_ref().filter(|_| layout.cuts.is_none() && layout.virtual_stages == 1) {
+            let mut end = 0;
+            let mut speed_of = |stage: &StageLayout| {
+                let ranks = stage.data * stage.tensor * stage.context * stage.expert;
+                end += ranks;
+                let devices = self.speeds.get(end - ranks..end)?;
+                Some(devices.iter().copied().fold(f64::INFINITY, f64::min) * ranks as f64)
+            };
+            let speeds = stages.iter().map(&mut speed_of).collect::<Option<Vec<f64>>>()?;
+            return Some(cuts_by_speed(&self.work, &speeds));
+        }
         if !self.is_plain(layout) || self.speeds.len() < stage_ranks(layout) * layout.pipeline {
             return None;
         }
