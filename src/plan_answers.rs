@@ -4,9 +4,9 @@ use crate::failure::Failure;
 use crate::plan::{Choices, Setting};
 use crate::predict;
 use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
-use foretell_program::{Layout, Recompute, StageLayout, compile_training};
+use foretell_program::{Layout, Profile, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
-use foretell_simulator::{CostModel, Folding, WhatIf, predict as foretell};
+use foretell_simulator::{Folding, WhatIf, predict as foretell};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde::Serialize;
 const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
 
 /// Why the best is best: what was searched, what the others lose and where, what binds, and what would change the answer.
-pub fn explanation(planned: &Planned, setting: &Setting, costs: &CostModel, limit: Bytes) -> Result<String, Failure> {
+pub fn explanation(planned: &Planned, setting: &Setting, profile: Option<&Profile>, limit: Bytes) -> Result<String, Failure> {
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
     let mut text = format!(
@@ -36,7 +36,7 @@ pub fn explanation(planned: &Planned, setting: &Setting, costs: &CostModel, limi
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
-    text.push_str(&what_would_change(planned, setting, costs)?);
+    text.push_str(&what_would_change(planned, setting, profile)?);
     Ok(text)
 }
 
@@ -150,15 +150,15 @@ fn in_runs(numbers: &[usize]) -> String {
 }
 
 /// Whether another of the layouts shown would be the best with other devices or links.
-fn what_would_change(planned: &Planned, setting: &Setting, costs: &CostModel) -> Result<String, Failure> {
+fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
     let mut text = String::from("\nwhat would change the answer, of the layouts shown:\n");
     let oversubscription = predict::oversubscription(false);
     for question in QUESTIONS {
         let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
         let topology = what_if.topology(&setting.topology)?;
-        let costs = what_if.costs(costs);
         let mut steps: Vec<(usize, Seconds)> = Vec::new();
         for (index, candidate) in planned.candidates.iter().enumerate() {
+            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan)?);
             let program = compile_training(&setting.model.model, &setting.model.name, &candidate.plan)?;
             let (prediction, _) = foretell(&program, &topology, &costs, oversubscription, Folding::On)?;
             steps.push((index, prediction.step_seconds));
