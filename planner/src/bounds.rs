@@ -6,13 +6,13 @@ use crate::devices::Devices;
 use crate::objective::Objective;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError};
+use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError, Stacks};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
 use crate::windows::{Held, Kept, kernels, window};
 use foretell_models::GraphOptions;
-use foretell_program::{Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
+use foretell_program::{Compiler, Layout, Phase, Plan, Schedule, StageProgram, work_of_blocks};
 use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -122,6 +122,8 @@ pub(crate) struct Bounds<'a> {
     request: &'a Request<'a>,
     pub(crate) space: Space<'a>,
     pub(crate) memory_limit: Bytes,
+    pub(crate) compiler: Compiler<'a>,
+    stacks: Stacks<'a>,
     /// The model is a stack of enough equal blocks.
     is_stack: bool,
     devices: Devices,
@@ -163,6 +165,8 @@ impl<'a> Bounds<'a> {
             request,
             space,
             memory_limit: request.memory_limit.map_or(memory, |limit| limit.min(memory)),
+            compiler: Compiler::new(request.model, request.name),
+            stacks: Stacks::new(request.model, request.name),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
             devices: Devices::new(topology, request.devices),
             overheads: (
@@ -411,9 +415,9 @@ impl<'a> Bounds<'a> {
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
         let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
-        let Request { model, name, topology, costs, .. } = *self.request;
+        let Request { topology, costs, .. } = *self.request;
         let key = ProbeKey(format!("{:?}", plan.layout), micro_batches, kind);
-        self.probes.get(key, || match Probe::new((model, name), &plan, topology, costs, micro_batches, kind) {
+        self.probes.get(key, || match Probe::new(&self.stacks, &plan, topology, costs, micro_batches, kind) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
@@ -434,9 +438,9 @@ impl<'a> Bounds<'a> {
 
     /// The kernels of a micro-batch of the fullest stage, but for the update, on a kind of device or on the fastest.
     fn kernels_of(&self, layout: &Layout, kind: Option<usize>) -> Result<f64, Verdict> {
-        let Request { model, name, topology, costs, base, .. } = *self.request;
+        let Request { topology, costs, base, .. } = *self.request;
         let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-        let program = compile_unplaced(model, name, &plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
+        let program = self.compiler.unplaced(&plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
         let alone = match kind {
             Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
             None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
@@ -452,8 +456,8 @@ impl<'a> Bounds<'a> {
     /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.
     fn of_whole(&self, layout: &Layout, micro_batches: usize) -> Verdict {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
-        let Request { model, name, topology, costs, oversubscription, .. } = *self.request;
-        let program = match compile_unplaced(model, name, &plan) {
+        let Request { topology, costs, oversubscription, .. } = *self.request;
+        let program = match self.compiler.unplaced(&plan) {
             Ok(program) => program,
             Err(error) => return Verdict::Indivisible(error.to_string()),
         };

@@ -29,6 +29,7 @@ mod objective;
 mod pipeline;
 pub mod placements;
 mod probe;
+mod processor;
 mod request;
 mod search;
 pub mod space;
