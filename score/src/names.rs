@@ -143,6 +143,15 @@ pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
         stack.scales_by_row = true;
         stack.narrow_gather = false;
     }
+    // torch.compile took in the loss as well from 2025 on.
+    stack.has_eager_loss = !row.notes.contains("compile") || is_of_2024(row);
+}
+
+/// Whether the name of a row's source says a month of 2024: `torchtitan_2412`.
+fn is_of_2024(row: &Row) -> bool {
+    let month =
+        row.cells.get("source_id").and_then(|name| name.split('_').find(|word| word.len() == 4 && word.starts_with("24")));
+    month.is_some_and(|month| month.chars().all(|digit| digit.is_ascii_digit()))
 }
 
 /// A release as numbers: the first two of `26.02.01` in `Megatron-Bridge 26.02.01`.
@@ -276,6 +285,16 @@ mod tests {
         assert_eq!(stack(&row("H100-SXM5-80GB", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-hopper"));
         let half = Row { precision: "fp16".into(), ..row("", "Megatron-LM") };
         assert_eq!((stack(&half), stack(&row("", "Megatron-LM"))), (Some("megatron-lm-2022"), Some("megatron-core")));
+        let loss_is_eager = |source: &str, notes: &str| {
+            let mut row = Row { notes: notes.into(), ..row("H100", "torchtitan") };
+            row.cells.insert("source_id".into(), source.into());
+            let mut stack =
+                foretell_simulator::gpu::Profiles::library().expect("sound").stack("torchtitan").expect("known").clone();
+            refine(&row, &mut stack);
+            stack.has_eager_loss
+        };
+        assert!(loss_is_eager("torchtitan_2412", "torch.compile") && loss_is_eager("torchtitan_2506_h200", "eager"));
+        assert!(!loss_is_eager("torchtitan_2506_h200", "torch.compile") && !loss_is_eager("", "torch.compile"));
         let on_efa = Row { notes: "4x p5.48xlarge (EFA 3200 Gb/s)".into(), ..row("H100-SXM5-80GB", "") };
         assert_eq!((network(&on_efa), network(&row("H100-SXM5-80GB", ""))), (Some("efa-2"), None));
     }

@@ -297,8 +297,21 @@ enum Pass {
     Backward,
 }
 
-fn category(kernel: &Kernel) -> Category {
+/// What kind of work a kernel is.
+pub(super) fn category(kernel: &Kernel) -> Category {
     match kernel {
+        Kernel::Matmul { .. }
+        | Kernel::MatmulInputGradient { .. }
+        | Kernel::MatmulWeightGradient { .. }
+        | Kernel::ExpertMatmul { .. }
+        | Kernel::ExpertMatmulInputGradient { .. }
+        | Kernel::ExpertMatmulWeightGradient { .. }
+        | Kernel::Convolution(_)
+        | Kernel::ConvolutionInputGradient(_)
+        | Kernel::ConvolutionWeightGradient(_)
+        | Kernel::Lstm(_)
+        | Kernel::LstmGradient { .. } => Category::Product,
+        Kernel::Attention(_) | Kernel::AttentionGradient(_) => Category::Attention,
         Kernel::BiasAdd { .. } => Category::Bias,
         Kernel::BiasGradient { .. } => Category::BiasGradient,
         Kernel::Relu { .. }
