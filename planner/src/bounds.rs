@@ -3,6 +3,7 @@
 
 use crate::answer::{PlannerError, no_layout};
 use crate::devices::Devices;
+use crate::members::bucket_sizes;
 use crate::objective::Objective;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
@@ -11,7 +12,7 @@ use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
 use crate::windows::{Held, Kept, kernels, window};
-use foretell_models::GraphOptions;
+use foretell_models::{Graph, GraphOptions};
 use foretell_program::{Compiler, Layout, Phase, Plan, Schedule, StageProgram, work_of_blocks};
 use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
 use foretell_topologies::DeviceId;
@@ -107,7 +108,12 @@ impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
 
 /// What a probe depends on: the layout with what it does not depend on left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ProbeKey(String, usize, Option<usize>);
+struct ProbeKey {
+    layout: Layout,
+    micro_batches: usize,
+    /// Of devices, where there are several.
+    kind: Option<usize>,
+}
 
 type Probed = Result<Arc<Probe>, String>;
 
@@ -155,6 +161,8 @@ impl<'a> Bounds<'a> {
             sequence: graph.tokens_per_sample.filter(|_| has_attention),
             experts: request.model.experts(),
             has_attention,
+            buckets: bucket_sizes(request.base.layout.bucket, request.base.stack.is_own(), request.fixed.bucket),
+            gradients: room_in_buckets(&graph),
             work: work_of_blocks(&graph),
             speeds: speeds(request),
         };
@@ -296,7 +304,7 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        if !self.is_aligned(layout, layout.data * inner_ranks(layout)) {
+        if !self.lies_alike_in_all_stages(layout) {
             // The family's bound stands.
             return Verdict::Least(0.0);
         }
@@ -358,6 +366,11 @@ impl<'a> Bounds<'a> {
         layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
     }
 
+    /// Whether the ranks of a stage lie on nodes as those of any other do.
+    fn lies_alike_in_all_stages(&self, layout: &Layout) -> bool {
+        self.is_aligned(layout, layout.data * inner_ranks(layout))
+    }
+
     fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let key = (schedule, stages, micro_batches, chunks);
@@ -416,7 +429,7 @@ impl<'a> Bounds<'a> {
         let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
-        let key = ProbeKey(format!("{:?}", plan.layout), micro_batches, kind);
+        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind };
         self.probes.get(key, || match Probe::new(&self.stacks, &plan, topology, costs, micro_batches, kind) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
@@ -469,6 +482,14 @@ impl<'a> Bounds<'a> {
         let memory = program.lists.iter().map(|list| Kept::of(list).total() + Held::of(list).most).fold(0.0, f64::max);
         self.verdict(layout, micro_batches, longest, memory)
     }
+}
+
+/// Room that a graph's gradients take in buckets of one rank, as the compiler aligns them; with more ranks they take no more on any.
+fn room_in_buckets(graph: &Graph) -> Bytes {
+    const ALIGNMENT: usize = 16;
+    const SINGLE_PRECISION: usize = 4;
+    let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(ALIGNMENT)).sum();
+    Bytes::new((elements * SINGLE_PRECISION) as u64)
 }
 
 /// How fast each device is at matrix products; empty where all are of one kind.

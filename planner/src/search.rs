@@ -162,7 +162,9 @@ impl Searcher<'_> {
         let bounds: Vec<Verdict> = families.par_iter().map(|family| self.bounds.of_family(family)).collect();
         for (number, (family, verdict)) in families.into_iter().zip(bounds).enumerate() {
             let members = self.bounds.space.members(&family).len();
-            self.search.layouts += members;
+            let alike = self.bounds.space.alike(&family, members);
+            self.search.layouts += members + alike;
+            self.search.alike += alike;
             if let Some(bound) = self.judge(verdict, members) {
                 self.heap.push(Reverse(Open { bound, index: (number, 0), what: What::Family(Box::new(family)) }));
             }
