@@ -373,6 +373,7 @@ impl<'a> Bounds<'a> {
 
     fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let micro_batches = schedule.few_micro_batches(stages, micro_batches);
         let key = (schedule, stages, micro_batches, chunks);
         self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
     }
