@@ -72,7 +72,8 @@ pub struct Choices {
     /// Memory that a rank may use, such as 72GB
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Bytes>,
-    /// Choices that are yours: data, tensor, pipeline, micro_batch, schedule, recompute
+    /// Choices that are yours: data, tensor, pipeline, context, expert, micro_batch, schedule, virtual_stages, recompute, zero, shard_group,
+    /// sequence_parallel, bucket
     #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
     pub fix: Fixed,
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]
@@ -161,7 +162,7 @@ impl Choices {
         let mut base =
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
         let stack = inputs::stack(&self.stack)?;
-        (base.stack, base.overlap) = (Stack::new(&self.stack), stack.overlap);
+        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.overlap, stack.bucket);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, base, taken })
     }

@@ -19,10 +19,11 @@ pub fn explanation(planned: &Planned, setting: &Setting, costs: &CostModel, limi
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
     let mut text = format!(
-        "searched {} layouts in {:.2} s: {} do not divide the model, {} do not fit, {} cannot be better by their bounds, {} simulated;\n\
-         none left can be better than {:.3} ms (gap {:.2} %)\n",
+        "searched {} layouts in {:.2} s: {} are the same Program as another, {} do not divide the model, {} do not fit, {} cannot be better by \
+         their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
+        search.alike,
         search.indivisible,
         search.out_of_memory,
         search.bounded_out,
@@ -104,6 +105,7 @@ pub fn words(layout: &Layout) -> String {
     add(!layout.operators.is_empty(), "operators placed one by one".into());
     add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
     add(layout.shares.is_some(), format!("shares of samples {}", in_runs(layout.shares.as_deref().unwrap_or_default())));
+    add(layout.bucket != Layout::default().bucket, format!("buckets of {}", layout.bucket));
     words.push(format!("micro-batch {}", layout.micro_batch));
     words.join(", ")
 }

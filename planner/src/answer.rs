@@ -22,6 +22,8 @@ pub struct Candidate {
 pub struct Search {
     /// Layouts in the space.
     pub layouts: usize,
+    /// Layouts that are the same Program as another of the space, such as buckets larger than all gradients: they are looked at once.
+    pub alike: usize,
     /// Layouts that do not divide the model or the batch.
     pub indivisible: usize,
     /// Layouts that a lower bound showed to be slower than those returned, or that recompute what fits without.

@@ -3,16 +3,17 @@
 
 use crate::answer::{PlannerError, no_layout};
 use crate::devices::Devices;
+use crate::members::bucket_sizes;
 use crate::objective::Objective;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError};
+use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError, Stacks};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
 use crate::windows::{Held, Kept, kernels, window};
-use foretell_models::GraphOptions;
-use foretell_program::{Layout, Phase, Plan, Schedule, StageProgram, compile_unplaced, work_of_blocks};
+use foretell_models::{Graph, GraphOptions};
+use foretell_program::{Compiler, Layout, Phase, Plan, Schedule, StageProgram, work_of_blocks};
 use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -107,7 +108,12 @@ impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
 
 /// What a probe depends on: the layout with what it does not depend on left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ProbeKey(String, usize, Option<usize>);
+struct ProbeKey {
+    layout: Layout,
+    micro_batches: usize,
+    /// Of devices, where there are several.
+    kind: Option<usize>,
+}
 
 type Probed = Result<Arc<Probe>, String>;
 
@@ -122,6 +128,8 @@ pub(crate) struct Bounds<'a> {
     request: &'a Request<'a>,
     pub(crate) space: Space<'a>,
     pub(crate) memory_limit: Bytes,
+    pub(crate) compiler: Compiler<'a>,
+    stacks: Stacks<'a>,
     /// The model is a stack of enough equal blocks.
     is_stack: bool,
     devices: Devices,
@@ -153,6 +161,8 @@ impl<'a> Bounds<'a> {
             sequence: graph.tokens_per_sample.filter(|_| has_attention),
             experts: request.model.experts(),
             has_attention,
+            buckets: bucket_sizes(request.base.layout.bucket, request.base.stack.is_own(), request.fixed.bucket),
+            gradients: room_in_buckets(&graph),
             work: work_of_blocks(&graph),
             speeds: speeds(request),
         };
@@ -163,6 +173,8 @@ impl<'a> Bounds<'a> {
             request,
             space,
             memory_limit: request.memory_limit.map_or(memory, |limit| limit.min(memory)),
+            compiler: Compiler::new(request.model, request.name),
+            stacks: Stacks::new(request.model, request.name),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
             devices: Devices::new(topology, request.devices),
             overheads: (
@@ -292,7 +304,7 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        if !self.is_aligned(layout, layout.data * inner_ranks(layout)) {
+        if !self.lies_alike_in_all_stages(layout) {
             // The family's bound stands.
             return Verdict::Least(0.0);
         }
@@ -354,6 +366,11 @@ impl<'a> Bounds<'a> {
         layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
     }
 
+    /// Whether the ranks of a stage lie on nodes as those of any other do.
+    fn lies_alike_in_all_stages(&self, layout: &Layout) -> bool {
+        self.is_aligned(layout, layout.data * inner_ranks(layout))
+    }
+
     fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let key = (schedule, stages, micro_batches, chunks);
@@ -411,9 +428,9 @@ impl<'a> Bounds<'a> {
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
         let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
-        let Request { model, name, topology, costs, .. } = *self.request;
-        let key = ProbeKey(format!("{:?}", plan.layout), micro_batches, kind);
-        self.probes.get(key, || match Probe::new((model, name), &plan, topology, costs, micro_batches, kind) {
+        let Request { topology, costs, .. } = *self.request;
+        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind };
+        self.probes.get(key, || match Probe::new(&self.stacks, &plan, topology, costs, micro_batches, kind) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
@@ -434,9 +451,9 @@ impl<'a> Bounds<'a> {
 
     /// The kernels of a micro-batch of the fullest stage, but for the update, on a kind of device or on the fastest.
     fn kernels_of(&self, layout: &Layout, kind: Option<usize>) -> Result<f64, Verdict> {
-        let Request { model, name, topology, costs, base, .. } = *self.request;
+        let Request { topology, costs, base, .. } = *self.request;
         let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-        let program = compile_unplaced(model, name, &plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
+        let program = self.compiler.unplaced(&plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
         let alone = match kind {
             Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
             None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
@@ -452,8 +469,8 @@ impl<'a> Bounds<'a> {
     /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.
     fn of_whole(&self, layout: &Layout, micro_batches: usize) -> Verdict {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
-        let Request { model, name, topology, costs, oversubscription, .. } = *self.request;
-        let program = match compile_unplaced(model, name, &plan) {
+        let Request { topology, costs, oversubscription, .. } = *self.request;
+        let program = match self.compiler.unplaced(&plan) {
             Ok(program) => program,
             Err(error) => return Verdict::Indivisible(error.to_string()),
         };
@@ -465,6 +482,14 @@ impl<'a> Bounds<'a> {
         let memory = program.lists.iter().map(|list| Kept::of(list).total() + Held::of(list).most).fold(0.0, f64::max);
         self.verdict(layout, micro_batches, longest, memory)
     }
+}
+
+/// Room that a graph's gradients take in buckets of one rank, as the compiler aligns them; with more ranks they take no more on any.
+fn room_in_buckets(graph: &Graph) -> Bytes {
+    const ALIGNMENT: usize = 16;
+    const SINGLE_PRECISION: usize = 4;
+    let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(ALIGNMENT)).sum();
+    Bytes::new((elements * SINGLE_PRECISION) as u64)
 }
 
 /// How fast each device is at matrix products; empty where all are of one kind.

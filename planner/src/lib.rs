@@ -25,10 +25,13 @@
 mod answer;
 mod bounds;
 mod devices;
+mod fixed;
+mod members;
 mod objective;
 mod pipeline;
 pub mod placements;
 mod probe;
+mod processor;
 mod request;
 mod search;
 pub mod space;
@@ -36,7 +39,7 @@ mod windows;
 
 pub use answer::{Candidate, Planned, PlannerError, Search};
 pub use bounds::{Least, families, layouts, least};
+pub use fixed::{Fixed, FixedError};
 pub use objective::{Objective, checkpoint_bytes};
 pub use request::Request;
 pub use search::plan;
-pub use space::{Fixed, FixedError};

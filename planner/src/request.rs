@@ -1,7 +1,7 @@
 //! What is asked of the planner.
 
+use crate::fixed::Fixed;
 use crate::objective::Objective;
-use crate::space::Fixed;
 use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_simulator::{CostModel, Oversubscription};

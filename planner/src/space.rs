@@ -1,7 +1,8 @@
 //! The space of layouts: every way to share out the devices, the batch and the memory that the compiler can lay out.
 
-use foretell_program::{Axis, ContextMethod, Layout, Recompute, Schedule, cuts_by_speed};
-use thiserror::Error;
+use crate::fixed::Fixed;
+use foretell_program::{ContextMethod, Layout, Recompute, Schedule};
+use foretell_units::Bytes;
 
 /// The most micro-batches of a step that are considered where the user fixes no micro-batch and the pipeline is short.
 const MOST_MICRO_BATCHES: usize = 64;
@@ -28,96 +29,6 @@ const FAVOURS: [f64; 11] = [0.8, 0.9, 0.7, 1.0, 0.6, 1.1, 0.5, 1.2, 0.4, 1.3, 0.
 /// Unequal shares that are tried on each mesh.
 const MOST_SHARES: usize = 4;
 
-/// Choices that are the user's: `--fix tensor=8,pipeline=4`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fixed {
-    /// Ranks that share out samples.
-    pub data: Option<usize>,
-    /// Ranks that share out operators' weights.
-    pub tensor: Option<usize>,
-    /// Stages.
-    pub pipeline: Option<usize>,
-    /// Samples of a micro-batch.
-    pub micro_batch: Option<usize>,
-    /// The order of micro-batches.
-    pub schedule: Option<Schedule>,
-    /// Model chunks a stage.
-    pub virtual_stages: Option<usize>,
-    /// What is computed again.
-    pub recompute: Option<Recompute>,
-    /// Ranks that share out positions; 1 where it is left open.
-    pub context: Option<usize>,
-    /// Ranks that share out experts; 1 where it is left open.
-    pub expert: Option<usize>,
-    /// ZeRO's stage; none where it is left open.
-    pub zero: Option<usize>,
-    /// Ranks of a shard group; all of `data` where it is left open.
-    pub shard_group: Option<usize>,
-    /// Whether `tensor` shares out the sequence outside of products; not where it is left open.
-    pub sequence_parallel: Option<bool>,
-}
-
-/// Why a `--fix` cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "`{part}` cannot be fixed: {reason}; hint: write for example `tensor=2,pipeline=2,micro_batch=4,schedule=1f1b,recompute=full`"
-)]
-pub struct FixedError {
-    /// The part of the text.
-    part: String,
-    /// What is wrong with it.
-    reason: String,
-}
-
-impl std::str::FromStr for Fixed {
-    type Err = FixedError;
-
-    fn from_str(text: &str) -> Result<Self, FixedError> {
-        let mut fixed = Fixed::default();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let wrong = |reason: &str| FixedError { part: part.into(), reason: reason.into() };
-            let (name, value) = part.split_once('=').ok_or_else(|| wrong("it has no `=`"))?;
-            let number = || match value.trim().parse::<usize>() {
-                Ok(number) if number > 0 => Ok(Some(number)),
-                _ => Err(wrong("its value is not a positive whole number")),
-            };
-            match name.trim() {
-                "data" => fixed.data = number()?,
-                "tensor" => fixed.tensor = number()?,
-                "pipeline" => fixed.pipeline = number()?,
-                "micro_batch" => fixed.micro_batch = number()?,
-                "virtual_stages" => fixed.virtual_stages = number()?,
-                "context" => fixed.context = number()?,
-                "expert" => fixed.expert = number()?,
-                "shard_group" => fixed.shard_group = number()?,
-                "zero" => {
-                    let stage = value.trim().parse().ok().filter(|stage| *stage <= 3);
-                    fixed.zero = Some(stage.ok_or_else(|| wrong("ZeRO's stages are 0, 1, 2 and 3"))?);
-                }
-                "sequence_parallel" => {
-                    let chosen = value.trim().parse().map_err(|_| wrong("its value is not true or false"))?;
-                    fixed.sequence_parallel = Some(chosen);
-                }
-                "schedule" => {
-                    let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());
-                    let no_such = "there is no such schedule (gpipe, 1f1b, interleaved, zb-h1, zb-v)";
-                    fixed.schedule = Some(known.ok_or_else(|| wrong(no_such))?);
-                }
-                "recompute" => {
-                    fixed.recompute = Some(match value.trim() {
-                        "none" => Recompute::None,
-                        "selective" => Recompute::Selective,
-                        "full" => Recompute::Full,
-                        _ => return Err(wrong("recompute is none, selective or full")),
-                    });
-                }
-                _ => return Err(wrong("there is no such choice")),
-            }
-        }
-        Ok(fixed)
-    }
-}
-
 /// What a search is over: the model, as far as that says what can be shared out, the devices, and what is fixed.
 #[derive(Clone, Debug)]
 pub struct Space<'a> {
@@ -139,6 +50,10 @@ pub struct Space<'a> {
     pub experts: Option<usize>,
     /// Whether recomputing attention alone is of use.
     pub has_attention: bool,
+    /// Sizes of buckets of gradients that are considered, ascending; at least one.
+    pub buckets: Vec<Bytes>,
+    /// Room that all gradients take in buckets, were they on one rank.
+    pub gradients: Bytes,
     /// The arithmetic of each block.
     pub work: Vec<f64>,
     /// How fast each device is, where they are of several kinds; empty where they are of one.
@@ -186,6 +101,7 @@ impl Space<'_> {
                                 sequence_parallel,
                                 zero: 0,
                                 shard_group: None,
+                                bucket: self.buckets[0],
                                 ..self.base.clone()
                             };
                             if is_even {
@@ -202,47 +118,6 @@ impl Space<'_> {
             }
         }
         families
-    }
-
-    /// The layouts of a family.
-    pub fn members(&self, family: &Family) -> Vec<Layout> {
-        let mut members = Vec::new();
-        let data = family.layout.data;
-        // With a pipeline ZeRO's later stages gather and reduce for each micro-batch anew: DeepSpeed refuses them, and we leave them to `fixed`.
-        let usual: &[usize] = match (data, family.layout.pipeline) {
-            (1, _) => &[0],
-            (_, 1) if family.layout.shares.is_some() => &[0, 1],
-            (_, 1) => &[0, 1, 2, 3],
-            _ => &[0, 1],
-        };
-        let stages = self.fixed.zero.as_ref().map_or(usual, std::slice::from_ref);
-        for &zero in stages {
-            for shard_group in self.shard_groups(&family.layout, zero) {
-                for placement in self.placements(&family.layout) {
-                    let member = Layout { zero, shard_group, placement, ..family.layout.clone() };
-                    let cuts = self.cuts_by_speed(&member);
-                    members.extend(cuts.map(|cuts| Layout { cuts: Some(cuts), ..member.clone() }));
-                    members.push(member);
-                }
-            }
-        }
-        members
-    }
-
-    /// Cuts such that the stage that takes longest takes as little as can be, where stages lie on devices of several speeds.
-    fn cuts_by_speed(&self, layout: &Layout) -> Option<Vec<usize>> {
-        let stages = layout.pipeline;
-        let ranks = layout.data * layout.tensor * layout.context * layout.expert;
-        let is_plain =
-            layout.virtual_stages == 1 && layout.placement.is_none() && layout.cuts.is_none() && layout.stages.is_none();
-        if !is_plain || stages < 2 || self.speeds.len() < ranks * stages {
-            return None;
-        }
-        let of_stage =
-            |stage: usize| self.speeds[stage * ranks..(stage + 1) * ranks].iter().copied().fold(f64::INFINITY, f64::min);
-        let speeds: Vec<f64> = (0..stages).map(of_stage).collect();
-        let is_mixed = speeds.iter().any(|&speed| speed != speeds[0]);
-        is_mixed.then(|| cuts_by_speed(&self.work, &speeds))
     }
 
     /// Shares of samples for ranks of `data` on devices of several speeds, each on so many devices that follow each other: about in the proportion of
@@ -361,33 +236,6 @@ impl Space<'_> {
         }
     }
 
-    /// Shard groups: all of `data`, or, where parameters are gathered again and again, the ranks of it that are in one node (HSDP).
-    fn shard_groups(&self, layout: &Layout, zero: usize) -> Vec<Option<usize>> {
-        if zero == 0 {
-            return vec![None];
-        }
-        if let Some(fixed) = self.fixed.shard_group.or(self.base.shard_group) {
-            return vec![Some(fixed)];
-        }
-        if zero < 3 {
-            return vec![None];
-        }
-        let in_node = self.node / (layout.tensor * layout.context * layout.expert).max(1);
-        let is_part = in_node > 1 && in_node < layout.data && layout.data.is_multiple_of(in_node);
-        [None].into_iter().chain(is_part.then_some(Some(in_node))).collect()
-    }
-
-    /// Orders of the axes over the devices: the usual one; and where a stage's `tensor` leaves room in a node, its pipeline there in place of `data`.
-    fn placements(&self, layout: &Layout) -> Vec<Option<Vec<Axis>>> {
-        if let Some(fixed) = &self.base.placement {
-            return vec![Some(fixed.clone())];
-        }
-        let inner = layout.tensor * layout.context * layout.expert;
-        let is_worth_it = layout.pipeline >= 4 && layout.data > 1 && inner < self.node;
-        let inside = vec![Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline];
-        [None].into_iter().chain(is_worth_it.then_some(Some(inside))).collect()
-    }
-
     fn with_micro_batches(&self, mesh: &Layout, samples: usize) -> Vec<Family> {
         let mut families = Vec::new();
         let most = MOST_MICRO_BATCHES.max(MICRO_BATCHES_PER_STAGE * mesh.pipeline);
@@ -477,6 +325,8 @@ mod tests {
             sequence: None,
             experts: None,
             has_attention: false,
+            buckets: vec![base.bucket],
+            gradients: Bytes::ZERO,
             work: vec![1.0; blocks],
             speeds: Vec::new(),
         };
@@ -509,12 +359,5 @@ mod tests {
             let all: Vec<usize> = (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).collect();
             assert_eq!(divisors(number), all);
         }
-    }
-
-    #[test]
-    fn a_mistake_is_named() {
-        let error = "tensor=x".parse::<Fixed>().expect_err("not a number").to_string();
-        assert!(error.starts_with("`tensor=x` cannot be fixed: its value is not a positive whole number"), "{error}");
-        assert!("speed=9".parse::<Fixed>().is_err());
     }
 }

@@ -63,7 +63,7 @@ prop_compose! {
         zero in 0usize..4,
         sequence_parallel in any::<bool>(),
         inside in any::<bool>(),
-        kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10]),
+        kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without in any::<[bool; 3]>(),
     ) -> Plan {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
@@ -164,9 +164,12 @@ proptest! {
     #[test]
     fn the_search_finds_what_trying_everything_finds(
         model in models(), devices in prop_oneof![Just(2usize), Just(4)], batch in prop_oneof![Just(4usize), Just(8)],
-        limited in any::<bool>()
+        limited in any::<bool>(), is_known in any::<bool>()
     ) {
-        let costs = CostModel::new(None, &DGX);
+        let mut costs = CostModel::new(None, &DGX);
+        if is_known {
+            costs = costs.with_stack(&DGX, "foretell", DataType::Fp32).expect("the library knows it");
+        }
         let base = Plan::new(Layout::default(), batch);
         let mut request = Request { devices, ..Request::new(&model, "model", &DGX, &costs, &base) };
         if limited {
@@ -184,7 +187,9 @@ proptest! {
         let best = planned.candidates[0].prediction.step_seconds;
         prop_assert_eq!(Some(best), by_brute_force(&request), "{:?}", planned.candidates[0].plan);
         let search = &planned.search;
-        prop_assert_eq!(search.layouts, search.indivisible + search.bounded_out + search.out_of_memory + search.simulated);
+        let different = search.indivisible + search.bounded_out + search.out_of_memory + search.simulated;
+        prop_assert_eq!(search.layouts, search.alike + different);
+        prop_assert_eq!(different, layouts(&request).expect("the model is sound").len());
         prop_assert!(search.lower_bound_seconds <= search.best_seconds && search.gap >= 0.0);
     }
 }
@@ -210,6 +215,27 @@ fn on_unequal_devices_too_the_search_finds_what_trying_everything_finds() {
         Some(prediction.step_seconds)
     });
     assert_eq!(steps.reduce(Seconds::min), Some(planned.candidates[0].prediction.step_seconds));
+}
+
+#[test]
+fn buckets_are_chosen_counted_and_fixed() {
+    let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", DataType::Bf16).expect("the library knows it");
+    let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
+    let best = |width: usize, fixed: &str| {
+        let model = Model::Mlp { widths: vec![width; 5] };
+        let fixed = fixed.parse().expect("well formed");
+        let request = Request { tolerance: 0.0, fixed, ..Request::new(&model, "model", &DGX, &costs, &base) };
+        plan(&request).expect("something fits")
+    };
+    let pure = "data=8,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=8";
+    let (small, large) = (best(1024, pure), best(4096, pure));
+    assert_eq!((small.search.layouts, small.search.alike), (2, 1), "16 MiB of gradients are in one bucket anyway");
+    assert_eq!((large.search.layouts, large.search.alike, large.search.simulated), (2, 0, 2));
+    let fixed = best(4096, &format!("{pure},bucket=1MiB"));
+    assert_eq!((fixed.search.layouts, fixed.candidates[0].plan.layout.bucket), (1, Bytes::new(1 << 20)));
+    let [usual, chosen] =
+        [best(4096, &format!("{pure},bucket=25MiB")), large].map(|planned| planned.candidates[0].prediction.step_seconds);
+    assert!(chosen < usual, "{chosen} is not less than {usual}");
 }
 
 fn resnet18(top: usize) -> impl Fn() -> Planned + Send + Sync {

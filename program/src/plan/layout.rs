@@ -7,7 +7,7 @@ use foretell_units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The mesh and the choices of placement and order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Layout {
     /// Ranks that share out samples.
@@ -61,7 +61,7 @@ pub struct Layout {
 }
 
 /// The mesh of one pipeline stage.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StageLayout {
     /// Ranks that share out samples.

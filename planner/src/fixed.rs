@@ -1,0 +1,113 @@
+//! Choices that are the user's, and how they are written: `--fix tensor=8,pipeline=4,...`.
+
+use foretell_program::{Recompute, Schedule};
+use foretell_units::Bytes;
+use thiserror::Error;
+
+/// Choices that are the user's: `--fix tensor=8,pipeline=4`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// Ranks that share out samples.
+    pub data: Option<usize>,
+    /// Ranks that share out operators' weights.
+    pub tensor: Option<usize>,
+    /// Stages.
+    pub pipeline: Option<usize>,
+    /// Samples of a micro-batch.
+    pub micro_batch: Option<usize>,
+    /// The order of micro-batches.
+    pub schedule: Option<Schedule>,
+    /// Model chunks a stage.
+    pub virtual_stages: Option<usize>,
+    /// What is computed again.
+    pub recompute: Option<Recompute>,
+    /// Ranks that share out positions; 1 where it is left open.
+    pub context: Option<usize>,
+    /// Ranks that share out experts; 1 where it is left open.
+    pub expert: Option<usize>,
+    /// ZeRO's stage; none where it is left open.
+    pub zero: Option<usize>,
+    /// Ranks of a shard group; all of `data` where it is left open.
+    pub shard_group: Option<usize>,
+    /// Whether `tensor` shares out the sequence outside of products; not where it is left open.
+    pub sequence_parallel: Option<bool>,
+    /// Bytes of gradients that are reduced together.
+    pub bucket: Option<Bytes>,
+}
+
+/// Why a `--fix` cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "`{part}` cannot be fixed: {reason}; hint: write for example `tensor=2,pipeline=2,micro_batch=4,schedule=1f1b,recompute=full`"
+)]
+pub struct FixedError {
+    /// The part of the text.
+    part: String,
+    /// What is wrong with it.
+    reason: String,
+}
+
+impl std::str::FromStr for Fixed {
+    type Err = FixedError;
+
+    fn from_str(text: &str) -> Result<Self, FixedError> {
+        let mut fixed = Fixed::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let wrong = |reason: &str| FixedError { part: part.into(), reason: reason.into() };
+            let (name, value) = part.split_once('=').ok_or_else(|| wrong("it has no `=`"))?;
+            let number = || match value.trim().parse::<usize>() {
+                Ok(number) if number > 0 => Ok(Some(number)),
+                _ => Err(wrong("its value is not a positive whole number")),
+            };
+            match name.trim() {
+                "data" => fixed.data = number()?,
+                "tensor" => fixed.tensor = number()?,
+                "pipeline" => fixed.pipeline = number()?,
+                "micro_batch" => fixed.micro_batch = number()?,
+                "virtual_stages" => fixed.virtual_stages = number()?,
+                "context" => fixed.context = number()?,
+                "expert" => fixed.expert = number()?,
+                "shard_group" => fixed.shard_group = number()?,
+                "zero" => {
+                    let stage = value.trim().parse().ok().filter(|stage| *stage <= 3);
+                    fixed.zero = Some(stage.ok_or_else(|| wrong("ZeRO's stages are 0, 1, 2 and 3"))?);
+                }
+                "sequence_parallel" => {
+                    let chosen = value.trim().parse().map_err(|_| wrong("its value is not true or false"))?;
+                    fixed.sequence_parallel = Some(chosen);
+                }
+                "bucket" => {
+                    let size = value.trim().parse().ok().filter(|size| *size > Bytes::ZERO);
+                    fixed.bucket = Some(size.ok_or_else(|| wrong("a bucket is a size such as 25MiB"))?);
+                }
+                "schedule" => {
+                    let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());
+                    let no_such = "there is no such schedule (gpipe, 1f1b, interleaved, zb-h1, zb-v)";
+                    fixed.schedule = Some(known.ok_or_else(|| wrong(no_such))?);
+                }
+                "recompute" => {
+                    fixed.recompute = Some(match value.trim() {
+                        "none" => Recompute::None,
+                        "selective" => Recompute::Selective,
+                        "full" => Recompute::Full,
+                        _ => return Err(wrong("recompute is none, selective or full")),
+                    });
+                }
+                _ => return Err(wrong("there is no such choice")),
+            }
+        }
+        Ok(fixed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_named() {
+        let error = "tensor=x".parse::<Fixed>().expect_err("not a number").to_string();
+        assert!(error.starts_with("`tensor=x` cannot be fixed: its value is not a positive whole number"), "{error}");
+        assert!("speed=9".parse::<Fixed>().is_err());
+    }
+}
