@@ -8,6 +8,8 @@ type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
     (&["v100", "16gb"], "v100-sxm-16g"),
+    (&["v100", "sxm3"], "v100-sxm3-32g"),
+    (&["v100", "pcie"], "v100-pcie-32g"),
     (&["v100"], "v100-sxm-32g"),
     (&["a100", "pcie", "40"], "a100-pcie-40g"),
     (&["a100", "pcie"], "a100-pcie-80g"),
@@ -190,6 +192,7 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
         "megatron-bridge" if after((26, 6)) => "megatron-bridge-26.06",
         "megatron-bridge" if after((26, 0)) => "megatron-bridge-26.02",
         "nemo" if lower.contains("nemo 24") => "nemo-2024",
+        "deeplearningexamples-paddle" if format(row) == Some(ProductFormat::Fp16) => "deeplearningexamples-paddle-amp",
         "paxml" if after((23, 0)) && !after((24, 0)) && has_engine(row) => "paxml-2023-te",
         "paxml" if after((23, 0)) && !after((24, 0)) => "paxml-2023",
         "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
@@ -272,6 +275,8 @@ mod tests {
         assert_eq!(kinds("A100-SXM4-80GB"), [(1, "a100-sxm-80g")]);
         assert_eq!(kinds("H100-SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton)"), [(1, "h100-sxm-96g-500w")]);
         assert_eq!(kinds("GB200"), [(1, "gb200")]);
+        assert_eq!(kinds("V100-SXM3-32GB (DGX-2)"), [(1, "v100-sxm3-32g")]);
+        assert_eq!(kinds("V100-PCIe-32GB"), [(1, "v100-pcie-32g")]);
         assert_eq!(kinds("3 nodes V100-SXM2-16GB (p3.8xlarge) + 1 node T4 (g4dn.12xlarge)"), [(3, "v100-sxm-16g"), (1, "t4")]);
         assert_eq!(kinds("abacus"), []);
         assert_eq!(kinds("A100 + abacus"), []);
@@ -285,6 +290,9 @@ mod tests {
         assert_eq!(stack(&row("H100-SXM5-80GB", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-hopper"));
         let half = Row { precision: "fp16".into(), ..row("", "Megatron-LM") };
         assert_eq!((stack(&half), stack(&row("", "Megatron-LM"))), (Some("megatron-lm-2022"), Some("megatron-core")));
+        let half = Row { precision: "fp16".into(), ..row("", "NVIDIA DeepLearningExamples PaddlePaddle") };
+        let full = Row { precision: "tf32".into(), ..half.clone() };
+        assert_eq!((stack(&half), stack(&full)), (Some("deeplearningexamples-paddle-amp"), Some("deeplearningexamples-paddle")));
         let loss_is_eager = |source: &str, notes: &str| {
             let mut row = Row { notes: notes.into(), ..row("H100", "torchtitan") };
             row.cells.insert("source_id".into(), source.into());

@@ -17,6 +17,10 @@ fn one() -> f64 {
     1.0
 }
 
+fn two() -> f64 {
+    2.0
+}
+
 /// What kind of work an instruction is, as far as frameworks launch or fuse it differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -95,6 +99,10 @@ pub enum AttentionKind {
         forward_bytes: f64,
         /// Backward.
         backward_bytes: f64,
+        /// How many times as many they are in single precision: 2, or less where the softmax of half-precision runs is in single precision, too
+        /// (autocast).
+        #[serde(default = "two")]
+        single: f64,
     },
 }
 
