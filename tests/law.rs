@@ -12,9 +12,11 @@ use proptest::test_runner::FileFailurePersistence;
 /// in about one of a hundred of these cases. A sum that is missing or made twice moves it by tens of percent.
 ///
 /// In mixed precision every activation is rounded, and so is the sum of a tensor-parallel layer's parts, once a rank: to 8 bits in bf16, to
-/// 11 in fp16. Both curves are in the same precision.
+/// 11 in fp16. Both curves are in the same precision. A batch norm over two samples magnifies what rounding does to such sums, and each step
+/// what it did to the one before, so there ResNets and VGGs take smaller steps (see `Case::plan`): at 0.01 even one rank in fp16 leaves the
+/// curve of fp32 by a fifth in its gradient's norm, and two ranks that of one by 10 % in the loss (24 cases, 1.3 % at 0.001).
 fn tolerances(case: &Case) -> (f64, f64) {
-    let is_resnet = ["resnet", "vgg"].iter().any(|family| case.model.contains(family));
+    let is_resnet = is_convolutional(case.model);
     match case.precision {
         "fp32" if is_resnet => (2e-2, 2e-2),
         "fp32" => (1e-4, 2e-4),
@@ -23,6 +25,10 @@ fn tolerances(case: &Case) -> (f64, f64) {
         _ if is_resnet => (1e-1, 5e-2),
         _ => (5e-3, 2e-3),
     }
+}
+
+fn is_convolutional(model: &str) -> bool {
+    ["resnet", "vgg"].iter().any(|family| model.contains(family))
 }
 
 #[derive(Clone, Debug)]
@@ -114,6 +120,7 @@ impl Case {
         let (schedule, virtual_stages) = schedule;
         let cuts = self.cuts.as_ref().map_or(String::new(), |cuts| format!(", cuts: {cuts:?}"));
         let batch = self.global_batch();
+        let learning_rate = if is_convolutional(model) && *precision != "fp32" { 0.001 } else { 0.01 };
         let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
         let experts = if self.whole_experts { ", expert_tensor: 1" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
@@ -132,7 +139,7 @@ impl Case {
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
-             training: {{learning_rate: 0.01, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
+             training: {{learning_rate: {learning_rate}, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
              layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
              sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}{places}}}\n{overlap}"

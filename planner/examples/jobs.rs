@@ -35,6 +35,10 @@ nodes:
 network: {kind: switch, latency: 5us}
 ";
 
+/// That of the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     let case = std::env::args().nth(1).unwrap_or_default();
     let gpt = |layers, hidden, heads| {

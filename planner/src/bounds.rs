@@ -8,12 +8,12 @@ use crate::objective::Objective;
 use crate::own_meshes::Run;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError};
+use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
 use foretell_models::{Graph, GraphOptions, Pass, Role};
-use foretell_program::{Layout, Plan, Schedule, StageLayout, work_of_blocks};
+use foretell_program::{Compiler, Layout, Plan, Schedule, StageLayout, work_of_blocks};
 use foretell_simulator::Quantile;
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -130,6 +130,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) space: Space<'a>,
     /// Of the device that has the least; what others hold counts for as much less as they have more ([`Devices::weight`]).
     pub(crate) memory_limit: Bytes,
+    pub(crate) compiler: Compiler<'a>,
+    stacks: Stacks<'a>,
     /// The model is a stack of enough equal blocks.
     pub(crate) is_stack: bool,
     pub(crate) devices: Devices,
@@ -178,6 +180,8 @@ impl<'a> Bounds<'a> {
             request,
             space,
             memory_limit: devices.least_memory(),
+            compiler: Compiler::new(request.model, request.name),
+            stacks: Stacks::new(request.model, request.name),
             is_stack,
             devices,
             overheads: (
@@ -394,6 +398,7 @@ impl<'a> Bounds<'a> {
 
     pub(crate) fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let micro_batches = schedule.few_micro_batches(stages, micro_batches);
         let key = (schedule, stages, micro_batches, chunks);
         self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
     }
@@ -457,9 +462,9 @@ impl<'a> Bounds<'a> {
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
         let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, stage_places: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
-        let Request { model, name, topology, costs, .. } = *self.request;
+        let Request { topology, costs, .. } = *self.request;
         let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages };
-        self.probes.get(key, || match Probe::new((model, name), &plan, (topology, costs), micro_batches, kind, messages) {
+        self.probes.get(key, || match Probe::new(&self.stacks, &plan, (topology, costs), micro_batches, kind, messages) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),

@@ -32,6 +32,7 @@ mod own_meshes;
 mod pipeline;
 pub mod placements;
 mod probe;
+mod processor;
 mod request;
 mod search;
 pub mod space;

@@ -7,7 +7,7 @@
 
 use crate::windows::{Busy, Chain, Held, Kept, Window, busy, gathers, head, kernels, tail, window};
 use foretell_models::Model;
-use foretell_program::{Axis, CollectiveRole, Layout, Operation, Plan, PlanError, StagePass, StageProgram, compile_unplaced};
+use foretell_program::{Axis, CollectiveRole, Compiler, Layout, Operation, Plan, PlanError, StagePass, StageProgram};
 use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone, alone_on};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds};
@@ -47,6 +47,20 @@ pub(crate) struct Piece {
     pub(crate) held: Held,
 }
 
+/// Compilers of the models that are compiled to find out what longer ones take: with so few equal blocks.
+pub(crate) struct Stacks<'a>([Option<(usize, Compiler<'a>)>; 3]);
+
+impl<'a> Stacks<'a> {
+    pub(crate) fn new(model: &Model, name: &'a str) -> Self {
+        let lengths = [SHORT, LONG, SHORT + LONG + 2];
+        Self(lengths.map(|layers| Some((layers, Compiler::owning(model.with_repeated_layers(layers)?, name)))))
+    }
+
+    fn of(&self, layers: usize) -> Option<&Compiler<'a>> {
+        self.0.iter().flatten().find(|(own, _)| *own == layers).map(|(_, compiler)| compiler)
+    }
+}
+
 /// What the model's blocks take in a layout.
 #[derive(Clone, Debug)]
 pub(crate) struct Probe {
@@ -79,7 +93,7 @@ pub(crate) enum ProbeError {
 impl Probe {
     /// The probe of a plan with one stage, or with [`PROBE_STAGES`] of one chunk each, on devices of one kind if that is said.
     pub(crate) fn new(
-        (model, name): (&Model, &str),
+        stacks: &Stacks<'_>,
         plan: &Plan,
         (topology, costs): (&Topology, &CostModel),
         micro_batches: usize,
@@ -88,11 +102,11 @@ impl Probe {
     ) -> Result<Self, ProbeError> {
         let is_cut = plan.layout.pipeline == PROBE_STAGES;
         let summarise = |layers: usize, cuts: Option<Vec<usize>>| -> Result<Vec<Piece>, ProbeError> {
-            let Some(short) = model.with_repeated_layers(layers) else { return Ok(Vec::new()) };
+            let Some(stack) = stacks.of(layers) else { return Ok(Vec::new()) };
             let layout = Layout { cuts, ..plan.layout.clone() };
             let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
             let plan = Plan { layout, global_batch, ..plan.clone() };
-            let program = compile_unplaced(&short, name, &plan).map_err(ProbeError::Plan)?;
+            let program = stack.unplaced(&plan).map_err(ProbeError::Plan)?;
             let alone = match kind {
                 Some(kind) => alone_on(&program, costs, plan.layout.bucket, |_| kind),
                 None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),

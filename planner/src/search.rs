@@ -6,7 +6,7 @@ use crate::bounds::{Bounds, Verdict};
 use crate::placements::with_placed_operators;
 use crate::request::Request;
 use crate::space::Family;
-use foretell_program::{Compiled, Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program, compile, compile_training};
+use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, PlanError, Program};
 use foretell_simulator::{Folding, Options, Recording, device_memory_by_stage, predict_with};
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
@@ -79,6 +79,15 @@ struct Kept {
     value: f64,
     index: (usize, usize),
     plan: Plan,
+    /// Of the best; of the others there may be many.
+    program: Option<Program>,
+}
+
+/// What would be returned: a training step, and the bytes of each stage's fullest device.
+struct Returned {
+    training: Program,
+    memory: Vec<Bytes>,
+    by_component: Vec<Footprint>,
 }
 
 /// What became of a layout that was to be simulated.
@@ -104,17 +113,17 @@ struct Searcher<'a> {
 impl Searcher<'_> {
     fn run(mut self) -> Result<Planned, PlannerError> {
         self.open_space();
-        let (compiled, left) = loop {
+        let (returned, left) = loop {
             let left = self.look_at_all()?;
             if self.kept.is_empty() {
                 return Err(nothing_left(self.request, self.least, self.bounds.memory_limit, self.reason));
             }
-            if let Some(compiled) = self.with_evaluation()? {
-                break (compiled, left);
+            if let Some(returned) = self.with_evaluation()? {
+                break (returned, left);
             }
         };
         self.search.bounded_out += self.heap.iter().map(|Reverse(open)| self.layouts_of(open)).sum::<usize>();
-        self.answer(&compiled, left)
+        self.answer(returned, left)
     }
 
     /// Goes on until nothing left can be among the best; the least bound of what is left.
@@ -223,6 +232,7 @@ impl Searcher<'_> {
             }
         }
         self.kept.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
+        self.kept.iter_mut().skip(1).for_each(|kept| kept.program = None);
         Ok(())
     }
 
@@ -231,7 +241,7 @@ impl Searcher<'_> {
     fn simulate(&self, index: (usize, usize), layout: Layout) -> Result<Fate, PlannerError> {
         let request = self.request;
         let plan = Plan { layout, ..request.base.clone() };
-        let program = match compile_training(request.model, request.name, &plan) {
+        let program = match self.bounds.compiler.training(&plan) {
             Ok(program) => program,
             Err(error) => return Ok(Fate::Indivisible(error.to_string())),
         };
@@ -241,7 +251,7 @@ impl Searcher<'_> {
             return Ok(Fate::OutOfMemory(needed));
         }
         let value = request.objective.value(request, &program, self.bounds.weight(&plan.layout))?;
-        Ok(Fate::Simulated(Box::new(Kept { value, index, plan })))
+        Ok(Fate::Simulated(Box::new(Kept { value, index, plan, program: Some(program) })))
     }
 
     /// What the fullest device holds, weighed by its memory: our executor the arena, another framework what its profile says.
@@ -274,54 +284,60 @@ impl Searcher<'_> {
         places
     }
 
-    /// Compiles what would be returned with its evaluation; what that makes too large is forgotten, and there is nothing then.
-    fn with_evaluation(&mut self) -> Result<Option<Vec<Compiled>>, PlannerError> {
+    /// Compiles the evaluation of what would be returned; what that makes too large is forgotten, and there is nothing then.
+    fn with_evaluation(&mut self) -> Result<Option<Vec<Returned>>, PlannerError> {
         let request = self.request;
         let places = self.returned();
-        let returned: Vec<&Kept> = places.iter().map(|&place| &self.kept[place]).collect();
+        let mut programs: Vec<Option<Program>> = places.iter().map(|&place| self.kept[place].program.take()).collect();
+        let plans: Vec<&Plan> = places.iter().map(|&place| &self.kept[place].plan).collect();
         // They were compiled once, so that they will be again.
-        let whole = |kept: &&Kept| {
-            compile(request.model, request.name, &kept.plan).map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))
-        };
-        let compiled = returned.par_iter().map(whole).collect::<Result<Vec<Compiled>, PlannerError>>()?;
-        let is_own = request.base.stack.is_own();
-        let needed = |one: &Compiled| {
-            if is_own { self.bounds.devices.most_of_stages(&one.training, &one.arenas()) } else { self.memory_of(&one.training) }
-        };
-        let misfit = compiled.iter().map(needed).enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
-        let Some((place, needed)) = misfit else { return Ok(Some(compiled)) };
+        let all = plans.par_iter().zip(&mut programs).map(|(plan, program)| {
+            let found = self.returned_of(plan, program.take());
+            found.map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))
+        });
+        let all = all.collect::<Result<Vec<Returned>, PlannerError>>()?;
+        let needed = all.iter().map(|one| self.bounds.devices.most_of_stages(&one.training, &one.memory));
+        let misfit = needed.enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
+        let Some((place, needed)) = misfit else { return Ok(Some(all)) };
         self.kept.remove(places[place]);
         self.search.simulated -= 1;
         self.judge(Verdict::OutOfMemory(needed), 1);
         Ok(None)
     }
 
-    fn answer(mut self, compiled: &[Compiled], left: Option<f64>) -> Result<Planned, PlannerError> {
+    fn returned_of(&self, plan: &Plan, program: Option<Program>) -> Result<Returned, PlanError> {
+        let request = self.request;
+        let compiler = &self.bounds.compiler;
+        let training = program.map_or_else(|| compiler.training(plan), Ok)?;
+        if !request.base.stack.is_own() {
+            let by_component = device_memory_by_stage(&training, request.topology, request.costs);
+            return Ok(Returned { training, memory: by_component.iter().map(Footprint::total).collect(), by_component });
+        }
+        // Evaluation shares the arena.
+        let both = training.arenas().into_iter().zip(compiler.evaluation(plan)?.arenas());
+        let memory = both.map(|(training, evaluation)| training.max(evaluation)).collect();
+        Ok(Returned { training, memory, by_component: Vec::new() })
+    }
+
+    fn answer(mut self, returned: Vec<Returned>, left: Option<f64>) -> Result<Planned, PlannerError> {
         let request = self.request;
         let best = self.kept[0].value;
-        let returned: Vec<(&Plan, &Compiled)> =
-            self.returned().into_iter().map(|place| &self.kept[place].plan).zip(compiled).collect();
+        let plans: Vec<&Plan> = self.returned().into_iter().map(|place| &self.kept[place].plan).collect();
         let options = Options {
             oversubscription: request.oversubscription,
             recording: Recording::Ends,
             folding: Folding::On,
             ..Options::default()
         };
-        let candidates = returned
-            .par_iter()
-            .map(|(plan, compiled)| {
-                let (mut prediction, _) = predict_with(&compiled.training, request.topology, request.costs, &options)?;
-                if request.base.stack.is_own() {
-                    // Evaluation shares the arena.
-                    prediction.peak_memory_bytes = compiled.arenas();
-                } else {
-                    let held = device_memory_by_stage(&compiled.training, request.topology, request.costs);
-                    prediction.peak_memory_bytes = held.iter().map(Footprint::total).collect();
-                    (prediction.memory_by_component, prediction.fits) = (held, true);
-                }
-                Ok(Candidate { plan: (*plan).clone(), prediction })
-            })
-            .collect::<Result<Vec<_>, PlannerError>>()?;
+        let candidates = plans.into_par_iter().zip(returned).map(|(plan, Returned { training, memory, by_component })| {
+            let (mut prediction, _) = predict_with(&training, request.topology, request.costs, &options)?;
+            prediction.peak_memory_bytes = memory;
+            if !by_component.is_empty() {
+                (prediction.memory_by_component, prediction.fits) = (by_component, true);
+            }
+            Ok(Candidate { plan: plan.clone(), prediction })
+        });
+        let candidates = candidates.collect::<Result<Vec<_>, PlannerError>>()?;
         self.search.best_seconds = candidates.first().map_or(0.0, |best| best.prediction.step_seconds.value());
         // The value of what is left, in terms of the best one's time.
         let share = left.map_or(1.0, |left| (left / best).min(1.0));

@@ -3,7 +3,7 @@
 use crate::bounds::{Bounds, Verdict};
 use crate::request::Request;
 use crate::windows::{Held, Kept, kernels, window};
-use foretell_program::{Layout, Phase, Plan, StageProgram, compile_unplaced};
+use foretell_program::{Layout, Phase, Plan, StageProgram};
 use foretell_simulator::{Alone, Oversubscription, alone, alone_on};
 
 impl Bounds<'_> {
@@ -21,9 +21,9 @@ impl Bounds<'_> {
 
     /// The kernels of a micro-batch of the fullest stage, but for the update, on a kind of device or on the fastest.
     pub(crate) fn kernels_of(&self, layout: &Layout, kind: Option<usize>) -> Result<f64, Verdict> {
-        let Request { model, name, topology, costs, base, .. } = *self.request;
+        let Request { topology, costs, base, .. } = *self.request;
         let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-        let program = compile_unplaced(model, name, &plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
+        let program = self.compiler.unplaced(&plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
         let alone = match kind {
             Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
             None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
@@ -39,8 +39,8 @@ impl Bounds<'_> {
     /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.
     pub(crate) fn of_whole(&self, layout: &Layout, micro_batches: usize) -> Verdict {
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
-        let Request { model, name, topology, costs, oversubscription, .. } = *self.request;
-        let program = match compile_unplaced(model, name, &plan) {
+        let Request { topology, costs, oversubscription, .. } = *self.request;
+        let program = match self.compiler.unplaced(&plan) {
             Ok(program) => program,
             Err(error) => return Verdict::Indivisible(error.to_string()),
         };

@@ -3,6 +3,7 @@
 //! What a pass waits for that came before it counts as done, so that no order of passes is faster than their windows say. It knows lists of
 //! instructions, and no layouts.
 
+use crate::processor::Processor;
 use foretell_models::Kernel;
 use foretell_program::{Axis, BufferId, BufferRole, CollectiveRole, GroupId, Operation, Overlap, StageProgram, Stream};
 use foretell_simulator::Alone;
@@ -160,6 +161,7 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
     let mut reduced = vec![0.0; list.streams.len()];
     let (mut busy, mut all) = (0.0f64, 0.0f64);
     let mut passed: Option<f64> = None;
+    let mut processor = Processor::new(list.streams.len());
     for index in range.clone().map(|index| index as usize) {
         let instruction = &list.instructions[index];
         let stream = instruction.stream.0 as usize;
@@ -181,7 +183,18 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
                 let start = awaited.chain(of_stream[stream]).reduce(f64::max);
                 let less = if is_compute(stream) && index >= end { less } else { 0.0 };
                 let duration = if of_buckets.has(index) { 0.0 } else { (taken[index].0 as f64 - less).max(0.0) };
-                start.map(|start| start + duration)
+                let own = start.map(|start| start + duration);
+                match start {
+                    Some(start) if is_compute(stream) => {
+                        let waits = of_stream[stream].is_none_or(|over| over < start);
+                        own.map(|own| own.max(processor.kernel(list, first, index, start, duration, waits)))
+                    }
+                    Some(_) => {
+                        processor.exchange(list, first, index, alone.processor[index].0 as f64);
+                        own
+                    }
+                    None => own,
+                }
             }
         };
         ends.push(over);

@@ -13,6 +13,7 @@
 //! Layouts end here: what leaves is instructions.
 
 mod append;
+mod compiler;
 mod convert;
 mod cuts;
 mod dependencies;
@@ -36,6 +37,7 @@ use crate::plan::{Layout, Plan, PlanError, Share};
 use crate::program::{Operation, Program, StageProgram};
 use crate::schedule::StagePass;
 use crate::strategy::{Sharding, consumers, makers};
+pub use compiler::Compiler;
 use cuts::Cuts;
 pub use cuts::{cuts_by_speed, usual_cuts, work_of_blocks};
 use emit::StageEmitter;
@@ -43,6 +45,7 @@ use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, di
 use foretell_units::{Bytes, Flops};
 use reshard::{Crossings, Part};
 use state::StageState;
+use std::sync::Arc;
 
 /// The Programs of a run, over one arena: what is kept from step to step lies in the same place in both.
 #[derive(Clone, Debug)]
@@ -72,9 +75,7 @@ impl Compiled {
 /// [`PlanError`] where the plan does not fit the model: sizes that do not divide or are beyond any machine, more stages than blocks, or
 /// what cannot be laid out yet.
 pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanError> {
-    let [training, evaluation] =
-        programs(model, name, plan, [Purpose::Training, Purpose::Evaluation], Emission::Once, Places::Planned)?;
-    Ok(Compiled { training, evaluation })
+    Compiler::new(model, name).compile(plan)
 }
 
 /// Compiles the training step alone, for who only simulates it.
@@ -82,18 +83,7 @@ pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanE
 /// # Errors
 /// As [`compile`].
 pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
-    let [training] = programs(model, name, plan, [Purpose::Training], Emission::Once, Places::Planned)?;
-    Ok(training)
-}
-
-/// Compiles the training step without a memory plan: nothing has a place, and nothing waits for one. No simulation of the whole Program
-/// waits for less, so that bounds can be made of it; it cannot be executed.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_unplaced(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
-    let [training] = programs(model, name, plan, [Purpose::Training], Emission::Once, Places::None)?;
-    Ok(training)
+    Compiler::new(model, name).training(plan)
 }
 
 /// The graph of a training step's micro-batch as the first stage's mesh has it, with that mesh, before it is shared out.
@@ -106,10 +96,10 @@ pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(
     Ok((graph, stage))
 }
 
-/// Programs over one arena, the first of them the training step: what is kept from step to step is what that needs.
+/// Programs over one arena: what is kept from step to step is what the training step needs, and lists are those of ranks that do alike in both
+/// training and evaluation where evaluation is meant.
 fn programs<const COUNT: usize>(
-    model: &Model,
-    name: &str,
+    compiler: &Compiler<'_>,
     plan: &Plan,
     purposes: [Purpose; COUNT],
     emission: Emission,
@@ -117,25 +107,25 @@ fn programs<const COUNT: usize>(
 ) -> Result<[Program; COUNT], PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
-    let training = Lowerings::new(model, name, plan, &mesh, Purpose::Training)?;
+    let training = Lowerings::new(compiler, plan, &mesh, Purpose::Training)?;
     for lowering in &training.0 {
         limits::check(lowering, plan)?;
     }
     let cuts = Cuts::new(&training.any().graph, plan)?;
-    let mut lowered = vec![training];
-    for &purpose in &purposes[1..] {
-        lowered.push(Lowerings::new(model, name, plan, &mesh, purpose)?);
+    let mut lowered = vec![(Purpose::Training, training)];
+    if purposes.contains(&Purpose::Evaluation) {
+        lowered.push((Purpose::Evaluation, Lowerings::new(compiler, plan, &mesh, Purpose::Evaluation)?));
     }
     let crossings =
-        lowered.iter().map(|lowerings| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
+        lowered.iter().map(|(_, lowerings)| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
     let parts = reshard::parts(&mesh, &crossings);
-    let state = |part: &Part| StageState::plan(lowered[0].of_part(part, &mesh), &cuts, part.stage, plan, &mesh);
+    let state = |part: &Part| StageState::plan(lowered[0].1.of_part(part, &mesh), &cuts, part.stage, plan, &mesh);
     let states = parts.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
     let run = Run { plan, mesh: &mesh, cuts: &cuts, parts: &parts, states: &states, emission, places };
-    let programs = lowered.iter().zip(&crossings).zip(purposes);
-    let programs = programs.map(|((lowerings, crossings), purpose)| run.lower(lowerings, crossings, purpose));
+    let programs = lowered.iter().zip(&crossings).filter(|((purpose, _), _)| purposes.contains(purpose));
+    let programs = programs.map(|((purpose, lowerings), crossings)| run.lower(lowerings, crossings, *purpose));
     let programs = programs.collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(programs.try_into().unwrap_or_else(|_| unreachable!("there is one for each purpose")))
+    Ok(programs.try_into().unwrap_or_else(|_| unreachable!("there is one for each purpose, in their order")))
 }
 
 /// Whether buffers are given places.
@@ -146,7 +136,7 @@ enum Places {
 }
 
 /// What a Program is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Purpose {
     Training,
     Evaluation,
@@ -175,17 +165,17 @@ struct Lowering {
 }
 
 /// One lowering for each mesh that a stage has, and each number of samples that a rank has. They number tensors alike.
-struct Lowerings(Vec<Lowering>);
+struct Lowerings(Vec<Arc<Lowering>>);
 
 impl Lowerings {
-    fn new(model: &Model, name: &str, plan: &Plan, mesh: &Mesh, purpose: Purpose) -> Result<Self, PlanError> {
+    fn new(compiler: &Compiler<'_>, plan: &Plan, mesh: &Mesh, purpose: Purpose) -> Result<Self, PlanError> {
         let vocabulary_parts = vocabulary_parts(plan, mesh);
-        let mut lowerings: Vec<Lowering> = Vec::new();
+        let mut lowerings: Vec<Arc<Lowering>> = Vec::new();
         for own in mesh.distinct_stages() {
             for samples in own.distinct_samples() {
                 let even = own.with_even_samples(samples);
                 if !lowerings.iter().any(|lowering| lowering.mesh == even) {
-                    lowerings.push(Lowering::new(model, name, plan, even, vocabulary_parts, purpose)?);
+                    lowerings.push(compiler.lowering(plan, even, vocabulary_parts, purpose)?);
                 }
             }
         }
@@ -200,7 +190,7 @@ impl Lowerings {
     /// That of the rank at a position of a stage's mesh.
     fn of(&self, mesh: &StageMesh, coordinates: Coordinates) -> &Lowering {
         let even = mesh.with_even_samples(mesh.samples(coordinates));
-        self.0.iter().find(|lowering| lowering.mesh == even).unwrap_or(self.any())
+        self.0.iter().find(|lowering| lowering.mesh == even).map_or(self.any(), Arc::as_ref)
     }
 
     fn of_part(&self, part: &Part, mesh: &Mesh) -> &Lowering {

@@ -8,6 +8,8 @@ type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
     (&["v100", "16gb"], "v100-sxm-16g"),
+    (&["v100", "sxm3"], "v100-sxm3-32g"),
+    (&["v100", "pcie"], "v100-pcie-32g"),
     (&["v100"], "v100-sxm-32g"),
     (&["a100", "pcie", "40"], "a100-pcie-40g"),
     (&["a100", "pcie"], "a100-pcie-80g"),
@@ -143,6 +145,15 @@ pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
         stack.scales_by_row = true;
         stack.narrow_gather = false;
     }
+    // torch.compile took in the loss as well from 2025 on.
+    stack.has_eager_loss = !row.notes.contains("compile") || is_of_2024(row);
+}
+
+/// Whether the name of a row's source says a month of 2024: `torchtitan_2412`.
+fn is_of_2024(row: &Row) -> bool {
+    let month =
+        row.cells.get("source_id").and_then(|name| name.split('_').find(|word| word.len() == 4 && word.starts_with("24")));
+    month.is_some_and(|month| month.chars().all(|digit| digit.is_ascii_digit()))
 }
 
 /// A release as numbers: the first two of `26.02.01` in `Megatron-Bridge 26.02.01`.
@@ -181,6 +192,7 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
         "megatron-bridge" if after((26, 6)) => "megatron-bridge-26.06",
         "megatron-bridge" if after((26, 0)) => "megatron-bridge-26.02",
         "nemo" if lower.contains("nemo 24") => "nemo-2024",
+        "deeplearningexamples-paddle" if format(row) == Some(ProductFormat::Fp16) => "deeplearningexamples-paddle-amp",
         "paxml" if after((23, 0)) && !after((24, 0)) && has_engine(row) => "paxml-2023-te",
         "paxml" if after((23, 0)) && !after((24, 0)) => "paxml-2023",
         "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
@@ -263,6 +275,8 @@ mod tests {
         assert_eq!(kinds("A100-SXM4-80GB"), [(1, "a100-sxm-80g")]);
         assert_eq!(kinds("H100-SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton)"), [(1, "h100-sxm-96g-500w")]);
         assert_eq!(kinds("GB200"), [(1, "gb200")]);
+        assert_eq!(kinds("V100-SXM3-32GB (DGX-2)"), [(1, "v100-sxm3-32g")]);
+        assert_eq!(kinds("V100-PCIe-32GB"), [(1, "v100-pcie-32g")]);
         assert_eq!(kinds("3 nodes V100-SXM2-16GB (p3.8xlarge) + 1 node T4 (g4dn.12xlarge)"), [(3, "v100-sxm-16g"), (1, "t4")]);
         assert_eq!(kinds("abacus"), []);
         assert_eq!(kinds("A100 + abacus"), []);
@@ -276,6 +290,19 @@ mod tests {
         assert_eq!(stack(&row("H100-SXM5-80GB", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-hopper"));
         let half = Row { precision: "fp16".into(), ..row("", "Megatron-LM") };
         assert_eq!((stack(&half), stack(&row("", "Megatron-LM"))), (Some("megatron-lm-2022"), Some("megatron-core")));
+        let half = Row { precision: "fp16".into(), ..row("", "NVIDIA DeepLearningExamples PaddlePaddle") };
+        let full = Row { precision: "tf32".into(), ..half.clone() };
+        assert_eq!((stack(&half), stack(&full)), (Some("deeplearningexamples-paddle-amp"), Some("deeplearningexamples-paddle")));
+        let loss_is_eager = |source: &str, notes: &str| {
+            let mut row = Row { notes: notes.into(), ..row("H100", "torchtitan") };
+            row.cells.insert("source_id".into(), source.into());
+            let mut stack =
+                foretell_simulator::gpu::Profiles::library().expect("sound").stack("torchtitan").expect("known").clone();
+            refine(&row, &mut stack);
+            stack.has_eager_loss
+        };
+        assert!(loss_is_eager("torchtitan_2412", "torch.compile") && loss_is_eager("torchtitan_2506_h200", "eager"));
+        assert!(!loss_is_eager("torchtitan_2506_h200", "torch.compile") && !loss_is_eager("", "torch.compile"));
         let on_efa = Row { notes: "4x p5.48xlarge (EFA 3200 Gb/s)".into(), ..row("H100-SXM5-80GB", "") };
         assert_eq!((network(&on_efa), network(&row("H100-SXM5-80GB", ""))), (Some("efa-2"), None));
     }

@@ -7,7 +7,7 @@ use crate::split::{Part, Split};
 use crate::statistics::{Pair, Summary, Table};
 use crate::table::TableError;
 use foretell_program::Footprint;
-use foretell_simulator::gpu::Profiles;
+use foretell_simulator::gpu::{Profiles, StackKind};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -136,7 +136,7 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
             scored.p10 = Some(predicted.p10.value());
             scored.p90 = Some(predicted.p90.value());
             scored.error = measured.map(|measured| step / measured - 1.0);
-            scored.predicted_memory_bytes = Some(stated_memory(row, &predicted.memory));
+            scored.predicted_memory_bytes = Some(stated_memory(row, &run.stack, &predicted.memory));
             scored.calibrated = run.stand_ins.is_empty();
             scored.stack = Some(run.stack_name);
             scored.stand_ins = run.stand_ins;
@@ -147,11 +147,12 @@ fn scored(row: &Row, split: &Split, predicted: Result<(Run, Predicted), String>)
 }
 
 /// What the figure of the row's kind would be: what the allocator gave out, what it holds, or all that the device has in use.
-pub fn stated_memory(row: &Row, held: &Footprint) -> f64 {
+pub fn stated_memory(row: &Row, stack: &StackKind, held: &Footprint) -> f64 {
     let kind = row.mem_kind.to_lowercase();
+    let says = |word: &str| kind.contains(word) && !kind.contains("not stated");
     let stated = if kind.contains("nvidia-smi") {
         held.total()
-    } else if kind.contains("reserved") && !kind.contains("not stated") {
+    } else if says("reserved") || (stack.memory.prints_reserved && !says("allocated")) {
         allocated(held) + held.unused
     } else {
         allocated(held)
@@ -297,6 +298,19 @@ mod tests {
             pool.install(|| score(&rows, &split, Profiles::library().expect("sound")))
         };
         assert_eq!(on(1), on(3));
+    }
+
+    #[test]
+    fn a_peak_is_what_its_kind_or_else_the_stack_prints() {
+        let mut stack = Profiles::library().expect("sound").stack("megatron-core").expect("known").clone();
+        let gib = |gib: u64| foretell_units::Bytes::new(gib << 30);
+        let held = Footprint { parameters: gib(4), unused: gib(2), context: gib(1), ..Footprint::default() };
+        let row = |kind: &str| Row { mem_kind: kind.into(), ..Row::default() };
+        let stated = |stack: &StackKind, kind| stated_memory(&row(kind), stack, &held) / gib(1).value();
+        assert_eq!(stated(&stack, "nvidia-smi max"), 7.0);
+        assert_eq!((stated(&stack, "max_memory_reserved"), stated(&stack, "max over GPUs")), (6.0, 4.0));
+        stack.memory.prints_reserved = true;
+        assert_eq!((stated(&stack, "max over GPUs"), stated(&stack, "max_memory_allocated")), (6.0, 4.0));
     }
 
     #[test]

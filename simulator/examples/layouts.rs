@@ -27,6 +27,10 @@ const LAYOUTS: [(&str, &str); 7] = [
     ("8x16x78 on 10,000 GPUs, 32 of 1, 1f1b", r#""data": 78, "tensor": 8, "pipeline": 16, "micro_batch": 1"#),
 ];
 
+/// That of the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].clone());

@@ -9,6 +9,10 @@ use cases::{all_reduce, gpt_175b, small_transformer, trillion};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, prepare, simulate};
 use std::time::Instant;
 
+/// That of the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].parse::<f64>().unwrap());

@@ -22,6 +22,8 @@ pub struct Alone {
     /// The same, but that collectives of gradients and parameters are taken for their bytes' share of what a full bucket takes: so much they
     /// take at least where a longer model's buckets are fuller.
     pub in_full_buckets: Vec<Picoseconds>,
+    /// Of each collective, what it takes of its members' processors beside kernels that want them, in all.
+    pub processor: Vec<Picoseconds>,
     /// When the host has launched each instruction, if it never waits; empty where launches take no time.
     pub launched: Vec<Picoseconds>,
     /// How much later what another stream has finished is seen.
@@ -87,6 +89,7 @@ impl Alone {
         Self {
             durations: least(self.durations, other.durations),
             in_full_buckets: least(self.in_full_buckets, other.in_full_buckets),
+            processor: least(self.processor, other.processor),
             launched: least(self.launched, other.launched),
             handoff: self.handoff.min(other.handoff),
         }
@@ -122,11 +125,22 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, ful
         let price = prices.of(party, which);
         price.latency + price.flow
     };
+    let of_group = |group: u32, nth: u32| {
+        let party = rank.groups[group as usize];
+        (party, lowered.groups[party as usize].collectives.which(nth as usize))
+    };
+    let processor = |step: &Step| match *step {
+        Step::Collective { group, nth } => {
+            let (party, which) = of_group(group, nth);
+            Prices::processor_time(lowered, prices.of(party, which), rank.kind)
+        }
+        _ => Picoseconds::ZERO,
+    };
     let duration = |(instruction, step): (u32, &Step)| match *step {
         Step::Compute | Step::Load => work.duration(list, instruction, Quantile::Median),
         Step::Collective { group, nth } => {
-            let party = rank.groups[group as usize];
-            price(party, lowered.groups[party as usize].collectives.which(nth as usize))
+            let (party, which) = of_group(group, nth);
+            price(party, which)
         }
         Step::Send { peer, nth } => {
             let channel = rank.sends[peer as usize];
@@ -156,6 +170,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, ful
     };
     Alone {
         in_full_buckets: list.steps.iter().zip(&durations).map(in_full_bucket).collect(),
+        processor: list.steps.iter().map(processor).collect(),
         durations,
         launched: work.launched.clone(),
         handoff: parameters.stream_handoff.at(Quantile::Median).into(),

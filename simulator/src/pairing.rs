@@ -10,7 +10,7 @@ use crate::gpu::Reachable;
 use crate::lists::{LoweredList, Messages};
 use crate::lowering::SimulatedRank;
 use crate::network::Shape;
-use crate::rings::{Collectives, Hop, goes_round, hops};
+use crate::rings::{Collectives, Hop, goes_round, hops, steps, take_as_foretold};
 use crate::simulation::Quantile;
 use foretell_program::{Axis, Collective, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
@@ -214,6 +214,16 @@ impl Pairing {
             self.hops.extend(hops(topology, costs, number, &places, &devices, first)?);
             group.hops = first..self.hops.len() as u32;
             group.rings = (group.hops.len() / members.len()) as u32;
+            if !group.spreads.is_empty() {
+                let parts = group.size as f64 * f64::from(group.rings);
+                let of_step = |call: &Call| {
+                    let cost = group.cost_of(costs, *call, Quantile::Median).0;
+                    (call.bytes / parts, (cost.latency + cost.flow).value() / f64::from(steps(call.kind, group.size)))
+                };
+                let around = group.collectives.distinct().iter().filter(|call| goes_round(call.kind));
+                let foretold: Vec<(f64, f64)> = around.map(of_step).collect();
+                take_as_foretold(self.hops.get_mut(first as usize..).unwrap_or_default(), &foretold);
+            }
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use crate::network::{Shape, ring_orders};
 use crate::pairing::GroupSet;
 use foretell_program::Collective;
 use foretell_topologies::{DeviceId, Topology, TopologyError};
+use foretell_units::Seconds;
 
 /// How collectives are simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -75,9 +76,68 @@ pub(crate) fn hops(
     Ok(hops)
 }
 
+/// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes and of its seconds where nobody else is there. Of several
+/// it takes latency and rate such that the squares of relative errors are least.
+///
+/// The rule knows the protocol (flags in eight bytes have little latency and a quarter of the rate), how far links are from their data sheets and what
+/// ranks wait for each other; hops share links as before, at that pace.
+pub(crate) fn take_as_foretold(hops: &mut [Hop], steps: &[(f64, f64)]) {
+    let Some((latency, rate)) = line(steps) else { return };
+    for hop in hops {
+        hop.shape.hop_latency = Seconds::new(latency);
+        hop.shape.seconds_per_byte = rate;
+    }
+}
+
+/// The line through points that have positive ordinates, by least squares of relative errors; neither of its values is below zero.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
+    let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();
+    let (slopes, ones) = (sum(&|slope, _| slope * slope), sum(&|_, one| one * one));
+    let (both, slope, one) = (sum(&|slope, one| slope * one), sum(&|slope, _| slope), sum(&|_, one| one));
+    if ones == 0.0 {
+        return None;
+    }
+    let determinant = slopes * ones - both * both;
+    let (latency, rate) = if determinant > 1e-9 * slopes * ones {
+        ((one * slopes - slope * both) / determinant, (slope * ones - one * both) / determinant)
+    } else {
+        // All of one size: that it is latency or flow nothing says.
+        (0.0, slope / slopes)
+    };
+    Some(match (latency < 0.0, rate < 0.0) {
+        (true, _) => (0.0, slope / slopes),
+        (_, true) => (one / ones, 0.0),
+        _ => (latency, rate),
+    })
+}
+
 impl GroupSet {
     /// Whether its collective that is the `which`-th different one is run step by step.
     pub(crate) fn is_stepped(&self, which: usize) -> bool {
         !self.hops.is_empty() && goes_round(self.collectives.distinct()[which].kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+
+    #[test]
+    fn two_sizes_give_the_line_through_both_and_more_the_nearest() {
+        let (latency, rate) = line(&[(1e3, 2e-6), (1e6, 1.1e-5)]).expect("points");
+        assert!((latency + 1e3 * rate - 2e-6).abs() < 1e-12 && (latency + 1e6 * rate - 1.1e-5).abs() < 1e-12);
+        let (latency, rate) = line(&[(1e3, 2e-6), (1e4, 2.2e-6), (1e6, 1.1e-5)]).expect("points");
+        assert!([(1e3, 2e-6), (1e4, 2.2e-6), (1e6, 1.1e-5)].iter().all(|(x, y)| ((latency + x * rate) / y - 1.0).abs() < 0.1));
+    }
+
+    #[test]
+    fn one_size_is_all_flow_and_nothing_is_below_zero() {
+        let (latency, rate) = line(&[(1e6, 1e-5)]).expect("a point");
+        assert!(latency == 0.0 && (rate / 1e-11 - 1.0).abs() < 1e-12, "{latency} {rate}");
+        assert!(line(&[(1e3, 1e-9), (1e6, 1e-5)]).is_some_and(|(latency, rate)| latency == 0.0 && rate > 0.0));
+        assert!(line(&[(1e3, 2e-5), (1e6, 1e-5)]).is_some_and(|(latency, rate)| latency > 0.0 && rate == 0.0));
+        assert_eq!(line(&[]), None);
+        assert_eq!(line(&[(0.0, 1e-5)]), None);
     }
 }

@@ -7,7 +7,7 @@ use common::*;
 use foretell_program::{Axis, Collective, Group, Program, Rank};
 use foretell_simulator::{Collectives, CostModel, Disturbance, Folding, Options, Recording, Simulation, simulate};
 use foretell_topologies::Topology;
-use foretell_units::{Picoseconds, Seconds};
+use foretell_units::{DataType, Picoseconds, Seconds};
 
 fn of_one_collective(kind: Collective, ranks: usize, bytes: u64) -> Program {
     let mut stage = StageBuilder::new(0);
@@ -71,6 +71,34 @@ fn rings_between_nodes_use_every_interface_and_fold_to_one_member() {
     let flow = with(&program, &topology, &costs, Collectives::Flow, Folding::Off);
     let ratio = stepped.step.0 as f64 / flow.step.0 as f64;
     assert!((0.95..1.05).contains(&ratio), "{ratio}");
+}
+
+/// NCCL's protocols, the links' measured rates, and what a stack's ranks wait for each other.
+#[test]
+fn on_gpus_steps_take_what_the_rule_for_whole_collectives_says() {
+    let topology = Topology::library("dgx-a100-80g").unwrap().with_nodes(4).unwrap();
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "megatron-deepspeed", DataType::Fp16).unwrap();
+    let ratio = |program: &Program| {
+        let [stepped, flow] = [Collectives::Steps, Collectives::Flow]
+            .map(|collectives| with(program, &topology, &costs, collectives, Folding::Off).step.0 as f64);
+        stepped / flow
+    };
+    for ranks in [8, 32] {
+        for kind in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
+            for bytes in [1 << 12, 1 << 22, 1 << 30] {
+                let ratio = ratio(&of_one_collective(kind, ranks, bytes));
+                // Between nodes eight rings share interfaces, whose rates are not quite those of the rule.
+                let most = if ranks == 8 { 1.001 } else { 1.06 };
+                assert!((0.999..most).contains(&ratio), "{kind:?} of {bytes} bytes among {ranks}: {ratio}");
+            }
+        }
+        let mut stage = StageBuilder::new(0);
+        for bytes in [1 << 12, 1 << 24, 1 << 28] {
+            stage.collective(Collective::AllReduce, Group::along(Axis::Data), bytes, &[]);
+        }
+        let ratio = ratio(&program(ranks, 1, vec![stage.done()]));
+        assert!((0.9..1.1).contains(&ratio), "three sizes among {ranks}: {ratio}");
+    }
 }
 
 #[test]

@@ -356,7 +356,7 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Emission, Places, Purpose, programs};
+    use super::super::{Compiler, Emission, Places, Purpose, programs};
     use crate::plan::Plan;
     use crate::program::Program;
     use foretell_models::Model;
@@ -367,7 +367,9 @@ mod tests {
         let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");
         [Emission::Once, Emission::Each].map(|emission| {
             let purposes = [Purpose::Training, Purpose::Evaluation];
-            programs(&model, "m", &plan, purposes, emission, Places::Planned).expect("it can be laid out").to_vec()
+            programs(&Compiler::new(&model, "m"), &plan, purposes, emission, Places::Planned)
+                .expect("it can be laid out")
+                .to_vec()
         })
     }
 

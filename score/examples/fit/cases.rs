@@ -45,7 +45,7 @@ impl Case {
     pub fn predicted(&self, run: &Run, quantity: Quantity) -> Option<f64> {
         match quantity {
             Quantity::Step => self.prepared.predict(run).ok().map(|predicted| predicted.step.value()),
-            Quantity::Memory => Some(stated_memory(&self.row, &self.prepared.memory(run))),
+            Quantity::Memory => Some(stated_memory(&self.row, &run.stack, &self.prepared.memory(run))),
         }
     }
 }

@@ -8,8 +8,8 @@
 //! another fit.
 //!
 //! `cargo run --release -p foretell-score --example fit -- COMMAND`:
-//! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `declared FILE` prints the table of the declared rows and
-//! writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
+//! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `declared FILE [SOURCE...]` prints the table of the declared rows (of
+//! these sources) and writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
 //! instructions take. Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
 
 mod cases;
@@ -19,7 +19,7 @@ mod report;
 mod solve;
 
 use cases::Quantity;
-use foretell_score::{Part, Split, published};
+use foretell_score::{Part, Row, Split, published};
 use foretell_simulator::gpu::Profiles;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,15 +44,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("declared:\n{}\nkept:\n{}", scores.table(Some(Part::Fit)), scores.table(Some(Part::Score)));
             std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
         }
-        ["declared", file] => {
+        ["declared", file, sources @ ..] => {
             let split = Split::library()?;
-            let rows: Vec<_> = published()?.into_iter().filter(|row| split.part(row) == Part::Fit).collect();
+            let is_asked = |row: &Row| sources.is_empty() || sources.contains(&row.table.as_str());
+            let rows: Vec<_> = published()?.into_iter().filter(|row| split.part(row) == Part::Fit && is_asked(row)).collect();
             let scores = foretell_score::score(&rows, &split, &profiles("")?);
             println!("{}", scores.table(Some(Part::Fit)));
             std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
         }
         ["kernels", row, stage] => kernels::print(&profiles("")?, row, stage.parse()?)?,
-        _ => return Err("fit FILE, memory, declared FILE, scores FILE or kernels ROW STAGE".into()),
+        _ => return Err("fit FILE, memory, declared FILE [SOURCE...], scores FILE or kernels ROW STAGE".into()),
     }
     Ok(())
 }

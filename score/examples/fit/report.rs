@@ -207,18 +207,16 @@ fn print(cases: &[Case], time: &Fit, memory: &Fit) {
 
 /// What memory is missed by, and by source.
 pub fn print_memory(cases: &[Case], memory: &Fit) {
-    let mut sources: BTreeMap<&str, Vec<[f64; 2]>> = BTreeMap::new();
+    let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
     for (place, residual) in &memory.residuals {
         let case = &cases[*place];
-        let left_out = memory.left_out.get(place).copied().unwrap_or(*residual);
-        sources.entry(&case.row.table).or_default().push([residual, &left_out].map(|one| one.exp() - 1.0));
+        let without = |those: &BTreeMap<usize, f64>| those.get(place).copied().unwrap_or(*residual);
+        let errors = [*residual, without(&memory.without_row), without(&memory.left_out), without(&memory.without_source)];
+        let errors = errors.map(|one| one.exp() - 1.0);
+        sources.entry(&case.row.table).or_default().push(errors);
         println!(
-            "memory {:+.3} {:+.3} {} {} {}",
-            residual.exp() - 1.0,
-            left_out.exp() - 1.0,
-            case.row.row_id,
-            case.run.stack_name,
-            case.row.mem_kind
+            "memory {:+.3} {:+.3} {:+.3} {:+.3} {} {} {}",
+            errors[0], errors[1], errors[2], errors[3], case.row.row_id, case.run.stack_name, case.row.mem_kind
         );
     }
     for (parameter, value) in memory.parameters.iter().zip(&memory.values) {
@@ -226,6 +224,13 @@ pub fn print_memory(cases: &[Case], memory: &Fit) {
     }
     for (source, errors) in &sources {
         let mean = |place: usize| errors.iter().map(|error| error[place].abs()).sum::<f64>() / errors.len() as f64;
-        println!("memory of {source:24} {:4} rows {:.3} group left out {:.3}", errors.len(), mean(0), mean(1));
+        println!(
+            "memory of {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} source left out {:.3}",
+            errors.len(),
+            mean(0),
+            mean(1),
+            mean(2),
+            mean(3),
+        );
     }
 }

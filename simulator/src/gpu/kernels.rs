@@ -212,7 +212,7 @@ impl GpuCosts<'_> {
             AttentionKind::Fused { scale } => {
                 (self.fused_attention(sizes, pass, scale), if pass == Pass::Forward { 1.0 } else { 2.0 })
             }
-            AttentionKind::Unfused { forward_bytes, backward_bytes } => {
+            AttentionKind::Unfused { forward_bytes, backward_bytes, single } => {
                 let pairs = sizes.batch * sizes.heads();
                 let (products, bytes) = match pass {
                     Pass::Forward => (1.0, forward_bytes),
@@ -231,7 +231,8 @@ impl GpuCosts<'_> {
                 let scores = self.product(&product(sizes.keys, sizes.head_dimension));
                 let values = self.product(&product(sizes.head_dimension, sizes.keys));
                 let elements = pairs as f64 * sizes.queries as f64 * sizes.keys as f64;
-                ((scores + values) * products + self.moved(elements * bytes * element / 2.0), 4.0 * products)
+                let wider = if precision.size().count() < 4 { 1.0 } else { single };
+                ((scores + values) * products + self.moved(elements * bytes * wider), 4.0 * products)
             }
         }
     }
@@ -297,8 +298,21 @@ enum Pass {
     Backward,
 }
 
-fn category(kernel: &Kernel) -> Category {
+/// What kind of work a kernel is.
+pub(super) fn category(kernel: &Kernel) -> Category {
     match kernel {
+        Kernel::Matmul { .. }
+        | Kernel::MatmulInputGradient { .. }
+        | Kernel::MatmulWeightGradient { .. }
+        | Kernel::ExpertMatmul { .. }
+        | Kernel::ExpertMatmulInputGradient { .. }
+        | Kernel::ExpertMatmulWeightGradient { .. }
+        | Kernel::Convolution(_)
+        | Kernel::ConvolutionInputGradient(_)
+        | Kernel::ConvolutionWeightGradient(_)
+        | Kernel::Lstm(_)
+        | Kernel::LstmGradient { .. } => Category::Product,
+        Kernel::Attention(_) | Kernel::AttentionGradient(_) => Category::Attention,
         Kernel::BiasAdd { .. } => Category::Bias,
         Kernel::BiasGradient { .. } => Category::BiasGradient,
         Kernel::Relu { .. }
@@ -371,6 +385,40 @@ mod tests {
         assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
         let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
         assert!(costs.kernel_time(&norm, false, DataType::Bf16).device > Seconds::ZERO);
+    }
+
+    #[test]
+    fn scores_of_autocast_are_not_twice_as_wide_in_single_precision() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("v100-sxm-32g", None, 8, 8, None).expect("known");
+        let time = |single, format, precision| {
+            let attention = AttentionKind::Unfused { forward_bytes: 27.0, backward_bytes: 38.0, single };
+            let stack = StackKind { attention, ..profiles.stack("pytorch-eager").expect("known").clone() };
+            let costs = GpuCosts { cluster: &cluster, stack: &stack, format, workload: Workload::default() };
+            let sizes = Attention {
+                batch: 8,
+                queries: 512,
+                keys: 512,
+                key_heads: 16,
+                group: 1,
+                head_dimension: 64,
+                causal: false,
+                scaled: true,
+                relative: None,
+                packed: false,
+                query_parts: 1,
+                query_offset: 0,
+                ring: None,
+                dropout: None,
+            };
+            costs.kernel_time(&Kernel::Attention(sizes), false, precision).device.value()
+        };
+        let half = |single| time(single, ProductFormat::Fp16, DataType::Fp16);
+        let full = |single| time(single, ProductFormat::Fp32, DataType::Fp32);
+        assert_eq!(half(1.2), half(2.0));
+        // What is left of scores: 8 x 16 x 512 x 512 of them, 27 bytes each, 0.8 times less often.
+        let bytes = (full(2.0) - full(1.2)) * cluster.gpu.memory_bandwidth.value() * cluster.gpu.memory_efficiency;
+        assert!((bytes / (8.0 * 16.0 * 512.0 * 512.0 * 27.0 * 0.8) - 1.0).abs() < 1e-6, "{bytes}");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl StackKind {
                 "product_scale" => self.product_scale = value,
                 "attention" => match &mut self.attention {
                     AttentionKind::Fused { scale } => *scale = value,
-                    AttentionKind::Unfused { forward_bytes, backward_bytes } => {
+                    AttentionKind::Unfused { forward_bytes, backward_bytes, .. } => {
                         *backward_bytes *= value / *forward_bytes;
                         *forward_bytes = value;
                     }

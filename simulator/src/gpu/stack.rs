@@ -17,6 +17,10 @@ fn one() -> f64 {
     1.0
 }
 
+fn two() -> f64 {
+    2.0
+}
+
 /// What kind of work an instruction is, as far as frameworks launch or fuse it differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -55,6 +59,31 @@ pub enum Category {
     Other,
 }
 
+impl Category {
+    /// How many there are.
+    pub(super) const COUNT: usize = Self::ALL.len();
+
+    /// All of them, in their order.
+    pub(super) const ALL: [Self; 16] = [
+        Category::Product,
+        Category::Attention,
+        Category::Exchange,
+        Category::Bias,
+        Category::BiasGradient,
+        Category::Activation,
+        Category::Residual,
+        Category::Norm,
+        Category::Rope,
+        Category::Rearrange,
+        Category::Embedding,
+        Category::Loss,
+        Category::Routing,
+        Category::Optimizer,
+        Category::Bucket,
+        Category::Other,
+    ];
+}
+
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -70,6 +99,10 @@ pub enum AttentionKind {
         forward_bytes: f64,
         /// Backward.
         backward_bytes: f64,
+        /// How many times as many they are in single precision: 2, or less where the softmax of half-precision runs is in single precision, too
+        /// (autocast).
+        #[serde(default = "two")]
+        single: f64,
     },
 }
 
@@ -94,6 +127,9 @@ pub struct MemoryRules {
     /// Bytes kept of each logit beside the Program's: copies and gradients in single precision.
     #[serde(default)]
     pub logit: f64,
+    /// The same beside that where the loss is not compiled ([`StackKind::has_eager_loss`]).
+    #[serde(default)]
+    pub eager_loss: f64,
     /// What it allocates whatever the model: buckets of a fixed size, workspaces.
     #[serde(default)]
     pub buffers: Bytes,
@@ -101,6 +137,9 @@ pub struct MemoryRules {
     pub context: Bytes,
     /// Reserved and not used by the allocator, as a share of what is allocated.
     pub fragmentation: f64,
+    /// Whether peaks that it prints are of what its allocator holds, used or not, where a figure does not say which it is.
+    #[serde(default)]
+    pub prints_reserved: bool,
     /// Whether its memory is the Program's arena and nothing else: our own executor's.
     #[serde(default)]
     pub is_arena: bool,
@@ -194,6 +233,10 @@ pub struct StackKind {
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
+    /// Where single operators are computed again: the share of what forward operators of a kind made that is kept for the backward pass nevertheless;
+    /// 1, all that the Program keeps, where none is stated.
+    #[serde(default)]
+    pub kept: BTreeMap<Category, f64>,
     /// Whether, where the run does not say, more is computed again than that if it would not fit into the device's memory.
     #[serde(default)]
     pub recompute_to_fit: bool,
@@ -219,6 +262,9 @@ pub struct StackKind {
     /// Bytes of a message between stages for each byte of the Program's: 2 where activations travel in single precision.
     #[serde(default = "one")]
     pub message_scale: f64,
+    /// Whether the loss of this run is computed operator by operator, of a stack that can compile it.
+    #[serde(skip)]
+    pub has_eager_loss: bool,
     /// How its memory differs from the Program's.
     pub memory: MemoryRules,
     /// The 10th and 90th percentile of a measurement over its prediction, from the rows that it was fitted on.
@@ -245,6 +291,11 @@ impl StackKind {
     /// The share of a kind's bytes that are moved.
     pub fn traffic_of(&self, category: Category) -> f64 {
         self.traffic.get(&category).copied().unwrap_or(1.0)
+    }
+
+    /// The share of what operators of a kind made that is kept where single operators are computed again.
+    pub fn kept_of(&self, category: Category) -> f64 {
+        self.kept.get(&category).copied().unwrap_or(1.0)
     }
 
     /// Kernels launched for an instruction of a kind.

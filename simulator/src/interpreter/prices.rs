@@ -97,6 +97,11 @@ impl<'a> Prices<'a> {
         (own.processor, if self.is_roomy(lowered, rank) { 0.0 } else { share_of(lowered, price, own.kind) })
     }
 
+    /// What of a processor of a kind of device an exchange takes in all while its data flow, however long that is.
+    pub(crate) fn processor_time(lowered: &Lowered<'_>, price: &Price<'_>, kind: usize) -> Picoseconds {
+        (price.flow_seconds * share_of(lowered, price, kind)).into()
+    }
+
     /// What communication that was not measured needs of a rank's processor: nothing of one that cannot be full.
     pub(super) fn communication_share(&self, lowered: &Lowered<'_>, rank: u32) -> (u32, f64) {
         let own = &lowered.ranks[rank as usize];
