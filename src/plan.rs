@@ -351,7 +351,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&format!("taken by default: {}", setting.taken.join(", ")))?;
     }
     if arguments.explain {
-        let limit = plan_answers::limit(&arguments.choices, &setting.topology);
+        let limit = arguments.choices.memory_limit;
         output::line(&plan_answers::explanation(&planned, &setting, profile.as_ref(), limit)?)?;
     }
     match &arguments.output {
