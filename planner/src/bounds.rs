@@ -57,7 +57,7 @@ pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, Pl
         _ => Bytes::ZERO,
     };
     bounds.memory_limit = Bytes::new(u64::MAX);
-    let step = match (bounds.of_family(&family), bounds.of_member(layout, micro_batches)) {
+    let step = match (bounds.of_members(&family, std::slice::from_ref(layout)), bounds.of_member(layout, micro_batches)) {
         (Verdict::Least(of_family), Verdict::Least(own)) => Seconds::new(own.max(of_family)),
         _ => return Ok(None),
     };
@@ -198,9 +198,14 @@ impl<'a> Bounds<'a> {
 
     /// Of all members of a family: what their ranks of `data` do together is not counted.
     pub(crate) fn of_family(&self, family: &Family) -> Verdict {
+        self.of_members(family, &self.space.members(family))
+    }
+
+    /// Of some layouts of a family, which need not be of the space.
+    fn of_members(&self, family: &Family, members: &[Layout]) -> Verdict {
         let Family { layout, micro_batches } = family;
         if let Some(stages) = &layout.stages {
-            return self.of_own_meshes(&self.space.members(family), stages, *micro_batches);
+            return self.of_own_meshes(members, stages, *micro_batches);
         }
         if let Some(shares) = &layout.shares {
             return self.of_shares(layout, shares, *micro_batches);
@@ -209,8 +214,7 @@ impl<'a> Bounds<'a> {
             return self.of_kernels(layout, *micro_batches);
         }
         let in_flight = self.in_flight(layout, *micro_batches);
-        let members = self.space.members(family);
-        let ways = self.ways(&members);
+        let ways = self.ways(members);
         let least = |pieces: &Pieces<'_>, samples: usize| {
             let memory = members.iter().map(|member| least_memory(pieces, &in_flight, member, samples as f64));
             memory.fold(f64::INFINITY, f64::min)
