@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::plan::{Choices, Setting};
 use crate::predict;
 use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
-use foretell_program::{Layout, Recompute, compile_training};
+use foretell_program::{Layout, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_simulator::{CostModel, Folding, WhatIf, predict as foretell};
 use foretell_topologies::Topology;
@@ -92,7 +92,10 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
 
 /// A layout in words.
 pub fn words(layout: &Layout) -> String {
-    let mut words = vec![format!("data {}, tensor {}, pipeline {}", layout.data, layout.tensor, layout.pipeline)];
+    let mut words = match &layout.stages {
+        Some(stages) => vec![format!("pipeline {}, of {}", layout.pipeline, meshes(stages))],
+        None => vec![format!("data {}, tensor {}, pipeline {}", layout.data, layout.tensor, layout.pipeline)],
+    };
     let mut add = |condition: bool, text: String| words.extend(condition.then_some(text));
     add(layout.context > 1, format!("context {}", layout.context));
     add(layout.expert > 1, format!("expert {}", layout.expert));
@@ -104,10 +107,38 @@ pub fn words(layout: &Layout) -> String {
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
     add(!layout.operators.is_empty(), "operators placed one by one".into());
     add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
+    add(
+        layout.stage_places.is_some(),
+        format!("stages at places {}", in_stretches(layout.stage_places.as_deref().unwrap_or_default())),
+    );
     add(layout.shares.is_some(), format!("shares of samples {}", in_runs(layout.shares.as_deref().unwrap_or_default())));
     add(layout.bucket != Layout::default().bucket, format!("buckets of {}", layout.bucket));
     words.push(format!("micro-batch {}", layout.micro_batch));
     words.join(", ")
+}
+
+/// Stages' own meshes: `2 stages of data 4, tensor 2, then 4 stages of data 6, tensor 1`.
+fn meshes(stages: &[StageLayout]) -> String {
+    let of_run = |run: &[StageLayout]| {
+        let StageLayout { data, tensor, context, expert, .. } = &run[0];
+        let plural = if run.len() > 1 { "s" } else { "" };
+        let others = [("context", context), ("expert", expert)].into_iter().filter(|(_, size)| **size > 1);
+        let others: String = others.map(|(name, size)| format!(", {name} {size}")).collect();
+        format!("{} stage{plural} of data {data}, tensor {tensor}{others}", run.len())
+    };
+    stages.chunk_by(|one, next| one == next).map(of_run).collect::<Vec<_>>().join(", then ")
+}
+
+/// Numbers of which many follow each other: `25-49, 0-24`.
+fn in_stretches(numbers: &[usize]) -> String {
+    let stretches = numbers.chunk_by(|one, next| *next == one + 1);
+    stretches
+        .map(|stretch| match stretch {
+            [first, .., last] => format!("{first}-{last}"),
+            _ => stretch.iter().map(usize::to_string).collect(),
+        })
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Numbers of which many are alike: `8 x 5, 8 x 3`.

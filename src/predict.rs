@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, Recompute};
+use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, device_memory, device_memory_by_stage,
@@ -199,9 +199,14 @@ pub fn remarks(topology: &Topology, prediction: &Prediction, ranks: usize) {
 /// A layout's row in the planner's table.
 pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
     let layout = &plan.layout;
+    let sizes = |size: &dyn Fn(&StageLayout) -> usize| {
+        let mut sizes: Vec<usize> = layout.stages.iter().flatten().map(size).collect();
+        sizes.dedup();
+        if sizes.is_empty() { vec![size(&layout.stage(0))] } else { sizes }
+    };
     LayoutRow {
-        data: layout.data,
-        tensor: layout.tensor,
+        data: sizes(&|stage| stage.data),
+        tensor: sizes(&|stage| stage.tensor),
         pipeline: layout.pipeline,
         schedule: if layout.pipeline > 1 { layout.schedule.name().into() } else { "-".into() },
         micro_batch: layout.micro_batch,

@@ -132,13 +132,17 @@ impl Case {
             Some(uneven) => uneven.text.into(),
             None => format!("data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, expert: {expert}"),
         };
+        // In every other case the stages lie the other way round on the devices.
+        let places: Vec<usize> = (0..self.uneven.map_or(*pipeline, |uneven| uneven.pipeline)).rev().collect();
+        let is_turned = places.len() > 1 && self.micro_batches.is_multiple_of(2);
+        let places = if is_turned { format!(", stage_places: {places:?}") } else { String::new() };
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
              training: {{learning_rate: {learning_rate}, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
              layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, bucket: {bucket}, zero: {zero}{shard_group}, \
-             sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}}}\n{overlap}"
+             sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}{places}}}\n{overlap}"
         )
     }
 

@@ -1,5 +1,6 @@
 //! How long searches take, and what they find: `cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with CASE one of
-//! `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s) and `mixed` (5,000 A100s and 5,000 H100s).
+//! `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `mixed` (5,000 A100s and 5,000 H100s) and `uneven` (16
+//! A100s and 24 H100s).
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -9,6 +10,18 @@ use foretell_simulator::CostModel;
 use foretell_topologies::Topology;
 use foretell_units::DataType;
 use std::time::Instant;
+
+/// 40 GPUs, of which no mesh for all stages uses both kinds evenly.
+const UNEVEN: &str = "
+name: uneven
+devices:
+  a100: {base: a100-sxm-80g}
+  h100: {base: h100-sxm-80g}
+nodes:
+  - {name: old, count: 2, devices: {kind: a100, count: 8}, link: nvswitch-300GB/s, nics: {count: 8, bandwidth: 200Gbit/s}}
+  - {name: new, count: 3, devices: {kind: h100, count: 8}, link: nvswitch-450GB/s, nics: {count: 8, bandwidth: 400Gbit/s}}
+network: {kind: switch, latency: 5us}
+";
 
 /// 10,000 GPUs, half of them A100s and half H100s.
 const MIXED: &str = "
@@ -33,17 +46,20 @@ fn main() {
             r#"{{"family": "gpt", "layers": {layers}, "hidden": {hidden}, "heads": {heads}, "vocab": 51200, "sequence": 2048}}"#
         )
     };
+    let llama = r#"{"family": "llama", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "sequence": 4096}"#;
     let (model, topology, devices, batch, fixed) = match case.as_str() {
         "turing-530b" => (gpt(105, 20480, 128), "dgx-a100-80g", 5128, 2520, ""),
         "gpt3-175b" => (gpt(96, 12288, 96), "dgx-a100-80g", 512, 512, ""),
         "gpt-175b" => (gpt(96, 12288, 96), "dgx-h100", 1024, 1536, ""),
-        "mixed" => (gpt(96, 12288, 96), "", 0, 10_000, ""),
+        "mixed" => (gpt(96, 12288, 96), "mixed", 0, 10_000, ""),
+        "uneven" => (llama.to_owned(), "uneven", 0, 480, ""),
         other => return eprintln!("there is no case `{other}`"),
     };
     let fixed = std::env::args().nth(2).unwrap_or(fixed.into());
     let model: Model = serde_json::from_str(&model).unwrap();
     let topology = match topology {
-        "" => Topology::from_yaml(MIXED, "mixed.yaml").unwrap(),
+        "mixed" => Topology::from_yaml(MIXED, "mixed.yaml").unwrap(),
+        "uneven" => Topology::from_yaml(UNEVEN, "uneven.yaml").unwrap(),
         name => Topology::library(name).unwrap().with_nodes(devices / 8).unwrap(),
     };
     let started = Instant::now();

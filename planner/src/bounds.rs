@@ -5,16 +5,16 @@ use crate::answer::{PlannerError, no_layout};
 use crate::devices::Devices;
 use crate::members::bucket_sizes;
 use crate::objective::Objective;
+use crate::own_meshes::Run;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, PROBE_STAGES, Probe, ProbeError, Stacks};
+use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
-use crate::windows::{Held, Kept, kernels, window};
-use foretell_models::{Graph, GraphOptions};
-use foretell_program::{Compiler, Layout, Phase, Plan, Schedule, StageProgram, work_of_blocks};
-use foretell_simulator::{Alone, Oversubscription, Quantile, alone, alone_on};
+use foretell_models::{Graph, GraphOptions, Pass, Role};
+use foretell_program::{Compiler, Layout, Plan, Schedule, StageLayout, work_of_blocks};
+use foretell_simulator::Quantile;
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
 use std::collections::HashMap;
@@ -113,6 +113,7 @@ struct ProbeKey {
     micro_batches: usize,
     /// Of devices, where there are several.
     kind: Option<usize>,
+    messages: Messages,
 }
 
 type Probed = Result<Arc<Probe>, String>;
@@ -125,14 +126,15 @@ struct Way {
 
 /// The bounds of one request's layouts.
 pub(crate) struct Bounds<'a> {
-    request: &'a Request<'a>,
+    pub(crate) request: &'a Request<'a>,
     pub(crate) space: Space<'a>,
+    /// Of the device that has the least; what others hold counts for as much less as they have more ([`Devices::weight`]).
     pub(crate) memory_limit: Bytes,
     pub(crate) compiler: Compiler<'a>,
     stacks: Stacks<'a>,
     /// The model is a stack of enough equal blocks.
-    is_stack: bool,
-    devices: Devices,
+    pub(crate) is_stack: bool,
+    pub(crate) devices: Devices,
     /// What the fastest device adds to a step, and to each micro-batch.
     overheads: (Seconds, Seconds),
     /// By the number of ranks.
@@ -149,7 +151,8 @@ impl<'a> Bounds<'a> {
         let (topology, costs) = (request.topology, request.costs);
         let kinds = 0..topology.device_kinds().len();
         let least = |time: &dyn Fn(usize) -> Seconds| kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
-        let memory = topology.least_memory();
+        let devices = Devices::new(topology, request.devices, request.memory_limit);
+        let is_stack = request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS);
         let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
         let space = Space {
             base: &request.base.layout,
@@ -165,6 +168,10 @@ impl<'a> Bounds<'a> {
             gradients: room_in_buckets(&graph),
             work: work_of_blocks(&graph),
             speeds: speeds(request),
+            kinds: devices.places(request.devices),
+            runs: runs(request, &devices, is_stack),
+            shares_parameters: shares_parameters(&graph),
+            memory_differs: devices.weights().iter().any(|&weight| weight < 1.0),
         };
         if space.global_batch == 0 {
             return Err(no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
@@ -172,11 +179,11 @@ impl<'a> Bounds<'a> {
         Ok(Self {
             request,
             space,
-            memory_limit: request.memory_limit.map_or(memory, |limit| limit.min(memory)),
+            memory_limit: devices.least_memory(),
             compiler: Compiler::new(request.model, request.name),
             stacks: Stacks::new(request.model, request.name),
-            is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS),
-            devices: Devices::new(topology, request.devices),
+            is_stack,
+            devices,
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
                 least(&|kind| costs.parameters(kind).micro_batch_overhead),
@@ -192,6 +199,9 @@ impl<'a> Bounds<'a> {
     /// Of all members of a family: what their ranks of `data` do together is not counted.
     pub(crate) fn of_family(&self, family: &Family) -> Verdict {
         let Family { layout, micro_batches } = family;
+        if let Some(stages) = &layout.stages {
+            return self.of_own_meshes(&self.space.members(family), stages, *micro_batches);
+        }
         if let Some(shares) = &layout.shares {
             return self.of_shares(layout, shares, *micro_batches);
         }
@@ -240,9 +250,10 @@ impl<'a> Bounds<'a> {
         }
         let single = Layout { data: 1, shares: None, zero: 0, shard_group: None, micro_batch: 1, ..layout.clone() };
         // Optimizer state may be shared out.
-        let held = |probe: Arc<Probe>, samples: usize| {
+        let held = |probe: Arc<Probe>, samples: usize, kind: Option<usize>| {
             let (cutting, in_flight) = (self.cutting(&single), self.in_flight(&single, micro_batches));
-            let pieces = Pieces::new(&[probe], &[0], &cutting, layout.schedule, layout.virtual_stages);
+            let weights = [self.devices.weight_of(kind)];
+            let pieces = Pieces::new(&[probe], &[0], &weights, &cutting, layout.schedule, layout.virtual_stages);
             pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
         };
         // That does not depend on how many samples there are.
@@ -255,7 +266,7 @@ impl<'a> Bounds<'a> {
                 && self.space.experts.is_none()
                 && let Ok(probe) = self.probe(&single, micro_batches.min(2), kind)
             {
-                let needed = self.needed(held(probe, samples));
+                let needed = self.needed(held(probe, samples, kind));
                 if needed > self.memory_limit {
                     return Verdict::OutOfMemory(needed);
                 }
@@ -273,9 +284,9 @@ impl<'a> Bounds<'a> {
                 Err(reason) => return Verdict::Indivisible(reason),
             };
             let (cutting, probes) = (self.cutting(&alone), [Arc::clone(&probe)]);
-            let pieces = Pieces::new(&probes, &[0], &cutting, alone.schedule, alone.virtual_stages);
+            let pieces = Pieces::new(&probes, &[0], &[1.0], &cutting, alone.schedule, alone.virtual_stages);
             time = time.max(pieces.least_time(micro_batches, Update::LeftOut));
-            memory = memory.max(held(probe, 1));
+            memory = memory.max(held(probe, 1, kind));
         }
         self.verdict(layout, micro_batches, time, memory)
     }
@@ -294,6 +305,9 @@ impl<'a> Bounds<'a> {
 
     /// Of one layout.
     pub(crate) fn of_member(&self, layout: &Layout, micro_batches: usize) -> Verdict {
+        if let Some(stages) = &layout.stages {
+            return self.of_own_meshes(std::slice::from_ref(layout), stages, micro_batches);
+        }
         if layout.shares.is_some() {
             // The family's bound stands.
             return Verdict::Least(0.0);
@@ -304,7 +318,10 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        if !self.lies_alike_in_all_stages(layout) {
+        let ranks = layout.data * inner_ranks(layout);
+        // The first and the last stage, which may share a table, are neighbours in some orders and not in a probe.
+        let is_alike = self.lies_alike_in_all_stages(layout) && (layout.stage_places.is_none() || self.are_whole_nodes(ranks));
+        if !is_alike {
             // The family's bound stands.
             return Verdict::Least(0.0);
         }
@@ -326,7 +343,9 @@ impl<'a> Bounds<'a> {
         let mut ways: Vec<Way> = Vec::new();
         let mut seen: Vec<&Layout> = Vec::new();
         for member in members {
-            let lies_alike = |other: &&Layout| !self.devices.are_mixed() || other.placement == member.placement;
+            let lies_alike = |other: &&Layout| {
+                !self.devices.are_mixed() || other.placement == member.placement && other.stage_places == member.stage_places
+            };
             if !seen.iter().any(|other| other.cuts == member.cuts && lies_alike(other)) {
                 seen.push(member);
                 let whole = Layout { zero: 0, shard_group: None, ..member.clone() };
@@ -342,7 +361,8 @@ impl<'a> Bounds<'a> {
     fn of_ways(&self, ways: &[Way], probes: &[Arc<Probe>], layout: &Layout, value: impl Fn(&Pieces<'_>) -> f64) -> f64 {
         let of_way = |way: &Way| {
             let of_pipeline = |of_stage: &Vec<usize>| {
-                value(&Pieces::new(probes, of_stage, &way.cutting, layout.schedule, layout.virtual_stages))
+                let weights = self.devices.weights();
+                value(&Pieces::new(probes, of_stage, weights, &way.cutting, layout.schedule, layout.virtual_stages))
             };
             way.pipelines.iter().map(of_pipeline).fold(0.0, f64::max)
         };
@@ -371,8 +391,14 @@ impl<'a> Bounds<'a> {
         self.is_aligned(layout, layout.data * inner_ranks(layout))
     }
 
-    fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
+    /// Whether so many ranks take up whole nodes of every kind.
+    fn are_whole_nodes(&self, ranks: usize) -> bool {
+        self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)))
+    }
+
+    pub(crate) fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let micro_batches = schedule.few_micro_batches(stages, micro_batches);
         let key = (schedule, stages, micro_batches, chunks);
         self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
     }
@@ -383,7 +409,7 @@ impl<'a> Bounds<'a> {
         self.timetables.get(key, || Arc::new(Timetable::new(schedule, stages, micro_batches, chunks)))
     }
 
-    fn verdict(&self, layout: &Layout, micro_batches: usize, picoseconds: f64, memory: f64) -> Verdict {
+    pub(crate) fn verdict(&self, layout: &Layout, micro_batches: usize, picoseconds: f64, memory: f64) -> Verdict {
         let needed = self.needed(memory);
         if needed > self.memory_limit {
             return Verdict::OutOfMemory(needed);
@@ -401,11 +427,15 @@ impl<'a> Bounds<'a> {
 
     /// What a second of a step weighs in the request's objective.
     pub(crate) fn weight(&self, layout: &Layout) -> f64 {
-        let ranks = layout.data * layout.tensor * layout.context * layout.expert * layout.pipeline;
+        let of_stage = |stage: StageLayout| stage.data * stage.tensor * stage.context * stage.expert;
+        let ranks = match &layout.stages {
+            Some(stages) => stages.iter().cloned().map(of_stage).sum(),
+            None => of_stage(layout.stage(0)) * layout.pipeline,
+        };
         self.weights.get(ranks, || self.request.objective.weight(self.request, ranks))
     }
 
-    fn cutting(&self, layout: &Layout) -> Arc<Cutting> {
+    pub(crate) fn cutting(&self, layout: &Layout) -> Arc<Cutting> {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
         if let Some(cuts) = &layout.cuts {
             return Arc::new(Cutting::new(cuts));
@@ -422,65 +452,23 @@ impl<'a> Bounds<'a> {
     }
 
     fn probe(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Probed {
+        self.probe_with(layout, micro_batches, kind, Messages::Counted)
+    }
+
+    pub(crate) fn probe_with(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, messages: Messages) -> Probed {
         let is_cut = layout.pipeline > 1;
         let splits = layout.schedule.splits_backward();
         let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
-        let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, ..layout.clone() };
+        let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, stage_places: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
-        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind };
-        self.probes.get(key, || match Probe::new(&self.stacks, &plan, topology, costs, micro_batches, kind) {
+        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages };
+        self.probes.get(key, || match Probe::new(&self.stacks, &plan, (topology, costs), micro_batches, kind, messages) {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
         })
-    }
-
-    /// Of models that are no stack of equal blocks: all kernels of the fullest stage but for the update, which may be shared out.
-    fn of_kernels(&self, layout: &Layout, micro_batches: usize) -> Verdict {
-        if !self.space.speeds.is_empty() && layout.pipeline > 1 {
-            // Members differ in their cuts, and a stage's devices in their speed.
-            return Verdict::Least(0.0);
-        }
-        match self.kernels_of(&Layout { data: 1, ..layout.clone() }, None) {
-            Ok(longest) => self.verdict(layout, micro_batches, longest * micro_batches as f64, 0.0),
-            Err(verdict) => verdict,
-        }
-    }
-
-    /// The kernels of a micro-batch of the fullest stage, but for the update, on a kind of device or on the fastest.
-    fn kernels_of(&self, layout: &Layout, kind: Option<usize>) -> Result<f64, Verdict> {
-        let Request { topology, costs, base, .. } = *self.request;
-        let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-        let program = self.compiler.unplaced(&plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
-        let alone = match kind {
-            Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
-            None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
-        };
-        let alone = alone.map_err(|_| Verdict::Least(0.0))?;
-        let of_list = |(list, alone): (&StageProgram, &Alone)| {
-            let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
-            kernels(list, alone, 0..end)
-        };
-        Ok(program.lists.iter().zip(&alone).map(of_list).fold(0.0, f64::max))
-    }
-
-    /// Of such a layout: the longest chain of any rank, and what it keeps from step to step.
-    fn of_whole(&self, layout: &Layout, micro_batches: usize) -> Verdict {
-        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
-        let Request { topology, costs, oversubscription, .. } = *self.request;
-        let program = match self.compiler.unplaced(&plan) {
-            Ok(program) => program,
-            Err(error) => return Verdict::Indivisible(error.to_string()),
-        };
-        let Ok(alone) = alone(&program, topology, costs, oversubscription, plan.layout.bucket) else {
-            return Verdict::Least(0.0);
-        };
-        let chain = |(list, alone)| chain_of(list, alone, &plan);
-        let longest = program.lists.iter().zip(&alone).map(chain).fold(0.0, f64::max);
-        let memory = program.lists.iter().map(|list| Kept::of(list).total() + Held::of(list).most).fold(0.0, f64::max);
-        self.verdict(layout, micro_batches, longest, memory)
     }
 }
 
@@ -490,6 +478,32 @@ fn room_in_buckets(graph: &Graph) -> Bytes {
     const SINGLE_PRECISION: usize = 4;
     let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(ALIGNMENT)).sum();
     Bytes::new((elements * SINGLE_PRECISION) as u64)
+}
+
+/// Whether operators of different blocks read the same parameter.
+fn shares_parameters(graph: &Graph) -> bool {
+    let mut block_of = vec![None; graph.tensors.len()];
+    let reads = graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
+    let mut read = reads.flat_map(|operator| operator.inputs.iter().map(|input| (input.tensor.0, operator.block)));
+    let is_parameter = |tensor: usize| matches!(graph.tensors[tensor].role, Role::Parameter(_));
+    read.any(|(tensor, block)| is_parameter(tensor) && *block_of[tensor].get_or_insert(block) != block)
+}
+
+/// The runs of devices of one kind, where there are several and it is known what exchanges take on all of them.
+fn runs(request: &Request<'_>, devices: &Devices, is_stack: bool) -> Vec<Run> {
+    let are_known = devices.kinds.iter().all(|&kind| request.costs.knows_collectives(kind));
+    let speeds = speeds(request);
+    if !is_stack || !are_known || speeds.is_empty() {
+        return Vec::new();
+    }
+    let places = devices.places(request.devices);
+    let mut node_of = Vec::new();
+    for group in request.topology.node_groups() {
+        node_of.extend(std::iter::repeat_n(group.devices, group.devices * group.count));
+    }
+    let numbers: Vec<usize> = (0..places.len()).collect();
+    let runs = numbers.chunk_by(|&one, &next| places[one] == places[next]);
+    runs.map(|run| Run { devices: run.len(), node: node_of[run[0]], speed: speeds[run[0]] }).collect()
 }
 
 /// How fast each device is at matrix products; empty where all are of one kind.
@@ -514,10 +528,4 @@ fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, time
 /// Ranks of a stage that share out the same samples, or their tokens.
 fn inner_ranks(layout: &Layout) -> usize {
     layout.tensor * layout.context * layout.expert
-}
-
-fn chain_of(list: &StageProgram, alone: &Alone, plan: &Plan) -> f64 {
-    let all = 0..list.instructions.len() as u32;
-    let window = window(list, alone, &plan.overlap, &all);
-    window.free.busy.max(window.free.over).max(window.launches)
 }

@@ -2,14 +2,19 @@
 //!
 //! It knows where ranks lie, and not what they do.
 
-use foretell_program::{Axis, Mesh, Rank};
+use foretell_program::{Axis, Mesh, Program, Rank};
 use foretell_topologies::{DeviceId, Topology};
+use foretell_units::Bytes;
 
 /// The kinds of the devices that may be used.
 #[derive(Clone, Debug)]
 pub(crate) struct Devices {
     /// Their numbers in the topology, in the order of first use.
     pub(crate) kinds: Vec<usize>,
+    /// What a rank on each of these may use.
+    memory: Vec<Bytes>,
+    /// The least of that over each.
+    weights: Vec<f64>,
     /// The first device of each run of devices of one kind, and the place of its kind among these.
     runs: Vec<(usize, usize)>,
     /// Where there are more ranks than devices in the topology they begin again at the first.
@@ -17,8 +22,9 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    pub(crate) fn new(topology: &Topology, devices: usize) -> Self {
-        let mut found = Self { kinds: Vec::new(), runs: Vec::new(), count: topology.device_count().max(1) };
+    pub(crate) fn new(topology: &Topology, devices: usize, limit: Option<Bytes>) -> Self {
+        let (kinds, memory, weights, runs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut found = Self { kinds, memory, weights, runs, count: topology.device_count().max(1) };
         for device in 0..devices.min(topology.device_count()) {
             let kind = topology.kind_index(DeviceId(device));
             let place = found.kinds.iter().position(|&other| other == kind).unwrap_or_else(|| {
@@ -29,7 +35,52 @@ impl Devices {
                 found.runs.push((device, place));
             }
         }
+        let memory = found.kinds.iter().map(|&kind| topology.device_kinds()[kind].memory);
+        found.memory = memory.map(|memory| limit.map_or(memory, |limit| limit.min(memory))).collect();
+        let least = found.least_memory().value();
+        found.weights = found.memory.iter().map(|memory| least / memory.value().max(1.0)).collect();
         found
+    }
+
+    /// What a rank may use of the device that has the least.
+    pub(crate) fn least_memory(&self) -> Bytes {
+        self.memory.iter().copied().min().unwrap_or(Bytes::ZERO)
+    }
+
+    /// By the places of kinds among [`Self::kinds`]: the least memory over that of such a device. What a rank there holds, times this,
+    /// may be no more than the least.
+    pub(crate) fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// The weight of a kind by its number in the topology; the least of all where it is not said.
+    pub(crate) fn weight_of(&self, kind: Option<usize>) -> f64 {
+        let place = kind.and_then(|kind| self.kinds.iter().position(|&other| other == kind));
+        place.map_or_else(|| self.weights.iter().copied().fold(1.0, f64::min), |place| self.weights[place])
+    }
+
+    /// Of each list of a Program the weight of the device with the least memory that runs it.
+    pub(crate) fn weights_of_lists(&self, program: &Program) -> Vec<f64> {
+        if !self.are_mixed() {
+            return vec![1.0; program.lists.len()];
+        }
+        let mut weights = vec![0.0f64; program.lists.len()];
+        for (rank, &list) in program.list_of_rank.iter().enumerate() {
+            let weight = &mut weights[list as usize];
+            *weight = weight.max(self.weights[self.place_of(rank)]);
+        }
+        weights
+    }
+
+    /// What the ranks of each stage hold, as much less for each as its devices have more than the least; the most of it.
+    pub(crate) fn most_of_stages(&self, program: &Program, held: &[Bytes]) -> Bytes {
+        let weights = self.weights_of_lists(program);
+        let of_stage = |stage: usize| {
+            let own = program.lists.iter().zip(&weights).filter(|(list, _)| list.stage == stage).map(|(_, &weight)| weight);
+            own.fold(0.0, f64::max)
+        };
+        let most = held.iter().enumerate().map(|(stage, bytes)| bytes.value() * of_stage(stage)).fold(0.0, f64::max);
+        Bytes::new(most.ceil() as u64)
     }
 
     pub(crate) fn are_mixed(&self) -> bool {
@@ -39,6 +90,11 @@ impl Devices {
     /// A device's kind by its number in the topology.
     pub(crate) fn kind_of(&self, device: usize) -> Option<usize> {
         self.kinds.get(self.place_of(device)).copied()
+    }
+
+    /// Of each device the place of its kind; nothing where all are of one.
+    pub(crate) fn places(&self, devices: usize) -> Vec<usize> {
+        if self.are_mixed() { (0..devices.min(self.count)).map(|device| self.place_of(device)).collect() } else { Vec::new() }
     }
 
     fn place_of(&self, device: usize) -> usize {

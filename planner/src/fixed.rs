@@ -1,6 +1,6 @@
 //! Choices that are the user's, and how they are written: `--fix tensor=8,pipeline=4,...`.
 
-use foretell_program::{Recompute, Schedule};
+use foretell_program::{Recompute, Schedule, StageLayout};
 use foretell_units::Bytes;
 use thiserror::Error;
 
@@ -33,6 +33,10 @@ pub struct Fixed {
     pub sequence_parallel: Option<bool>,
     /// Bytes of gradients that are reduced together.
     pub bucket: Option<Bytes>,
+    /// Meshes of the stages' own: `2x4+2x4+1x8` are three with two, two and one ranks of `data`, and four, four and eight of `tensor`.
+    pub stages: Option<Vec<StageLayout>>,
+    /// Of each stage its place along the devices, `1+0`: in order where it is so fixed.
+    pub stage_places: Option<Vec<usize>>,
 }
 
 /// Why a `--fix` cannot be read.
@@ -79,6 +83,19 @@ impl std::str::FromStr for Fixed {
                 "bucket" => {
                     let size = value.trim().parse().ok().filter(|size| *size > Bytes::ZERO);
                     fixed.bucket = Some(size.ok_or_else(|| wrong("a bucket is a size such as 25MiB"))?);
+                }
+                "stages" => {
+                    let stage = |text: &str| {
+                        let (data, tensor) = text.split_once('x')?;
+                        let sizes = [data, tensor].map(|size| size.trim().parse().ok().filter(|&size: &usize| size > 0));
+                        Some(StageLayout { data: sizes[0]?, tensor: sizes[1]?, ..StageLayout::default() })
+                    };
+                    let stages: Option<Vec<StageLayout>> = value.split('+').map(stage).collect();
+                    fixed.stages = Some(stages.ok_or_else(|| wrong("stages are `data` x `tensor` of each, such as 2x4+1x8"))?);
+                }
+                "stage_places" => {
+                    let places: Result<Vec<usize>, _> = value.split('+').map(|place| place.trim().parse()).collect();
+                    fixed.stage_places = Some(places.map_err(|_| wrong("places are numbers such as 2+3+0+1, from 0 on"))?);
                 }
                 "schedule" => {
                     let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());

@@ -1,12 +1,20 @@
 //! The layouts of a family: what ranks of `data` share, how ranks lie on the devices, and how gradients are bundled.
 
 use crate::space::{Family, Space};
-use foretell_program::{Axis, Layout, cuts_by_speed};
+use foretell_program::{Axis, Layout, StageLayout, cuts_by_speed};
 use foretell_units::Bytes;
+use std::ops::Range;
 
 /// Buckets that are considered beside the plan's own (25 MiB unless it says otherwise, PyTorch DDP's default): fuller ones spend less on latency where many
 /// ranks reduce, and leave more to be reduced after the last pass. Megatron's have 40 million elements at least.
 const FULLER_BUCKETS: [Bytes; 1] = [Bytes::new(160 << 20)];
+
+/// Kinds of devices along a pipeline of which all orders are considered.
+const MOST_KINDS: usize = 3;
+
+/// Stages up to which the order of kinds matters for its own sake: with more, what the first and the last do beside their blocks is next
+/// to nothing. Where kinds differ in memory it matters for any number, since the first stages hold the most micro-batches.
+const MOST_ORDERED_STAGES: usize = 8;
 
 /// Sizes of buckets that a search considers: the user's alone; or the plan's own and, where the plan's stack leaves them open, fuller ones.
 pub(crate) fn bucket_sizes(own: Bytes, are_open: bool, fixed: Option<Bytes>) -> Vec<Bytes> {
@@ -27,7 +35,8 @@ impl Space<'_> {
     /// The layouts of a family.
     pub fn members(&self, family: &Family) -> Vec<Layout> {
         let mut members = Vec::new();
-        let data = family.layout.data;
+        let stages = family.layout.stages.iter().flatten().map(|stage| stage.data);
+        let data = stages.fold(family.layout.data, usize::max);
         // With a pipeline ZeRO's later stages gather and reduce for each micro-batch anew: DeepSpeed refuses them, and we leave them to `fixed`.
         let usual: &[usize] = match (data, family.layout.pipeline) {
             (1, _) => &[0],
@@ -35,20 +44,31 @@ impl Space<'_> {
             (_, 1) => &[0, 1, 2, 3],
             _ => &[0, 1],
         };
-        let stages = self.fixed.zero.as_ref().map_or(usual, std::slice::from_ref);
-        for &zero in stages {
+        let zeros = self.fixed.zero.as_ref().map_or(usual, std::slice::from_ref);
+        let lying = self.lying(&family.layout);
+        for &zero in zeros {
             for shard_group in self.shard_groups(&family.layout, zero) {
-                for placement in self.placements(&family.layout) {
-                    for &bucket in self.different_buckets(&family.layout) {
-                        let member = Layout { zero, shard_group, placement: placement.clone(), bucket, ..family.layout.clone() };
-                        let cuts = self.cuts_by_speed(&member);
-                        members.extend(cuts.map(|cuts| Layout { cuts: Some(cuts), ..member.clone() }));
-                        members.push(member);
-                    }
+                for &bucket in self.different_buckets(&family.layout) {
+                    members.extend(lying.iter().map(|lying| Layout { zero, shard_group, bucket, ..lying.clone() }));
                 }
             }
         }
         members
+    }
+
+    /// A layout in all ways in which its ranks and blocks may lie on the devices.
+    fn lying(&self, layout: &Layout) -> Vec<Layout> {
+        let mut found = Vec::new();
+        for placement in self.placements(layout) {
+            let placed = Layout { placement, ..layout.clone() };
+            for stage_places in self.orders(&placed) {
+                let member = Layout { stage_places, ..placed.clone() };
+                let cuts = self.cuts_by_speed(&member);
+                found.extend(cuts.map(|cuts| Layout { cuts: Some(cuts), ..member.clone() }));
+                found.push(member);
+            }
+        }
+        found
     }
 
     /// How many layouts there are beside so many members of a family whose Programs are those of some of these.
@@ -66,18 +86,69 @@ impl Space<'_> {
 
     /// Cuts such that the stage that takes longest takes as little as can be, where stages lie on devices of several speeds.
     fn cuts_by_speed(&self, layout: &Layout) -> Option<Vec<usize>> {
-        let stages = layout.pipeline;
-        let ranks = layout.data * layout.tensor * layout.context * layout.expert;
-        let is_plain =
-            layout.virtual_stages == 1 && layout.placement.is_none() && layout.cuts.is_none() && layout.stages.is_none();
-        if !is_plain || stages < 2 || self.speeds.len() < ranks * stages {
+        if let Some(stages) = layout.stages.as_ref().filter(|_| layout.cuts.is_none() && layout.virtual_stages == 1) {
+            let mut end = 0;
+            let mut speed_of = |stage: &StageLayout| {
+                let ranks = stage.data * stage.tensor * stage.context * stage.expert;
+                end += ranks;
+                let devices = self.speeds.get(end - ranks..end)?;
+                Some(devices.iter().copied().fold(f64::INFINITY, f64::min) * ranks as f64)
+            };
+            let speeds = stages.iter().map(&mut speed_of).collect::<Option<Vec<f64>>>()?;
+            return Some(cuts_by_speed(&self.work, &speeds));
+        }
+        if !self.is_plain(layout) || self.speeds.len() < stage_ranks(layout) * layout.pipeline {
             return None;
         }
-        let of_stage =
-            |stage: usize| self.speeds[stage * ranks..(stage + 1) * ranks].iter().copied().fold(f64::INFINITY, f64::min);
-        let speeds: Vec<f64> = (0..stages).map(of_stage).collect();
+        let speeds: Vec<f64> = (0..layout.pipeline)
+            .map(|stage| self.speeds[self.devices_of(layout, stage)].iter().copied().fold(f64::INFINITY, f64::min))
+            .collect();
         let is_mixed = speeds.iter().any(|&speed| speed != speeds[0]);
         is_mixed.then(|| cuts_by_speed(&self.work, &speeds))
+    }
+
+    /// Orders of the stages along the devices: the usual one, and where they lie on a few kinds of devices all orders of these, since the
+    /// first stages hold the most micro-batches, and the ends have more to do than the blocks between them.
+    fn orders(&self, layout: &Layout) -> Vec<Option<Vec<usize>>> {
+        if let Some(fixed) = self.fixed.stage_places.as_ref().or(self.base.stage_places.as_ref()) {
+            let mut places = fixed.clone();
+            places.sort_unstable();
+            // Those of other pipelines are of no layout of this one.
+            let is_order = places.into_iter().eq(0..layout.pipeline);
+            return if is_order { vec![Some(fixed.clone()).filter(|places| !places.is_sorted())] } else { Vec::new() };
+        }
+        let matters = self.memory_differs || layout.pipeline <= MOST_ORDERED_STAGES;
+        if !matters || !self.is_plain(layout) || self.kinds.len() < stage_ranks(layout) * layout.pipeline {
+            return vec![None];
+        }
+        // A place on devices of several kinds is as the first of them.
+        let of_place: Vec<usize> = (0..layout.pipeline).map(|place| self.kinds[self.devices_of(layout, place).start]).collect();
+        let mut kinds: Vec<usize> = Vec::new();
+        for &kind in &of_place {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        if kinds.len() > MOST_KINDS {
+            return vec![None];
+        }
+        let places_of = |kind: &usize| (0..layout.pipeline).filter(|&place| of_place[place] == *kind).collect::<Vec<_>>();
+        let in_order = |kinds: Vec<usize>| kinds.iter().flat_map(places_of).collect::<Vec<usize>>();
+        let others = permutations(&kinds).into_iter().map(in_order).filter(|order| !order.is_sorted()).map(Some);
+        [None].into_iter().chain(others).collect()
+    }
+
+    /// Whether each stage has one chunk, and they lie along the devices one after the other.
+    fn is_plain(&self, layout: &Layout) -> bool {
+        let is_cut_otherwise = layout.cuts.is_some() || layout.stages.is_some();
+        layout.pipeline > 1 && layout.virtual_stages == 1 && layout.placement.is_none() && !is_cut_otherwise
+    }
+
+    /// The devices of a stage of a plain layout.
+    fn devices_of(&self, layout: &Layout, stage: usize) -> Range<usize> {
+        let place = layout.stage_places.as_ref().map_or(stage, |places| places[stage]);
+        let ranks = stage_ranks(layout);
+        place * ranks..(place + 1) * ranks
     }
 
     /// Shard groups: all of `data`, or, where parameters are gathered again and again, the ranks of it that are in one node (HSDP).
@@ -106,4 +177,21 @@ impl Space<'_> {
         let inside = vec![Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline];
         [None].into_iter().chain(is_worth_it.then_some(Some(inside))).collect()
     }
+}
+
+/// Ranks of each stage.
+fn stage_ranks(layout: &Layout) -> usize {
+    layout.data * layout.tensor * layout.context * layout.expert
+}
+
+/// All orders of some things, the given one first.
+fn permutations(things: &[usize]) -> Vec<Vec<usize>> {
+    if things.is_empty() {
+        return vec![Vec::new()];
+    }
+    let with_first = |(place, &first): (usize, &usize)| {
+        let rest = [&things[..place], &things[place + 1..]].concat();
+        permutations(&rest).into_iter().map(move |rest| [vec![first], rest].concat())
+    };
+    things.iter().enumerate().flat_map(with_first).collect()
 }

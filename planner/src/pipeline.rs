@@ -115,6 +115,8 @@ pub(crate) struct Pieces<'a> {
     kinds: Vec<Vec<Piece>>,
     /// Of each stage, the place of its devices' kind among these.
     of_stage: &'a [usize],
+    /// By the device's kind, what a byte on it counts.
+    weights: &'a [f64],
     schedule: Schedule,
     stages: usize,
     chunks: usize,
@@ -132,13 +134,14 @@ impl<'a> Pieces<'a> {
     pub(crate) fn new(
         probes: &[Arc<Probe>],
         of_stage: &'a [usize],
+        weights: &'a [f64],
         cutting: &'a Cutting,
         schedule: Schedule,
         chunks: usize,
     ) -> Self {
         let stages = of_stage.len();
         let kinds = probes.iter().map(|probe| pieces_on(probe, cutting, schedule, stages, chunks)).collect();
-        Self { cutting, kinds, of_stage, schedule, stages, chunks }
+        Self { cutting, kinds, of_stage, weights, schedule, stages, chunks }
     }
 
     fn of(&self, stage: usize, chunk: usize) -> &Piece {
@@ -231,8 +234,8 @@ impl<'a> Pieces<'a> {
         most.get()
     }
 
-    /// The bytes that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out some among ranks, and the micro-batches
-    /// that it has begun, with so many times the samples of the pieces'.
+    /// The bytes, weighed by their devices, that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out
+    /// some among ranks, and the micro-batches that it has begun, with so many times the samples of the pieces'.
     pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
         let of_stage = |stage: usize| -> f64 {
             let mut extra: f64 = 0.0;
@@ -245,7 +248,7 @@ impl<'a> Pieces<'a> {
                 piece.kept.shared_out(zero, ranks).total() + piece.held.between * times * held as f64
             };
             let all: f64 = (0..self.chunks).map(of_chunk).sum();
-            all + extra
+            (all + extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
         };
         (0..self.stages).map(of_stage).fold(0.0, f64::max)
     }

@@ -7,7 +7,7 @@
 
 use crate::windows::{Busy, Chain, Held, Kept, Window, busy, gathers, head, kernels, tail, window};
 use foretell_models::Model;
-use foretell_program::{Axis, Compiler, Layout, Operation, Plan, PlanError, StagePass, StageProgram};
+use foretell_program::{Axis, CollectiveRole, Compiler, Layout, Operation, Plan, PlanError, StagePass, StageProgram};
 use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone, alone_on};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds};
@@ -74,6 +74,13 @@ pub(crate) struct Probe {
     is_cut: bool,
 }
 
+/// Whether messages between stages take any time: they do not where it is not known of which sizes they are, and whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Messages {
+    Counted,
+    LeftOut,
+}
+
 /// Why a layout has no probe.
 #[derive(Debug)]
 pub(crate) enum ProbeError {
@@ -88,10 +95,10 @@ impl Probe {
     pub(crate) fn new(
         stacks: &Stacks<'_>,
         plan: &Plan,
-        topology: &Topology,
-        costs: &CostModel,
+        (topology, costs): (&Topology, &CostModel),
         micro_batches: usize,
         kind: Option<usize>,
+        messages: Messages,
     ) -> Result<Self, ProbeError> {
         let is_cut = plan.layout.pipeline == PROBE_STAGES;
         let summarise = |layers: usize, cuts: Option<Vec<usize>>| -> Result<Vec<Piece>, ProbeError> {
@@ -105,7 +112,10 @@ impl Probe {
                 None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
             let mut alone = alone.map_err(ProbeError::Simulation)?;
-            level_sends(&program.lists, &mut alone);
+            match messages {
+                Messages::Counted => level_sends(&program.lists, &mut alone),
+                Messages::LeftOut => leave_out_messages(&program.lists, &mut alone),
+            }
             Ok(program.lists.iter().zip(&alone).map(|(list, alone)| piece(list, alone, &plan)).collect())
         };
         let pieces = if is_cut {
@@ -191,6 +201,38 @@ fn level_sends(lists: &[StageProgram], alone: &mut [Alone]) {
                         *duration = *least;
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Messages take no time, nor does launching them; and no more do the exchanges nearest to them: sums that a stage makes before it sends
+/// may be made after it was received between unequal meshes.
+fn leave_out_messages(lists: &[StageProgram], alone: &mut [Alone]) {
+    for (list, alone) in lists.iter().zip(alone) {
+        let operation = |index: usize| &*list.instructions[index].operation;
+        let is_message = |index: usize| matches!(operation(index), Operation::Send { .. } | Operation::Receive { .. });
+        let is_exchange = |&index: &usize| matches!(operation(index), Operation::Collective { role: CollectiveRole::Tensor, .. });
+        let mut are_left_out: Vec<bool> = (0..list.instructions.len()).map(is_message).collect();
+        for pass in &list.passes {
+            let range = pass.instructions.start as usize..pass.instructions.end as usize;
+            if range.clone().any(is_message) {
+                let (first, last) = (range.clone().find(is_exchange), range.clone().rfind(is_exchange));
+                first.into_iter().chain(last).for_each(|index| are_left_out[index] = true);
+            }
+        }
+        let (mut before, mut left_out) = (Picoseconds::ZERO, Picoseconds::ZERO);
+        for (index, is_left_out) in are_left_out.into_iter().enumerate() {
+            if is_left_out {
+                (alone.durations[index], alone.in_full_buckets[index]) = (Picoseconds::ZERO, Picoseconds::ZERO);
+            }
+            if let Some(launched) = alone.launched.get_mut(index) {
+                let own = launched.saturating_sub(before);
+                before = *launched;
+                if is_left_out {
+                    left_out += own;
+                }
+                *launched = launched.saturating_sub(left_out);
             }
         }
     }

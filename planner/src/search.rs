@@ -254,14 +254,14 @@ impl Searcher<'_> {
         Ok(Fate::Simulated(Box::new(Kept { value, index, plan, program: Some(program) })))
     }
 
-    /// What the fullest device holds: our executor the arena, another framework what its profile says.
+    /// What the fullest device holds, weighed by its memory: our executor the arena, another framework what its profile says.
     fn memory_of(&self, program: &Program) -> Bytes {
         let request = self.request;
-        if request.base.stack.is_own() {
-            return program.arenas().into_iter().max().unwrap_or(Bytes::ZERO);
-        }
-        let of_stages = device_memory_by_stage(program, request.topology, request.costs);
-        of_stages.iter().map(Footprint::total).max().unwrap_or(Bytes::ZERO)
+        let held = match request.base.stack.is_own() {
+            true => program.arenas(),
+            false => device_memory_by_stage(program, request.topology, request.costs).iter().map(Footprint::total).collect(),
+        };
+        self.bounds.devices.most_of_stages(program, &held)
     }
 
     /// The places of what would be returned: the best, and then the best of other kinds, as long as there are any.
@@ -296,7 +296,7 @@ impl Searcher<'_> {
             found.map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))
         });
         let all = all.collect::<Result<Vec<Returned>, PlannerError>>()?;
-        let needed = all.iter().map(|one| one.memory.iter().copied().max().unwrap_or(Bytes::ZERO));
+        let needed = all.iter().map(|one| self.bounds.devices.most_of_stages(&one.training, &one.memory));
         let misfit = needed.enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
         let Some((place, needed)) = misfit else { return Ok(Some(all)) };
         self.kept.remove(places[place]);

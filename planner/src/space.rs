@@ -1,6 +1,7 @@
 //! The space of layouts: every way to share out the devices, the batch and the memory that the compiler can lay out.
 
 use crate::fixed::Fixed;
+use crate::own_meshes::Run;
 use foretell_program::{ContextMethod, Layout, Recompute, Schedule};
 use foretell_units::Bytes;
 
@@ -58,6 +59,14 @@ pub struct Space<'a> {
     pub work: Vec<f64>,
     /// How fast each device is, where they are of several kinds; empty where they are of one.
     pub speeds: Vec<f64>,
+    /// Of each device the number of its kind, where they are of several; empty where they are of one.
+    pub kinds: Vec<usize>,
+    /// The runs of devices of one kind, where stages may have meshes of their own on them; else empty.
+    pub runs: Vec<Run>,
+    /// Whether blocks share parameters.
+    pub shares_parameters: bool,
+    /// Whether these kinds have different memories.
+    pub memory_differs: bool,
 }
 
 /// Layouts that differ only in what their ranks of `data` share and how they are placed.
@@ -74,7 +83,10 @@ impl Space<'_> {
     /// the one mesh, if there are as many devices. Else a mesh always has a divisor of the devices: what is left idle then is whole
     /// nodes' worth.
     pub fn families(&self) -> Vec<Family> {
-        let mut families = Vec::new();
+        let mut families = self.own_meshes();
+        if self.fixed.stages.is_some() {
+            return families;
+        }
         for context in self.contexts() {
             for expert in self.expert_sizes() {
                 // What is left for the other axes.
@@ -236,7 +248,7 @@ impl Space<'_> {
         }
     }
 
-    fn with_micro_batches(&self, mesh: &Layout, samples: usize) -> Vec<Family> {
+    pub(crate) fn with_micro_batches(&self, mesh: &Layout, samples: usize) -> Vec<Family> {
         let mut families = Vec::new();
         let most = MOST_MICRO_BATCHES.max(MICRO_BATCHES_PER_STAGE * mesh.pipeline);
         for micro_batch in divisors(samples) {
@@ -298,12 +310,12 @@ fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
     (2..=MOST_CHUNKS).filter(|&chunks| chunks == 2 || chunks == 4 || inner > 0 && inner.is_multiple_of(stages * chunks)).collect()
 }
 
-fn greatest_common_divisor(one: usize, other: usize) -> usize {
+pub(crate) fn greatest_common_divisor(one: usize, other: usize) -> usize {
     if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// The divisors of a number, ascending: those up to its root, each with its counterpart.
-fn divisors(number: usize) -> Vec<usize> {
+pub(crate) fn divisors(number: usize) -> Vec<usize> {
     let small: Vec<usize> = (1..=number.isqrt()).filter(|&divisor| number.is_multiple_of(divisor)).collect();
     let large = small.iter().rev().map(|divisor| number / divisor).filter(|&large| large > number.isqrt());
     small.iter().copied().chain(large).collect()
@@ -329,6 +341,10 @@ mod tests {
             gradients: Bytes::ZERO,
             work: vec![1.0; blocks],
             speeds: Vec::new(),
+            kinds: Vec::new(),
+            runs: Vec::new(),
+            shares_parameters: false,
+            memory_differs: false,
         };
         space.families().iter().flat_map(|family| space.members(family)).collect()
     }

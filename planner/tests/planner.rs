@@ -4,11 +4,11 @@
 use foretell_models::{DropoutRate, Model, Stem};
 use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
 use foretell_program::{
-    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Overlap, Plan, Profile, Recompute, Sample, Schedule, StageProgram,
-    compile,
+    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Overlap, Plan, Profile, Rank, Recompute, Sample, Schedule,
+    StageLayout, StageProgram, compile,
 };
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
-use foretell_topologies::Topology;
+use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use proptest::prelude::*;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80g").expect("in the library"));
 
 static MIXED: LazyLock<Topology> = LazyLock::new(|| {
-    let text = "name: mixed\ndevices:\n  slow: {base: a100-sxm-80g}\n  fast: {base: h100-sxm-80g}\nnodes:\n  \
+    let text = "name: mixed\ndevices:\n  slow: {base: a100-sxm-80g, memory: 40GiB}\n  fast: {base: h100-sxm-80g}\nnodes:\n  \
                 - {name: new, count: 2, devices: {kind: fast, count: 4}, link: nvswitch-450GB/s, nics: {count: 4, bandwidth: 400Gbit/s}}\n  \
                 - {name: old, count: 3, devices: {kind: slow, count: 4}, link: nvswitch-300GB/s, nics: {count: 4, bandwidth: 200Gbit/s}}\n\
                 network: {kind: switch, latency: 5us}\n";
@@ -65,11 +65,13 @@ prop_compose! {
         inside in any::<bool>(),
         kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without in any::<[bool; 3]>(),
+        turned in 0usize..6,
     ) -> Plan {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
+        let stage_places = (turned > 0).then(|| (0..pipeline).map(|stage| (stage + turned) % pipeline).collect());
         let bucket = Bytes::new(kib << 10);
         let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
-        let layout = Layout { zero, sequence_parallel, placement, bucket, ..mesh };
+        let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         let overlap = Overlap { tensor: !without[0], gradients: !without[1], parameters: !without[2], ..Overlap::default() };
         Plan { optimizer, overlap, ..Plan::new(layout, data * micro_batch * micro_batches) }
@@ -124,6 +126,38 @@ proptest! {
 
     #[test]
     fn on_unequal_devices_neither(model in models(), plan in plans(), stack in prop_oneof![Just("foretell"), Just("megatron-core")]) {
+        let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.precision).expect("the library knows it");
+        bounded(&model, &plan, &MIXED, &costs)?;
+    }
+}
+
+/// Meshes of stages' own on [`MIXED`], whose micro-batches have eight samples.
+fn own_stages() -> impl Strategy<Value = Vec<StageLayout>> {
+    let sizes = proptest::sample::select(vec![(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4)]);
+    proptest::collection::vec(sizes, 2..5)
+        .prop_filter("there are twenty devices", |sizes| sizes.iter().map(|(data, tensor)| data * tensor).sum::<usize>() <= 20)
+        .prop_map(|sizes| {
+            sizes.into_iter().map(|(data, tensor)| StageLayout { data, tensor, ..StageLayout::default() }).collect()
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: bound_cases(), ..ProptestConfig::default() })]
+
+    #[test]
+    fn of_stages_with_meshes_of_their_own_neither(
+        layers in 5usize..10, hidden in prop_oneof![Just(16usize), Just(256)], plan in plans(), stages in own_stages(),
+        stack in prop_oneof![Just("foretell"), Just("megatron-core")]
+    ) {
+        let none = DropoutRate::NONE;
+        let model = Model::Gpt {
+            layers, hidden, heads: 4, ffn: None, vocab: 64, sequence: 16, tied_embeddings: false, dropout: none, attention_dropout: none,
+        };
+        let schedule = if plan.layout.schedule.splits_backward() { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
+        let (micro_batch, pipeline, micro_batches) = (8 / stages[0].data, stages.len(), plan.micro_batches().expect("they divide"));
+        let base = Layout { data: 1, tensor: 1, placement: None, stage_places: None, virtual_stages: 1, ..plan.layout.clone() };
+        let layout = Layout { stages: Some(stages), pipeline, micro_batch, schedule, ..base };
+        let plan = Plan { layout, global_batch: 8 * micro_batches, ..plan };
         let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.precision).expect("the library knows it");
         bounded(&model, &plan, &MIXED, &costs)?;
     }
@@ -196,25 +230,83 @@ proptest! {
 
 #[test]
 fn on_unequal_devices_too_the_search_finds_what_trying_everything_finds() {
-    let text = "name: two\ndevices:\n  slow: {base: v100-sxm-32g}\n  fast: {base: a100-sxm-80g}\nnodes:\n  \
-                - {name: old, count: 1, devices: {kind: slow, count: 2}, link: nvlink-mesh-150GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n  \
+    let mut turned = 0;
+    for memory in ["32GiB", "30MiB"] {
+        let text = format!(
+            "name: two\ndevices:\n  slow: {{base: v100-sxm-32g, memory: {memory}}}\n  fast: {{base: a100-sxm-80g}}\nnodes:\n  \
+                - {{name: old, count: 1, devices: {{kind: slow, count: 2}}, link: nvlink-mesh-150GB/s, nics: {{count: 1, bandwidth: 100Gbit/s}}}}\n  \
+                - {{name: new, count: 1, devices: {{kind: fast, count: 2}}, link: nvswitch-300GB/s, nics: {{count: 1, bandwidth: 100Gbit/s}}}}\n\
+                network: {{kind: switch, latency: 5us}}\n"
+        );
+        let topology = Topology::from_yaml(&text, "two.yaml").expect("it is sound");
+        let model = Model::Mlp { widths: vec![1024; 9] };
+        let costs = CostModel::new(None, &topology);
+        let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16384) };
+        let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
+        let planned = plan(&request).expect("something fits");
+        let all = layouts(&request).expect("the model is sound");
+        let uneven = all.iter().filter(|layout| layout.cuts.is_some()).count();
+        assert!(uneven > 0, "stages on slower devices may have fewer blocks");
+        let steps = all.into_iter().filter_map(|layout| {
+            let compiled = compile(&model, "model", &Plan { layout, ..base.clone() }).ok()?;
+            let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?;
+            let arenas = compiled.arenas();
+            let mesh = &compiled.training.mesh;
+            let fits = (0..mesh.world_size())
+                .all(|rank| arenas[mesh.stage_of(Rank(rank))] <= topology.device_kind(DeviceId(rank)).memory);
+            fits.then_some(prediction.step_seconds)
+        });
+        let best = &planned.candidates[0];
+        assert_eq!(steps.reduce(Seconds::min), Some(best.prediction.step_seconds), "{memory}");
+        assert!(best.prediction.fits);
+        turned += usize::from(best.plan.layout.stage_places.is_some());
+        let fixed = |text: &str| Request { fixed: text.parse().expect("well formed"), ..request.clone() };
+        let found = plan(&fixed("stage_places=1+0,micro_batch=256")).expect("something fits").candidates[0].plan.layout.clone();
+        assert_eq!((found.pipeline, found.stage_places), (2, Some(vec![1, 0])));
+        assert!(layouts(&fixed("stage_places=0+1")).expect("sound").iter().all(|layout| layout.stage_places.is_none()));
+        assert!(plan(&fixed("stage_places=5+0")).is_err(), "there are no such places");
+    }
+    assert!(turned > 0, "what holds the most lies on the devices with the most memory");
+}
+
+#[test]
+fn stages_have_meshes_of_their_own_where_these_are_the_best() {
+    let text = "name: six\ndevices:\n  slow: {base: v100-sxm-32g}\n  fast: {base: a100-sxm-80g}\nnodes:\n  \
+                - {name: old, count: 1, devices: {kind: slow, count: 4}, link: nvlink-mesh-150GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n  \
                 - {name: new, count: 1, devices: {kind: fast, count: 2}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n\
                 network: {kind: switch, latency: 5us}\n";
-    let topology = Topology::from_yaml(text, "two.yaml").expect("it is sound");
-    let model = Model::Mlp { widths: vec![2048; 9] };
-    let costs = CostModel::new(None, &topology);
-    let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
-    let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
+    let topology = Topology::from_yaml(text, "six.yaml").expect("it is sound");
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 6,
+        hidden: 1024,
+        heads: 16,
+        ffn: None,
+        vocab: 1024,
+        sequence: 256,
+        tied_embeddings: false,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp16).expect("the library knows it");
+    let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16) };
+    let fixed = "recompute=none,virtual_stages=1,context=1".parse().expect("well formed");
+    let request = Request { tolerance: 0.0, fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
     let planned = plan(&request).expect("something fits");
     let all = layouts(&request).expect("the model is sound");
-    let uneven = all.iter().filter(|layout| layout.cuts.is_some()).count();
-    assert!(uneven > 0, "stages on slower devices may have fewer blocks");
-    let steps = all.into_iter().filter_map(|layout| {
+    let of_all = |layout: Layout| {
         let compiled = compile(&model, "model", &Plan { layout, ..base.clone() }).ok()?;
-        let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?;
-        Some(prediction.step_seconds)
-    });
-    assert_eq!(steps.reduce(Seconds::min), Some(planned.candidates[0].prediction.step_seconds));
+        Some(predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).ok()?.0.step_seconds)
+    };
+    assert!(all.iter().any(|layout| layout.stages.is_none()));
+    let steps = all.into_iter().filter_map(of_all);
+    let best = &planned.candidates[0];
+    assert_eq!(steps.reduce(Seconds::min), Some(best.prediction.step_seconds));
+    let stages = best.plan.layout.stages.clone().expect("four slow devices and two fast ones want meshes of their own");
+    let fixed = "stages=1x4+2x1,micro_batch=4".parse().expect("well formed");
+    let fixed = layouts(&Request { fixed, ..request.clone() }).expect("the model is sound");
+    let meshes = |layout: &Layout| layout.stages.iter().flatten().map(|stage| (stage.data, stage.tensor)).collect::<Vec<_>>();
+    assert!(!fixed.is_empty() && fixed.iter().all(|layout| meshes(layout) == [(1, 4), (2, 1)]), "{stages:?}");
 }
 
 #[test]

@@ -86,15 +86,6 @@ pub fn compile_training(model: &Model, name: &str, plan: &Plan) -> Result<Progra
     Compiler::new(model, name).training(plan)
 }
 
-/// Compiles the training step without a memory plan: nothing has a place, and nothing waits for one. No simulation of the whole Program
-/// waits for less, so that bounds can be made of it; it cannot be executed.
-///
-/// # Errors
-/// As [`compile`].
-pub fn compile_unplaced(model: &Model, name: &str, plan: &Plan) -> Result<Program, PlanError> {
-    Compiler::new(model, name).unplaced(plan)
-}
-
 /// The graph of a training step's micro-batch as the first stage's mesh has it, with that mesh, before it is shared out.
 pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(Graph, StageMesh), PlanError> {
     plan.validate()?;

@@ -182,14 +182,16 @@ impl StageMesh {
 /// The ranks of a run: a mesh for each pipeline stage, and the order in which the axes vary over the ranks.
 ///
 /// Where all stages are as large, the pipeline is an axis like the others. Where they are not, the ranks of a stage follow those of the stage
-/// before it.
+/// before it. The stages lie along the ranks in their order, unless [`Mesh::with_stage_places`] says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     /// Of every stage; one for all of them where they are alike.
     stages: Vec<StageMesh>,
     /// How many stages there are.
     pipeline: usize,
-    /// Where stages are not as large as each other: the first rank of each, and then how many there are.
+    /// Of each stage its place along the ranks, and of each place its stage; none where the stages lie in order.
+    places: Option<[Vec<usize>; 2]>,
+    /// Where stages are not as large as each other: the first rank at each place, and then how many there are.
     firsts: Option<Vec<usize>>,
     /// Fastest first; every axis once.
     order: [Axis; 6],
@@ -204,7 +206,7 @@ impl Mesh {
 
     /// A mesh of `pipeline` stages that are alike. Returns `None` as [`Mesh::new`] does.
     pub fn alike(stage: StageMesh, pipeline: usize, order: &[Axis]) -> Option<Self> {
-        (pipeline > 0).then_some(Self { stages: vec![stage], pipeline, firsts: None, order: complete(order)? })
+        (pipeline > 0).then_some(Self { stages: vec![stage], pipeline, places: None, firsts: None, order: complete(order)? })
     }
 
     /// A mesh of stages that have meshes of their own. Returns `None` as [`Mesh::new`] does.
@@ -213,15 +215,25 @@ impl Mesh {
         if stages.iter().all(|stage| stage == first) {
             return Self::alike(first.clone(), stages.len(), order);
         }
-        let firsts = (!stages.iter().all(|stage| stage.is_as_large_as(first))).then(|| {
-            let mut firsts = vec![0];
-            firsts.extend(stages.iter().scan(0, |end, stage| {
-                *end += stage.ranks();
-                Some(*end)
-            }));
-            firsts
-        });
-        Some(Self { pipeline: stages.len(), stages, firsts, order: complete(order)? })
+        let is_even = stages.iter().all(|stage| stage.is_as_large_as(first));
+        let firsts = (!is_even).then(|| first_ranks(stages.iter()));
+        Some(Self { pipeline: stages.len(), stages, places: None, firsts, order: complete(order)? })
+    }
+
+    /// The same with each stage at a place of its own along the ranks: that of stage n is `places[n]`. Returns `None` where these are not
+    /// the places of all stages, each once.
+    pub fn with_stage_places(mut self, places: &[usize]) -> Option<Self> {
+        let mut stage_at = vec![None; self.pipeline];
+        for (stage, &place) in places.iter().enumerate() {
+            stage_at.get_mut(place).filter(|stage| stage.is_none())?.replace(stage);
+        }
+        let stage_at = stage_at.into_iter().collect::<Option<Vec<usize>>>()?;
+        if places.is_sorted() {
+            return Some(self);
+        }
+        self.firsts = self.firsts.is_some().then(|| first_ranks(stage_at.iter().map(|&stage| self.stage(stage))));
+        self.places = Some([places.to_vec(), stage_at]);
+        Some(self)
     }
 
     /// How many ranks there are.
@@ -255,13 +267,14 @@ impl Mesh {
     /// The rank at a position.
     pub fn rank(&self, coordinates: Coordinates) -> Rank {
         let stage = coordinates.along(Axis::Pipeline);
+        let place = self.places.as_ref().map_or(stage, |[places, _]| places[stage]);
         let mut stride = 1;
-        let mut rank = self.firsts.as_ref().map_or(0, |firsts| firsts[stage]);
+        let mut rank = self.firsts.as_ref().map_or(0, |firsts| firsts[place]);
         for axis in self.order {
             if axis == Axis::Pipeline && self.firsts.is_some() {
                 continue;
             }
-            rank += coordinates.along(axis) * stride;
+            rank += if axis == Axis::Pipeline { place } else { coordinates.along(axis) } * stride;
             stride *= self.length(stage, axis);
         }
         Rank(rank)
@@ -272,16 +285,19 @@ impl Mesh {
         let mut coordinates = Coordinates([0; 6]);
         let mut rest = rank.0;
         let mut stage = 0;
+        let stage_at = |place: usize| self.places.as_ref().map_or(place, |[_, stages]| stages[place]);
         if let Some(firsts) = &self.firsts {
-            stage = firsts.partition_point(|&first| first <= rest).saturating_sub(1);
-            rest -= firsts[stage];
+            let place = firsts.partition_point(|&first| first <= rest).saturating_sub(1);
+            rest -= firsts[place];
+            stage = stage_at(place);
             coordinates = coordinates.with(Axis::Pipeline, stage);
         }
         for axis in self.order {
             if axis == Axis::Pipeline && self.firsts.is_some() {
                 continue;
             }
-            coordinates = coordinates.with(axis, rest % self.length(stage, axis));
+            let position = rest % self.length(stage, axis);
+            coordinates = coordinates.with(axis, if axis == Axis::Pipeline { stage_at(position) } else { position });
             rest /= self.length(stage, axis);
         }
         coordinates
@@ -290,7 +306,10 @@ impl Mesh {
     /// The ranks of a pipeline stage, ascending.
     pub fn stage_ranks(&self, stage: usize) -> Vec<Rank> {
         match &self.firsts {
-            Some(firsts) => (firsts[stage]..firsts[stage + 1]).map(Rank).collect(),
+            Some(firsts) => {
+                let place = self.places.as_ref().map_or(stage, |[places, _]| places[stage]);
+                (firsts[place]..firsts[place + 1]).map(Rank).collect()
+            }
             None => (0..self.world_size()).map(Rank).filter(|&rank| self.stage_of(rank) == stage).collect(),
         }
     }
@@ -303,6 +322,15 @@ impl Mesh {
     fn length(&self, stage: usize, axis: Axis) -> usize {
         if axis == Axis::Pipeline { self.pipeline } else { self.stage(stage).size(axis) }
     }
+}
+
+/// The first rank of each of some stages that follow each other, and then how many ranks there are.
+fn first_ranks<'a>(stages: impl Iterator<Item = &'a StageMesh>) -> Vec<usize> {
+    let ends = stages.scan(0, |end, stage| {
+        *end += stage.ranks();
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
 }
 
 /// An order with the axes that it leaves out, in the usual order; `None` where one stands twice.
@@ -465,6 +493,27 @@ mod tests {
         assert_eq!([before(0), before(1), before(2)], [0, 2, 3]);
         assert!((0..3).all(|stage| mesh.stage(stage).samples_at_once() == 4));
         assert!(StageMesh::new(|_| 1, &[2, 2]).is_none(), "a number for each position, or one for all");
+    }
+
+    #[test]
+    fn stages_may_lie_in_another_order() {
+        let size = |axis| if axis == Axis::Tensor { 2 } else { 1 };
+        let stage = |ranks: usize| StageMesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[1]).expect("a valid mesh");
+        let alike = Mesh::alike(StageMesh::new(size, &[1]).expect("a valid mesh"), 3, &[]).expect("a valid mesh");
+        let uneven = Mesh::of_stages(vec![stage(1), stage(2), stage(3)], &[]).expect("a valid mesh");
+        for (mesh, first) in [(alike, [2, 4, 0]), (uneven, [3, 4, 0])] {
+            let turned = mesh.clone().with_stage_places(&[1, 2, 0]).expect("places of all stages");
+            assert_eq!(turned.world_size(), mesh.world_size());
+            assert_eq!((0..3).map(|stage| turned.stage_ranks(stage)[0].0).collect::<Vec<_>>(), first);
+            for rank in (0..6).map(Rank) {
+                assert_eq!(turned.rank(turned.coordinates(rank)), rank);
+                assert!(turned.stage_ranks(turned.stage_of(rank)).contains(&rank));
+            }
+            assert_eq!(mesh.clone().with_stage_places(&[0, 1, 2]).as_ref(), Some(&mesh));
+            for wrong in [&[0, 1][..], &[0, 1, 1], &[1, 2, 3]] {
+                assert!(mesh.clone().with_stage_places(wrong).is_none(), "{wrong:?}");
+            }
+        }
     }
 
     #[test]

@@ -193,7 +193,13 @@ impl Plan {
                 Mesh::of_stages(stages, &order)
             }
         };
-        mesh.ok_or_else(invalid)
+        let mesh = mesh.ok_or_else(invalid)?;
+        let Some(places) = &layout.stage_places else { return Ok(mesh) };
+        mesh.with_stage_places(places).ok_or_else(|| PlanError::Invalid {
+            field: "stage_places",
+            reason: format!("{places:?} are not the places 0 to {} of {} stages", layout.pipeline - 1, layout.pipeline),
+            hint: "name each place once, that of the first stage first, or leave them out".into(),
+        })
     }
 
     /// Micro-batches of a step.

@@ -139,13 +139,18 @@ impl Schedule {
     /// What every stage may do until it holds as many micro-batches as it ever does, and then to the end of fewer micro-batches: one of these
     /// begins as [`Self::orders`] does. Many micro-batches cost no more than a few here.
     pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
-        // The steady state is reached with as many as there are stages; those that are left over are a group of their own.
-        let few = if micro_batches < 3 * stages { micro_batches } else { 2 * stages + micro_batches % stages };
+        let few = self.few_micro_batches(stages, micro_batches);
         match self {
-            Schedule::Gpipe => vec![self.orders(stages, micro_batches, chunks)],
             Schedule::ZeroBubbleV => greedy::all_zero_bubble_v(stages, few).collect(),
             _ => vec![self.orders(stages, few, chunks)],
         }
+    }
+
+    /// The least number of micro-batches whose [`Self::beginnings`] are those of so many.
+    pub fn few_micro_batches(self, stages: usize, micro_batches: usize) -> usize {
+        // The steady state is reached with as many as there are stages; those that are left over are a group of their own.
+        let is_few = self == Schedule::Gpipe || micro_batches < 3 * stages;
+        if is_few { micro_batches } else { 2 * stages + micro_batches % stages }
     }
 
     /// What one stage does, in order.

@@ -97,6 +97,11 @@ fn operators() -> impl Strategy<Value = OperatorShares> {
     prop_oneof![Just(OperatorShares::default()), asked.prop_map(|asked| asked.into_iter().collect())]
 }
 
+/// The stages' places, so many further on round the devices; in order where they are as many.
+fn turned(stages: usize, by: usize) -> Option<Vec<usize>> {
+    (!by.is_multiple_of(stages)).then(|| (0..stages).map(|stage| (stage + by) % stages).collect())
+}
+
 prop_compose! {
     fn layouts()(
         data in prop_oneof![Just(1usize), Just(2), Just(3), Just(4)],
@@ -119,6 +124,7 @@ prop_compose! {
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
             context_method, operators: if tensor > 1 { operators } else { OperatorShares::default() },
+            stage_places: turned(pipeline, micro_batches),
             ..Layout::default()
         };
         (layout, data * micro_batch * micro_batches)
@@ -197,7 +203,8 @@ prop_compose! {
         let parts = first.shares.as_ref().map_or(first.data, |shares| shares.iter().sum()) * first.expert;
         // Eight samples at once can be shared out in all of these ways.
         let micro_batch = 8 / parts;
-        let base = Layout { pipeline, micro_batch, shard_group: None, context: 1, tensor: 1, data: 1, ..layout };
+        let stage_places = turned(pipeline, micro_batches);
+        let base = Layout { pipeline, micro_batch, stage_places, shard_group: None, context: 1, tensor: 1, data: 1, ..layout };
         let StageLayout { data, tensor, context, expert, shares } = first;
         let layout = match uniform {
             true => Layout { data, tensor, context, expert, shares, ..base },

@@ -157,10 +157,10 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
 /// A layout that the planner considered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayoutRow {
-    /// Ranks that share out samples.
-    pub data: usize,
-    /// Ranks that share out operators.
-    pub tensor: usize,
+    /// Ranks that share out samples; several numbers where stages differ.
+    pub data: Vec<usize>,
+    /// Ranks that share out operators, likewise.
+    pub tensor: Vec<usize>,
     /// Stages.
     pub pipeline: usize,
     /// The pipeline schedule's name.
@@ -197,8 +197,8 @@ pub fn layouts_table(layouts: &[LayoutRow]) -> String {
     let row = |(index, layout): (usize, &LayoutRow)| {
         vec![
             (index + 1).to_string(),
-            layout.data.to_string(),
-            layout.tensor.to_string(),
+            of_stages(&layout.data),
+            of_stages(&layout.tensor),
             layout.pipeline.to_string(),
             if layout.pipeline > 1 { layout.schedule.clone() } else { "-".to_owned() },
             layout.micro_batch.to_string(),
@@ -210,6 +210,11 @@ pub fn layouts_table(layouts: &[LayoutRow]) -> String {
         ]
     };
     table(&columns, &layouts.iter().enumerate().map(row).collect::<Vec<_>>())
+}
+
+/// Sizes of stages one after the other: `4/6`.
+fn of_stages(sizes: &[usize]) -> String {
+    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("/")
 }
 
 /// What `foretell check` prints: the steps, where the time went, and what made the difference.

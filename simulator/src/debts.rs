@@ -4,12 +4,12 @@
 //! It must not know when exchanges happen.
 
 use crate::folding::Kind;
-use crate::hash::FastMap;
 use crate::lowering::Lowered;
 use crate::network;
 use crate::simulation::Quantile;
 use foretell_topologies::Topology;
 use foretell_units::Seconds;
+use rustc_hash::FxHashMap;
 
 /// Debts of less than this share of the exchange are rounding.
 const SLIGHT: f64 = 1e-9;
@@ -37,7 +37,7 @@ pub(crate) fn indebted_links(lowered: &Lowered<'_>, topology: &Topology) -> Vec<
         }
     };
     // What exchanges take is asked once of those that take the same. Only looked up.
-    let mut known: FastMap<Kind, [f64; 4]> = FastMap::default();
+    let mut known: FxHashMap<Kind, [f64; 4]> = FxHashMap::default();
     for group in groups {
         let paces = *known.entry(Kind::of_group(lowered, group)).or_insert_with(|| {
             let shapes = group.shapes();
@@ -57,7 +57,7 @@ pub(crate) fn indebted_links(lowered: &Lowered<'_>, topology: &Topology) -> Vec<
             add(shape.map_or(&[], |shape| &shape.loads), pace);
         }
     }
-    let mut known: FastMap<Kind, f64> = FastMap::default();
+    let mut known: FxHashMap<Kind, f64> = FxHashMap::default();
     for channel in channels {
         let pace = *known.entry(Kind::of_channel(lowered, channel)).or_insert_with(|| {
             let exchanges = (0..channel.bytes.distinct().len()).flat_map(each_quantile);

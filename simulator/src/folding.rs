@@ -6,12 +6,12 @@
 //!
 //! Where ranks share a processor everyone is simulated: who of them comes first at an instant is then a matter of their order.
 
-use crate::hash::FastMap;
 use crate::lowering::Lowered;
 use crate::network::Shape;
 use crate::pairing::{Channel, GroupSet, Spreads};
 use crate::symmetry::Ties;
 use foretell_program::Reach;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 /// What a thing is, seen from itself.
@@ -89,7 +89,7 @@ enum Tie {
 }
 
 /// Numbers for kinds, in the order of first use.
-struct Numbers<Key>(FastMap<Key, u64>);
+struct Numbers<Key>(FxHashMap<Key, u64>);
 
 impl<Key: std::hash::Hash + Eq> Numbers<Key> {
     fn of(&mut self, key: Key) -> u64 {
@@ -114,7 +114,7 @@ struct Kept {
 
 impl Kept {
     fn new(classes: &[u32]) -> Self {
-        let mut known: FastMap<u32, u32> = FastMap::default();
+        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
         let mut first = Vec::new();
         let place = classes.iter().enumerate().map(|(index, class)| {
             *known.entry(*class).or_insert_with(|| {
@@ -172,7 +172,7 @@ impl Lowered<'_> {
     /// The class of each rank, group, channel, link and processor, in this order.
     fn classes(&self, paces: &[f64]) -> (Vec<u32>, Places) {
         let mut ties = Ties::default();
-        let (mut kinds, mut tie_kinds) = (Numbers(FastMap::default()), Numbers(FastMap::default()));
+        let (mut kinds, mut tie_kinds) = (Numbers(FxHashMap::default()), Numbers(FxHashMap::default()));
         for rank in &self.ranks {
             let pace = paces.get(rank.rank.0).copied().unwrap_or(1.0);
             ties.add(kinds.of(Kind::Rank(rank.list, rank.kind, rank.work, pace.to_bits())));

@@ -84,7 +84,6 @@ mod flows;
 mod folding;
 pub mod gpu;
 mod graphics;
-mod hash;
 mod input;
 mod interpreter;
 mod kernels;

@@ -3,9 +3,9 @@
 //! It must not know devices, nor who meets whom.
 
 use crate::error::SimulationError;
-use crate::hash::FastMap;
 use crate::work::Work;
 use foretell_program::{Operation, PeerId, Phase, StageProgram};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// What a list's instruction is to the interpreter.
@@ -66,7 +66,7 @@ pub(crate) struct Alike {
 struct Sharing {
     alike: Alike,
     /// By where the operation lies. Only looked up.
-    known: FastMap<usize, u32>,
+    known: FxHashMap<usize, u32>,
     /// Where each lies, and which came after it the last time: mostly it does so again.
     places: Vec<(usize, u32)>,
     last: u32,

@@ -4,7 +4,7 @@
 //! members of that class. A system in which everything follows only from such counts then treats all members of a class alike, always, so that one
 //! of them can stand for all. This file does not know what the things are.
 
-use crate::hash::{FastHasher, FastMap};
+use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 
 /// Things and their ties.
@@ -51,7 +51,7 @@ impl Ties {
             sorted[*place as usize] = (kind, other);
             *place += 1;
         }
-        let mut known: FastMap<u64, u32> = FastMap::default();
+        let mut known: FxHashMap<u64, u32> = FxHashMap::default();
         let mut classes: Vec<u32> = kinds.iter().map(|kind| number(&mut known, *kind)).collect();
         let mut count = known.len();
         let mut seen: Vec<(u64, u32)> = Vec::new();
@@ -83,12 +83,12 @@ struct Signatures {
     known: Vec<(u32, usize, usize)>,
     seen: Vec<(u64, u32)>,
     /// By hash, those that have it. Only looked up.
-    by_hash: FastMap<u64, Vec<u32>>,
+    by_hash: FxHashMap<u64, Vec<u32>>,
 }
 
 impl Signatures {
     fn number(&mut self, class: u32, seen: &[(u64, u32)]) -> u32 {
-        let mut hasher = FastHasher::default();
+        let mut hasher = FxHasher::default();
         (class, seen).hash(&mut hasher);
         let alike = self.by_hash.entry(hasher.finish()).or_default();
         let is_it = |&&one: &&u32| {
@@ -108,7 +108,7 @@ impl Signatures {
 }
 
 /// The number of a key, in the order of first use; so it does not depend on the map's own order.
-fn number(known: &mut FastMap<u64, u32>, key: u64) -> u32 {
+fn number(known: &mut FxHashMap<u64, u32>, key: u64) -> u32 {
     let next = known.len() as u32;
     *known.entry(key).or_insert(next)
 }

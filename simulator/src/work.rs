@@ -3,12 +3,12 @@
 //! It must not know when anything happens: only how long it takes.
 
 use crate::cost::{CostModel, HostWaits, KernelCost, Source};
-use crate::hash::FastMap;
 use crate::lists::{LoweredList, Step};
 use crate::simulation::Quantile;
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, Phase, Program, StageProgram};
 use foretell_units::{Picoseconds, Seconds};
+use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 /// What the instructions of a list take on a kind of device.
@@ -77,7 +77,7 @@ pub(crate) fn work_of(
 ) -> Work {
     let parameters = costs.parameters(kind);
     // Only looked up, never walked through, so that its order does not matter.
-    let mut known: FastMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FastMap::default();
+    let mut known: FxHashMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FxHashMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
     let exchange_launch = costs.exchange_launch(kind);
     let shares = PHASES.map(|phase| costs.launch_share(kind, phase));

@@ -83,7 +83,8 @@ impl<'a> Compiler<'a> {
         Ok(evaluation)
     }
 
-    /// The training step without a memory plan, as [`super::compile_unplaced`] has it.
+    /// The training step without a memory plan: nothing has a place, and nothing waits for one. No simulation of the whole Program waits for less, so
+    /// that bounds can be made of it; it cannot be executed.
     ///
     /// # Errors
     /// As [`super::compile`].

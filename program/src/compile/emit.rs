@@ -19,7 +19,7 @@ use crate::program::{BufferId, BufferRole, Operation, Pass, Phase, StageProgram,
 use crate::schedule::{StagePass, Task};
 use foretell_models::{BATCH, Kernel, OperatorId, Role, TensorId};
 use foretell_units::Bytes;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 
 /// The emitter of one stage.
@@ -32,19 +32,19 @@ pub(super) struct StageEmitter<'a> {
     /// What crosses to and from stages with other meshes.
     pub(super) routes: &'a Routes,
     pub(super) program: StageProgram,
-    pub(super) names: HashMap<String, u32>,
+    pub(super) names: FxHashMap<String, u32>,
     /// The variants of a tensor of a micro-batch that are in memory.
-    pub(super) live: HashMap<(TensorId, usize), Vec<(Placements, BufferId)>>,
+    pub(super) live: FxHashMap<(TensorId, usize), Vec<(Placements, BufferId)>>,
     /// What is kept from step to step, by the tensor's name.
-    pub(super) kept: HashMap<String, BufferId>,
+    pub(super) kept: FxHashMap<String, BufferId>,
     /// Sums and gradients to which this step has written already.
-    pub(super) written: HashSet<BufferId>,
+    pub(super) written: FxHashSet<BufferId>,
     /// For each bucket: parameters, gradients, optimizer state.
     pub(super) buckets: Vec<BucketBuffers>,
     /// Sharded parameters that are gathered now, by bucket: each parameter's place by its name.
-    pub(super) gathered: HashMap<usize, HashMap<String, BufferId>>,
+    pub(super) gathered: FxHashMap<usize, FxHashMap<String, BufferId>>,
     /// Gradients of a micro-batch that are not sharded yet, by bucket and micro-batch.
-    pub(super) open_gradients: HashMap<(usize, usize), OpenGradients>,
+    pub(super) open_gradients: FxHashMap<(usize, usize), OpenGradients>,
     /// Where the squares of gradients are summed.
     pub(super) norms: Vec<Norms>,
     /// What clipping and loss scaling decide with, where there is either.
@@ -59,9 +59,9 @@ pub(super) struct StageEmitter<'a> {
     pub(super) summed_last: Vec<(usize, Vec<Axis>)>,
     /// The operators of each pass through each chunk, in the graph's order; and once they were asked for, their runs and how often they add to which
     /// bucket.
-    pub(super) operators: HashMap<ChunkPass, Vec<OperatorId>>,
-    pub(super) runs: HashMap<ChunkPass, Rc<[Run]>>,
-    pub(super) writers: HashMap<ChunkPass, Rc<[(usize, usize)]>>,
+    pub(super) operators: FxHashMap<ChunkPass, Vec<OperatorId>>,
+    pub(super) runs: FxHashMap<ChunkPass, Rc<[Run]>>,
+    pub(super) writers: FxHashMap<ChunkPass, Rc<[(usize, usize)]>>,
     /// Of each block, the forward operators whose outputs its backward pass needs.
     pub(super) needed_again: Vec<Vec<OperatorId>>,
 }
@@ -104,22 +104,22 @@ impl<'a> StageEmitter<'a> {
             cuts,
             routes,
             program,
-            names: HashMap::new(),
-            live: HashMap::new(),
-            kept: HashMap::new(),
-            written: HashSet::new(),
+            names: FxHashMap::default(),
+            live: FxHashMap::default(),
+            kept: FxHashMap::default(),
+            written: FxHashSet::default(),
             buckets: Vec::new(),
-            gathered: HashMap::new(),
-            open_gradients: HashMap::new(),
+            gathered: FxHashMap::default(),
+            open_gradients: FxHashMap::default(),
             norms: Vec::new(),
             control: None,
             statistics: Vec::new(),
             writers_left: Vec::new(),
             put_off: Vec::new(),
             summed_last: Vec::new(),
-            operators: HashMap::new(),
-            runs: HashMap::new(),
-            writers: HashMap::new(),
+            operators: FxHashMap::default(),
+            runs: FxHashMap::default(),
+            writers: FxHashMap::default(),
             needed_again: Vec::new(),
         };
         for (index, operator) in lowering.graph.operators.iter().enumerate() {
@@ -143,7 +143,7 @@ impl<'a> StageEmitter<'a> {
 
     /// Emits a schedule's tasks, each after what is to be received before it.
     pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>], emission: Emission) {
-        let mut left: HashMap<usize, usize> = HashMap::new();
+        let mut left: FxHashMap<usize, usize> = FxHashMap::default();
         for task in tasks {
             *left.entry(task.micro_batch).or_default() += 1;
         }

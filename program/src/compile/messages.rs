@@ -13,7 +13,8 @@ use super::Lowering;
 use super::cuts::Cuts;
 use crate::schedule::{Schedule, StagePass, Task, timing};
 use foretell_models::{OperatorId, Pass, TensorId};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// A tensor that comes from another stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +40,15 @@ pub(super) type ChunkPass = (usize, StagePass);
 /// What leaves a stage and where it is read.
 struct Traffic {
     /// For each stage and pass what it sends to whom, in the order of its operators.
-    sends: Vec<HashMap<ChunkPass, Vec<(TensorId, usize)>>>,
+    sends: Vec<FxHashMap<ChunkPass, Vec<(TensorId, usize)>>>,
     /// For each stage and tensor that it receives, who reads it.
-    readers: Vec<HashMap<TensorId, Vec<ChunkPass>>>,
+    readers: Vec<FxHashMap<TensorId, Vec<ChunkPass>>>,
 }
 
 impl Traffic {
     fn new(lowering: &Lowering, cuts: &Cuts, schedule: Schedule) -> Self {
-        let mut sends = vec![HashMap::new(); cuts.stages];
-        let mut readers = vec![HashMap::new(); cuts.stages];
+        let mut sends = vec![FxHashMap::default(); cuts.stages];
+        let mut readers = vec![FxHashMap::default(); cuts.stages];
         let place = |id: OperatorId| {
             let operator = &lowering.graph.operators[id.0];
             let chunk = cuts.chunk_of_block[operator.block];
@@ -84,7 +85,7 @@ pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, ord
     let traffic = Traffic::new(lowering, cuts, schedule);
     let starts = timing::starts(schedule, cuts.stages, cuts.chunks, orders);
     let index_of = |order: &Vec<Task>| order.iter().enumerate().map(|(index, &task)| (task, index)).collect();
-    let indices: Vec<HashMap<Task, usize>> = orders.iter().map(index_of).collect();
+    let indices: Vec<FxHashMap<Task, usize>> = orders.iter().map(index_of).collect();
     for (from, order) in orders.iter().enumerate() {
         // For each receiver, in the order of sending: what, and before which task at the latest.
         let mut messages: BTreeMap<usize, Vec<(Receive, usize)>> = BTreeMap::new();

@@ -10,7 +10,8 @@ use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
 use crate::program::{Peer, PeerId};
 use foretell_models::TensorId;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A part of a rank's share of a tensor that goes to, or comes from, one peer.
 #[derive(Clone, Debug)]
@@ -26,8 +27,8 @@ pub(super) struct Piece {
 pub(super) struct Routes {
     pub(super) peers: Vec<Peer>,
     /// By tensor and the other stage; nothing where that stage has the same mesh. A rank whose share others have, too, may have nothing to send.
-    pub(super) sends: HashMap<(TensorId, usize), Vec<Piece>>,
-    pub(super) receives: HashMap<(TensorId, usize), Vec<Piece>>,
+    pub(super) sends: FxHashMap<(TensorId, usize), Vec<Piece>>,
+    pub(super) receives: FxHashMap<(TensorId, usize), Vec<Piece>>,
 }
 
 /// A piece before peers are numbered for a whole list: with the peer's place among those that the rank has in that stage.
@@ -218,7 +219,7 @@ impl Crossings {
             }
         }
         let Some(&first) = ranks.first() else { return routes };
-        let mut number: HashMap<(Way, usize), PeerId> = HashMap::new();
+        let mut number: FxHashMap<(Way, usize), PeerId> = FxHashMap::default();
         let own = self.travellers.get(first.0).into_iter().flat_map(|traveller| &traveller.peers);
         for (&way, peers) in own {
             for slot in 0..peers.len() {

@@ -12,7 +12,8 @@ use crate::placement::{Placement, Placements};
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Operator, Role, TensorId};
 use foretell_units::{Bytes, DataType};
-use std::collections::{BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 /// Elements to which a parameter's start is aligned: 64 bytes in single precision, a cache line.
 const ALIGNMENT: usize = 16;
@@ -65,9 +66,9 @@ pub(super) struct Running {
 pub(super) struct StageState {
     pub(super) buckets: Vec<Bucket>,
     /// The bucket of each gradient tensor.
-    bucket_of: HashMap<TensorId, usize>,
+    bucket_of: FxHashMap<TensorId, usize>,
     /// The bucket of each parameter.
-    bucket_of_parameter: HashMap<String, usize>,
+    bucket_of_parameter: FxHashMap<String, usize>,
     /// Whether each rank keeps only its shard of the gradients from micro-batch to micro-batch (ZeRO 2).
     pub(super) shards_gradients: bool,
     /// Whether each rank keeps only its shard of the parameters from step to step: ZeRO 3, and where updated parameters are gathered beside the
@@ -112,7 +113,7 @@ impl StageState {
         let stage_of_block = cuts.stage_of_block.clone();
         let graph = &lowering.graph;
         // Of each parameter its gradient and who adds to it last; then in the order in which the backward pass completes them.
-        let mut last: HashMap<TensorId, (usize, usize, TensorId)> = HashMap::new();
+        let mut last: FxHashMap<TensorId, (usize, usize, TensorId)> = FxHashMap::default();
         for (index, operator) in graph.operators.iter().enumerate() {
             if stage_of_block[operator.block] != stage {
                 continue;
@@ -133,8 +134,8 @@ impl StageState {
                 (false, index, position)
             }
         });
-        let mut bucket_of = HashMap::new();
-        let mut bucket_of_parameter = HashMap::new();
+        let mut bucket_of = FxHashMap::default();
+        let mut bucket_of_parameter = FxHashMap::default();
         let mut buckets: Vec<Bucket> = Vec::new();
         let shards = lowering.mesh.size(Axis::Shard);
         let drops_parameters = shards > 1 && plan.layout.zero == 3;

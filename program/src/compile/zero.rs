@@ -7,7 +7,8 @@ use crate::program::{BufferId, BufferRole, Collective, Phase};
 use crate::schedule::{StagePass, Task};
 use foretell_models::{Kernel, OperatorId, TensorId};
 use foretell_units::DataType;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A run of operators of one block, and the buckets of the parameters that they read.
@@ -21,7 +22,7 @@ pub(super) struct Run {
 pub(super) struct OpenGradients {
     pub(super) root: BufferId,
     /// By the gradient's name.
-    pub(super) pieces: HashMap<String, BufferId>,
+    pub(super) pieces: FxHashMap<String, BufferId>,
     /// Writers still to come.
     pub(super) writers_left: usize,
 }
@@ -85,7 +86,7 @@ impl StageEmitter<'_> {
         let root = self.buffer(&name, BufferRole::Parameter, vec![bucket.elements], self.state.precision);
         let shard = self.buckets[index].parameters;
         self.exchange(&name, Collective::AllGather, Group::along(Axis::Shard), shard, root, phase);
-        let mut pieces = HashMap::new();
+        let mut pieces = FxHashMap::default();
         for member in &bucket.members {
             pieces.insert(member.name.clone(), self.piece(&member.name, root, member.offset, member.shape.clone()));
         }
@@ -121,7 +122,7 @@ impl StageEmitter<'_> {
             let gap = self.piece(&name, root, start, vec![elements]);
             self.compute(&name, Kernel::Zero { elements }, vec![], vec![gap], Phase::Backward);
         }
-        let mut pieces = HashMap::new();
+        let mut pieces = FxHashMap::default();
         for member in &bucket.members {
             let gradient = format!("{}.gradient", member.name);
             let piece = self.piece(&gradient, root, member.offset, member.shape.clone());

@@ -46,6 +46,10 @@ pub struct Layout {
     /// Which axis varies fastest over the devices; then the rest in the usual order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Vec<Axis>>,
+    /// Of each stage its place along the devices, where they are not in order: so may the stages that hold or compute the most lie on the
+    /// devices that can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stage_places: Option<Vec<usize>>,
     /// How many times `micro_batch` each rank of `data` takes, where some take more than others; once each if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<Vec<usize>>,
@@ -114,6 +118,7 @@ impl Default for Layout {
             micro_batch: 1,
             cuts: None,
             placement: None,
+            stage_places: None,
             shares: None,
             stages: None,
             operators: OperatorShares::default(),

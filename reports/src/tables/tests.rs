@@ -15,8 +15,8 @@ fn assert_as_before(name: &str, text: &str) {
 #[test]
 fn layouts_stand_in_columns() {
     let layout = |data, pipeline, step: f64| LayoutRow {
-        data,
-        tensor: 1,
+        data: vec![data],
+        tensor: vec![1],
         pipeline,
         schedule: "1f1b".into(),
         micro_batch: 4,

@@ -6,11 +6,11 @@
 use super::{Event, Interpreter, Owner, Task};
 use crate::code::Use;
 use crate::exchange::{self, Algorithm};
-use crate::hash::FastMap;
 use crate::lowering::Lowered;
 use crate::rings::{Hop, steps};
 use crate::simulation::Quantile;
 use foretell_units::{Picoseconds, Seconds};
+use rustc_hash::FxHashMap;
 
 /// The state of all rings.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl Rings {
                 *member = rings.members.len() as u32;
                 rings.members.push(MemberState { rank, group: number, ..MemberState::default() });
             }
-            let places: FastMap<u32, u32> = (first..).zip(&group.members).map(|(member, &(rank, _))| (rank, member)).collect();
+            let places: FxHashMap<u32, u32> = (first..).zip(&group.members).map(|(member, &(rank, _))| (rank, member)).collect();
             for hop in &lowered.hops[group.hops.start as usize..group.hops.end as usize] {
                 let (sender, receiver) = (places[&hop.sender], places[&hop.receiver]);
                 rings.members[sender as usize].hops += 1;
