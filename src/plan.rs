@@ -63,9 +63,10 @@ pub struct Choices {
     /// Samples of one step over all ranks [default: 32 a device, sequences 8]
     #[arg(long, value_name = "SAMPLES")]
     pub global_batch: Option<usize>,
-    /// Number format of activations and products [default: bf16 (V100: fp16) on GPUs, fp32 on processors]
-    #[arg(long, value_name = "FORMAT")]
-    pub precision: Option<Precision>,
+    /// Number format of activations and products; of several the one is taken with which a step is the fastest [default: bf16 (V100:
+    /// fp16) on GPUs, fp32 on processors]
+    #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
+    pub precision: Vec<Precision>,
     /// Who updates the parameters [default: sgd for mlp and resnet, adamw for gpt]
     #[arg(long, value_name = "NAME")]
     pub optimizer: Option<OptimizerName>,
@@ -149,7 +150,7 @@ impl Choices {
             taken.push(format!("--global-batch {batch}"));
             batch
         });
-        let precision = self.precision.map(DataType::from).unwrap_or_else(|| {
+        let precision = self.precision.first().copied().map(DataType::from).unwrap_or_else(|| {
             let precision = usual_precision(&topology);
             taken.push(format!("--precision {precision}"));
             precision
@@ -178,27 +179,44 @@ impl Choices {
         }
     }
 
-    /// Searches.
+    /// Searches: with each of the number formats that are left open.
     pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
-        let costs = predict::costs(profile, &setting.topology, &setting.base)?;
         let devices = self.devices(&setting.topology);
         if devices == 0 {
             let hint = "allow more, or leave out `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` is as cheap as that; hint: {hint}", setting.topology.name())));
         }
+        let open = self.precision.get(1..).unwrap_or_default();
+        if !open.is_empty() && self.objective != Objective::Time {
+            let hint = "leave out `--objective`, or name one format";
+            return Err(Failure::Input(format!("several number formats are compared by the time of a step alone; hint: {hint}")));
+        }
         let is_over = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value());
-        let request = Request {
-            fixed: self.fix.clone(),
-            devices,
-            objective: self.objective.into(),
-            stop: &is_over,
-            oversubscription: predict::oversubscription(self.oversubscribe),
-            memory_limit: self.memory_limit,
-            top,
-            ..Request::new(&setting.model.model, &setting.model.name, &setting.topology, &costs, &setting.base)
+        let search = |base: &Plan| -> Result<Planned, Failure> {
+            let costs = predict::costs(profile, &setting.topology, base)?;
+            let request = Request {
+                fixed: self.fix.clone(),
+                devices,
+                objective: self.objective.into(),
+                stop: &is_over,
+                oversubscription: predict::oversubscription(self.oversubscribe),
+                memory_limit: self.memory_limit,
+                top,
+                ..Request::new(&setting.model.model, &setting.model.name, &setting.topology, &costs, base)
+            };
+            Ok(plan(&request)?)
         };
-        let mut planned = plan(&request)?;
+        let mut planned = search(&setting.base);
+        for precision in open.iter().copied().map(DataType::from).filter(|&other| other != setting.base.precision) {
+            // What does not fit in one format may in another.
+            planned = match (planned, search(&Plan { precision, ..setting.base.clone() })) {
+                (Ok(one), Ok(other)) => Ok(one.with(other, top)),
+                (Err(_), other) => other,
+                (one, Err(_)) => one,
+            };
+        }
+        let mut planned = planned?;
         planned.search.wall_seconds = started.elapsed().as_secs_f64();
         Ok(planned)
     }
@@ -294,6 +312,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     if arguments.scaling.is_some() || arguments.front {
+        if arguments.choices.precision.len() > 1 {
+            return Err(Failure::Input(
+                "`--scaling` and `--front` are of one number format; hint: name one `--precision`".into(),
+            ));
+        }
         return points(arguments, &setting, json);
     }
     let planned = match arguments.choices.search(&setting, profile.as_ref(), arguments.top) {
@@ -320,15 +343,16 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let title = format!("{} on {} ({} devices)", setting.model.name, setting.topology.name(), setting.topology.device_count());
     output::line(&format!("{title}\n{}", layouts_table(&rows)))?;
     for (index, candidate) in planned.candidates.iter().enumerate() {
-        output::line(&format!("{}: {}", index + 1, plan_answers::words(&candidate.plan.layout)))?;
+        let format =
+            if arguments.choices.precision.len() > 1 { format!("{}, ", candidate.plan.precision) } else { String::new() };
+        output::line(&format!("{}: {format}{}", index + 1, plan_answers::words(&candidate.plan.layout)))?;
     }
     if !setting.taken.is_empty() {
         output::line(&format!("taken by default: {}", setting.taken.join(", ")))?;
     }
     if arguments.explain {
-        let costs = predict::costs(profile.as_ref(), &setting.topology, &setting.base)?;
-        let limit = plan_answers::limit(&arguments.choices, &setting.topology);
-        output::line(&plan_answers::explanation(&planned, &setting, &costs, limit)?)?;
+        let limit = arguments.choices.memory_limit;
+        output::line(&plan_answers::explanation(&planned, &setting, profile.as_ref(), limit)?)?;
     }
     match &arguments.output {
         Some(path) => output::line(&format!("the first is in {}", path.display())),

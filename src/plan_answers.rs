@@ -4,10 +4,10 @@ use crate::failure::Failure;
 use crate::plan::{Choices, Setting};
 use crate::predict;
 use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
-use foretell_program::{Layout, Recompute, StageLayout, compile_training};
+use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
-use foretell_simulator::{CostModel, Folding, WhatIf, predict as foretell};
-use foretell_topologies::Topology;
+use foretell_simulator::{Folding, WhatIf, predict as foretell};
+use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, Seconds};
 use serde::Serialize;
 
@@ -15,7 +15,12 @@ use serde::Serialize;
 const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
 
 /// Why the best is best: what was searched, what the others lose and where, what binds, and what would change the answer.
-pub fn explanation(planned: &Planned, setting: &Setting, costs: &CostModel, limit: Bytes) -> Result<String, Failure> {
+pub fn explanation(
+    planned: &Planned,
+    setting: &Setting,
+    profile: Option<&Profile>,
+    limit: Option<Bytes>,
+) -> Result<String, Failure> {
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
     let mut text = format!(
@@ -32,21 +37,21 @@ pub fn explanation(planned: &Planned, setting: &Setting, costs: &CostModel, limi
         search.gap * 100.0
     );
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
-    text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, limit)));
+    text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, limit)?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
-    text.push_str(&what_would_change(planned, setting, costs)?);
+    text.push_str(&what_would_change(planned, setting, profile)?);
     Ok(text)
 }
 
 /// The largest part of the step that is not arithmetic, and how full the fullest device is.
-fn what_binds(candidate: &Candidate, limit: Bytes) -> String {
+fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<String, Failure> {
     let prediction = &candidate.prediction;
     let parts = &prediction.breakdown_seconds;
     let step = prediction.step_seconds.value().max(f64::MIN_POSITIVE);
     let share = |time: Seconds| time.value() / step * 100.0;
-    let full = prediction.peak_memory_bytes.iter().copied().max().unwrap_or(Bytes::ZERO);
+    let (full, limit) = fullest(candidate, topology, limit)?;
     let of_limit = full.value() / limit.value().max(1.0) * 100.0;
     let lost = [
         ("waiting for communication", parts.exposed_communication),
@@ -62,9 +67,26 @@ fn what_binds(candidate: &Candidate, limit: Bytes) -> String {
     } else {
         format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
     };
-    format!(
+    Ok(format!(
         "{first}; kernels take {kernels:.1} % of it, and the fullest device holds {full} of {limit} ({of_limit:.0} %){memory}"
-    )
+    ))
+}
+
+/// What the fullest device holds, for what it may: of devices of several kinds each stage has its own.
+fn fullest(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<(Bytes, Bytes), Failure> {
+    let mesh = candidate.plan.mesh()?;
+    let held = &candidate.prediction.peak_memory_bytes;
+    let mut fullest = (Bytes::ZERO, topology.least_memory());
+    let devices = topology.device_count().max(1);
+    for rank in (0..mesh.world_size()).map(Rank) {
+        let memory = topology.device_kind(DeviceId(rank.0 % devices)).memory;
+        let may = limit.map_or(memory, |limit| limit.min(memory));
+        let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
+        if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {
+            fullest = (holds, may);
+        }
+    }
+    Ok(fullest)
 }
 
 /// How a layout differs from the best, and which part of its step makes the difference.
@@ -150,15 +172,15 @@ fn in_runs(numbers: &[usize]) -> String {
 }
 
 /// Whether another of the layouts shown would be the best with other devices or links.
-fn what_would_change(planned: &Planned, setting: &Setting, costs: &CostModel) -> Result<String, Failure> {
+fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
     let mut text = String::from("\nwhat would change the answer, of the layouts shown:\n");
     let oversubscription = predict::oversubscription(false);
     for question in QUESTIONS {
         let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
         let topology = what_if.topology(&setting.topology)?;
-        let costs = what_if.costs(costs);
         let mut steps: Vec<(usize, Seconds)> = Vec::new();
         for (index, candidate) in planned.candidates.iter().enumerate() {
+            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan)?);
             let program = compile_training(&setting.model.model, &setting.model.name, &candidate.plan)?;
             let (prediction, _) = foretell(&program, &topology, &costs, oversubscription, Folding::On)?;
             steps.push((index, prediction.step_seconds));

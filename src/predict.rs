@@ -170,7 +170,10 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         hfu: known_peak.then_some(prediction.hfu),
         peak_memory: prediction.peak_memory_bytes.clone(),
         memory_parts: fullest.map(foretell_program::Footprint::parts).unwrap_or_default(),
-        device_memory: topology.device_kinds().iter().map(|kind| kind.memory).min(),
+        device_memory: topology.device_kinds().first().map(|kind| kind.memory).filter(|memory| {
+            // Of what is not the same for all nothing is said.
+            topology.device_kinds().iter().all(|kind| kind.memory == *memory)
+        }),
         breakdown: Breakdown {
             compute: breakdown.compute,
             exposed_communication: breakdown.exposed_communication,

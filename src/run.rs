@@ -38,6 +38,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
     let setting = choices.setting()?;
+    if choices.precision.len() > 1 {
+        return Err(Failure::Input("one number format is calibrated for; hint: name one `--precision`".into()));
+    }
     // What cannot be trained here is said before minutes are spent on measuring.
     let backend = executable_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);

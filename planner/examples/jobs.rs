@@ -1,5 +1,5 @@
 //! How long searches take, and what they find: `cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with CASE one of
-//! `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `mixed` (5,000 A100s and 5,000 H100s) and `uneven` (16
+//! `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `mixed` (5,000 A100s and 5,000 H100s), `resnet50` (on eight A100s) and `uneven` (16
 //! A100s and 24 H100s).
 #![allow(clippy::unwrap_used)]
 
@@ -53,6 +53,7 @@ fn main() {
         "gpt-175b" => (gpt(96, 12288, 96), "dgx-h100", 1024, 1536, ""),
         "mixed" => (gpt(96, 12288, 96), "mixed", 0, 10_000, ""),
         "uneven" => (llama.to_owned(), "uneven", 0, 480, ""),
+        "resnet50" => (serde_json::to_string(&Model::named("resnet50").unwrap()).unwrap(), "dgx-a100-80g", 8, 256, ""),
         other => return eprintln!("there is no case `{other}`"),
     };
     let fixed = std::env::args().nth(2).unwrap_or(fixed.into());

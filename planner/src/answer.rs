@@ -51,6 +51,28 @@ pub struct Planned {
     pub search: Search,
 }
 
+impl Planned {
+    /// What is found where the answers of two searches for the least time are both open, such as with other number formats: the fastest
+    /// `top` of both.
+    #[must_use]
+    pub fn with(mut self, other: Self, top: usize) -> Self {
+        self.candidates.extend(other.candidates);
+        self.candidates.sort_by(|a, b| a.prediction.step_seconds.value().total_cmp(&b.prediction.step_seconds.value()));
+        self.candidates.truncate(top.max(1));
+        let (one, other) = (&mut self.search, other.search);
+        one.layouts += other.layouts;
+        one.alike += other.alike;
+        one.indivisible += other.indivisible;
+        one.bounded_out += other.bounded_out;
+        one.out_of_memory += other.out_of_memory;
+        one.simulated += other.simulated;
+        one.best_seconds = one.best_seconds.min(other.best_seconds);
+        one.lower_bound_seconds = one.lower_bound_seconds.min(other.lower_bound_seconds);
+        one.gap = if one.lower_bound_seconds > 0.0 { one.best_seconds / one.lower_bound_seconds - 1.0 } else { f64::INFINITY };
+        self
+    }
+}
+
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PlannerError {

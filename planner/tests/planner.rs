@@ -330,6 +330,23 @@ fn buckets_are_chosen_counted_and_fixed() {
     assert!(chosen < usual, "{chosen} is not less than {usual}");
 }
 
+#[test]
+fn of_several_number_formats_the_fastest_is_taken() {
+    let model = Model::named("gpt2").expect("in the zoo");
+    let found = |precision: DataType| {
+        let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", precision).expect("the library knows it");
+        let base = Plan { precision, ..Plan::new(Layout::default(), 64) };
+        let fixed = "pipeline=1,tensor=1,recompute=none".parse().expect("well formed");
+        plan(&Request { fixed, top: 2, ..Request::new(&model, "gpt2", &DGX, &costs, &base) }).expect("something fits")
+    };
+    let (slow, fast) = (found(DataType::Fp32), found(DataType::Bf16));
+    let both = slow.clone().with(fast.clone(), 2);
+    assert_eq!(both, fast.clone().with(slow.clone(), 2));
+    assert_eq!(both.candidates, fast.candidates);
+    assert_eq!(both.search.layouts, slow.search.layouts + fast.search.layouts);
+    assert_eq!((both.search.best_seconds, both.search.gap), (fast.search.best_seconds, fast.search.gap));
+}
+
 fn resnet18(top: usize) -> impl Fn() -> Planned + Send + Sync {
     move || {
         let costs = CostModel::new(None, &DGX);
