@@ -181,7 +181,7 @@ impl Scores {
         let all = overall_rows(&self.rows, part);
         let choice = all.regret.map_or_else(String::new, |regret| {
             let percent = regret * 100.0;
-            format!("of {} jobs with three layouts or more, the one foretold to be the fastest took {percent:.1} % longer than the best\n", all.jobs)
+            format!("\nof {} jobs with three layouts or more, the one foretold to be the fastest took {percent:.1} % longer than the best", all.jobs)
         });
         format!("{}{choice}", Table(&lines))
     }
