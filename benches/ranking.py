@@ -2,7 +2,7 @@
 """Foretells and runs every feasible layout of one model in a lab, and prints how well the order was foretold (Kendall's tau-b), and how
 much slower the planner's choice is than the best that was measured.
 
-Usage: cargo build --release && benches/ranking.py [--foretell PATH] [--topology lab-4x1g-200m] [--model FILE] [--steps N]
+Usage: cargo build --release && benches/ranking.py [--foretell PATH] [--topology lab-4x1g-200m] [--model FILE] [--steps N] [--most N]
 Python 3, nothing else; needs root (`foretell doctor`). One calibration comes first, then each prediction, then the runs.
 """
 import argparse
@@ -44,6 +44,7 @@ def main():
     parser.add_argument("--model", default=str(ROOT / "examples/small-gpt.yaml"))
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--most", type=int, help="run no more than so many, those that are foretold to be the fastest")
     options = parser.parse_args()
     program = options.foretell
     # So that the lab is taken down by whatever ends this.
@@ -66,7 +67,7 @@ def rank(program, scratch, options):
     print(f"{len(candidates)} of {search['search']['layouts']} layouts, by what was foretold\n")
     print("| layout | foretold | measured | error |\n| --- | --- | --- | --- |")
     pairs = []
-    for number, candidate in enumerate(candidates):
+    for number, candidate in enumerate(candidates[: options.most]):
         plan = scratch / f"{number}.yaml"
         plan.write_text(json.dumps(candidate["plan"]))
         foretold = candidate["predicted"]["step_seconds"]
@@ -74,7 +75,8 @@ def rank(program, scratch, options):
                         "--run", scratch / f"run-{number}")["step_seconds_median"]
         pairs.append((foretold, measured))
         layout = candidate["plan"]["layout"]
-        chosen = {key: value for key, value in layout.items() if value not in (1, 0, False, None, "none") and key != "bucket"}
+        usual = (1, 0, False, None, "none", "gather")
+        chosen = ", ".join(f"{key}: {value}" for key, value in layout.items() if value not in usual and key != "bucket")
         print(f"| {chosen} | {1e3 * foretold:.1f} ms | {1e3 * measured:.1f} ms | {100 * (foretold / measured - 1):+.1f} % |", flush=True)
     best = min(measured for _, measured in pairs)
     print(f"\nKendall's tau {kendall(pairs):.3f} over {len(pairs)} layouts; the planner's choice is "
