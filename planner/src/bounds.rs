@@ -13,7 +13,7 @@ use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
 use foretell_models::{Graph, GraphOptions, Pass, Role};
-use foretell_program::{Compiler, Layout, Plan, Schedule, StageLayout, work_of_blocks};
+use foretell_program::{BUCKET_ALIGNMENT, Compiler, Layout, Plan, Schedule, StageLayout, work_of_blocks};
 use foretell_simulator::Quantile;
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -478,9 +478,8 @@ impl<'a> Bounds<'a> {
 
 /// Room that a graph's gradients take in buckets of one rank, as the compiler aligns them; with more ranks they take no more on any.
 fn room_in_buckets(graph: &Graph) -> Bytes {
-    const ALIGNMENT: usize = 16;
     const SINGLE_PRECISION: usize = 4;
-    let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(ALIGNMENT)).sum();
+    let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(BUCKET_ALIGNMENT)).sum();
     Bytes::new((elements * SINGLE_PRECISION) as u64)
 }
 

@@ -224,7 +224,8 @@ fn leave_out_messages(lists: &[StageProgram], alone: &mut [Alone]) {
         let (mut before, mut left_out) = (Picoseconds::ZERO, Picoseconds::ZERO);
         for (index, is_left_out) in are_left_out.into_iter().enumerate() {
             if is_left_out {
-                (alone.durations[index], alone.in_full_buckets[index]) = (Picoseconds::ZERO, Picoseconds::ZERO);
+                let of_each = [&mut alone.durations, &mut alone.in_full_buckets, &mut alone.processor];
+                of_each.into_iter().for_each(|times| times[index] = Picoseconds::ZERO);
             }
             if let Some(launched) = alone.launched.get_mut(index) {
                 let own = launched.saturating_sub(before);

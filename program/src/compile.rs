@@ -44,6 +44,7 @@ use emit::StageEmitter;
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
 use foretell_units::{Bytes, Flops};
 use reshard::{Crossings, Part};
+pub use state::BUCKET_ALIGNMENT;
 use state::StageState;
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ mod strategy;
 mod timeline;
 
 pub use choices::{Choice, Choices};
-pub use compile::{Compiled, Compiler, compile, compile_training, cuts_by_speed, usual_cuts, work_of_blocks};
+pub use compile::{BUCKET_ALIGNMENT, Compiled, Compiler, compile, compile_training, cuts_by_speed, usual_cuts, work_of_blocks};
 pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 /// Elements to which a parameter's start is aligned: 64 bytes in single precision, a cache line.
-const ALIGNMENT: usize = 16;
+pub const BUCKET_ALIGNMENT: usize = 16;
 
 /// One parameter of a bucket.
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ impl StageState {
             let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
             let shape = placements.local_shape(&full, &lowering.mesh);
             let elements: usize = shape.iter().product();
-            let padded = elements.next_multiple_of(ALIGNMENT);
+            let padded = elements.next_multiple_of(BUCKET_ALIGNMENT);
             let whole_bucket = plan.layout.bucket.count() as usize / 4;
             let kind = kind_of(gradient_placements);
             let found = buckets
@@ -190,7 +190,7 @@ impl StageState {
             bucket.elements += padded;
         }
         for bucket in &mut buckets {
-            bucket.elements = bucket.elements.next_multiple_of(ALIGNMENT * bucket.shards);
+            bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards);
         }
         let running = running(lowering, stage, &stage_of_block, plan)?;
         let mixed = plan.precision.size() < Bytes::new(4);
