@@ -4,6 +4,7 @@ use super::emit::StageEmitter;
 use crate::plan::Recompute;
 use crate::program::Phase;
 use crate::schedule::Task;
+use crate::strategy::is_product;
 use foretell_models::{Operator, OperatorId, Pass, TensorId};
 
 impl StageEmitter<'_> {
@@ -33,11 +34,12 @@ impl StageEmitter<'_> {
         if let Recompute::FullLayers(layers) = recompute {
             repeated.truncate(layers);
         }
-        let may_drop = |operator: &Operator| recompute != Recompute::Selective || operator.kind.is_attention();
+        let is_kept = self.kept_nevertheless(recompute);
         let mut needed = vec![false; graph.operators.len()];
         for index in (0..graph.operators.len()).rev() {
             let operator = &graph.operators[index];
-            if operator.pass == Pass::Forward && !needed[index] {
+            // What is kept is not made again, and needs nothing that is.
+            if operator.pass == Pass::Forward && (!needed[index] || is_kept[index]) {
                 continue;
             }
             for input in &operator.inputs {
@@ -53,11 +55,35 @@ impl StageEmitter<'_> {
         let mut blocks = vec![Vec::new(); graph.blocks.len()];
         for id in self.forward_operators() {
             let operator = &graph.operators[id.0];
-            if needed[id.0] && repeated.contains(&operator.block) && may_drop(operator) {
+            if needed[id.0] && repeated.contains(&operator.block) && !is_kept[id.0] {
                 blocks[operator.block].push(id);
             }
         }
         blocks
+    }
+
+    /// Of each operator, whether what it makes is kept where its block is computed again.
+    fn kept_nevertheless(&self, recompute: Recompute) -> Vec<bool> {
+        let sharding = &self.lowering.sharding;
+        let mut products = 0;
+        let mut block = None;
+        let is_kept = |operator: &Operator| match recompute {
+            Recompute::Selective => !operator.kind.is_attention(),
+            Recompute::AllBut(kept) => {
+                if block != Some(operator.block) {
+                    (block, products) = (Some(operator.block), 0);
+                }
+                let is_product = operator.pass == Pass::Forward && is_product(operator);
+                products += usize::from(is_product);
+                let is_summed =
+                    || operator.outputs.iter().any(|output| sharding.produced(output.tensor).partial_axes().next().is_some());
+                (kept.attention && operator.kind.is_attention())
+                    || (is_product && (kept.products || kept.odd_products && products % 2 == 1))
+                    || (kept.sums && is_summed())
+            }
+            _ => false,
+        };
+        self.lowering.graph.operators.iter().map(is_kept).collect()
     }
 
     /// After a forward pass through a chunk, forgets what only the same block has read and can make again.
