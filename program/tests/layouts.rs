@@ -153,6 +153,7 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
     assert_eq!((none, products, odd, full), ((0.0, 0.0), (0.0, 0.0), (3.0, 0.0), (6.0, 1.0)));
     assert!(holds_none > holds_products && holds_products > holds_odd && holds_odd > holds_full);
     assert_eq!(again(all_but(&[]), 1), (full, holds_full));
+    assert_eq!(again(all_but(&[Keep::Projections]), 1).0, (3.0, 1.0));
     // Of the product after attention what is kept is its sum over the ranks of `tensor`.
     assert_eq!(again(titan, 2).0, (2.0, 0.0));
     let text = serde_json::to_string(&titan).expect("it can be written");

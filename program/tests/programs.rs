@@ -139,9 +139,10 @@ prop_compose! {
 }
 
 fn recomputes() -> impl Strategy<Value = Recompute> {
-    let kept = proptest::array::uniform4(any::<bool>()).prop_map(|[attention, products, odd_products, sums]| Kept {
+    let kept = proptest::array::uniform5(any::<bool>()).prop_map(|[attention, products, projections, odd_products, sums]| Kept {
         attention,
         products,
+        projections,
         odd_products,
         sums,
     });

@@ -64,26 +64,36 @@ impl StageEmitter<'_> {
 
     /// Of each operator, whether what it makes is kept where its block is computed again.
     fn kept_nevertheless(&self, recompute: Recompute) -> Vec<bool> {
-        let sharding = &self.lowering.sharding;
-        let mut products = 0;
-        let mut block = None;
-        let is_kept = |operator: &Operator| match recompute {
-            Recompute::Selective => !operator.kind.is_attention(),
-            Recompute::AllBut(kept) => {
-                if block != Some(operator.block) {
-                    (block, products) = (Some(operator.block), 0);
-                }
-                let is_product = operator.pass == Pass::Forward && is_product(operator);
-                products += usize::from(is_product);
-                let is_summed =
-                    || operator.outputs.iter().any(|output| sharding.produced(output.tensor).partial_axes().next().is_some());
-                (kept.attention && operator.kind.is_attention())
-                    || (is_product && (kept.products || kept.odd_products && products % 2 == 1))
-                    || (kept.sums && is_summed())
-            }
-            _ => false,
+        let graph = &self.lowering.graph;
+        let kept = match recompute {
+            Recompute::Selective => return graph.operators.iter().map(|operator| !operator.kind.is_attention()).collect(),
+            Recompute::AllBut(kept) => kept,
+            _ => return vec![false; graph.operators.len()],
         };
-        self.lowering.graph.operators.iter().map(is_kept).collect()
+        let sharding = &self.lowering.sharding;
+        let is_summed = |operator: &Operator| {
+            operator.outputs.iter().any(|output| sharding.produced(output.tensor).partial_axes().next().is_some())
+        };
+        // Of each block the products so far, and whether its attention is still to come.
+        let mut products = vec![0usize; graph.blocks.len()];
+        let mut is_before_attention = vec![false; graph.blocks.len()];
+        let forward = || graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
+        forward().filter(|one| one.kind.is_attention()).for_each(|one| is_before_attention[one.block] = true);
+        let mut is_kept = |operator: &Operator| {
+            if operator.pass != Pass::Forward {
+                return false;
+            }
+            if operator.kind.is_attention() {
+                is_before_attention[operator.block] = false;
+            }
+            let is_product = is_product(operator);
+            products[operator.block] += usize::from(is_product);
+            let is_odd = products[operator.block] % 2 == 1;
+            let of_products =
+                kept.products || (kept.odd_products && is_odd) || (kept.projections && is_before_attention[operator.block]);
+            (kept.attention && operator.kind.is_attention()) || (is_product && of_products) || (kept.sums && is_summed(operator))
+        };
+        graph.operators.iter().map(&mut is_kept).collect()
     }
 
     /// After a forward pass through a chunk, forgets what only the same block has read and can make again.

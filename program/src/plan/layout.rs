@@ -267,6 +267,8 @@ pub struct Kept {
     pub attention: bool,
     /// What matrix products and convolutions made.
     pub products: bool,
+    /// What the matrix products before a block's attention made: queries, keys and values (MaxText's `save_qkv_proj`).
+    pub projections: bool,
     /// What the first of every two matrix products of a block made, in the order in which the block computes them (torchtitan).
     pub odd_products: bool,
     /// What is summed over ranks once it is made, so that no sum is made twice.
@@ -281,6 +283,8 @@ pub enum Keep {
     Attention,
     /// [`Kept::products`].
     Products,
+    /// [`Kept::projections`].
+    Projections,
     /// [`Kept::odd_products`].
     OddProducts,
     /// [`Kept::sums`].
@@ -293,6 +297,7 @@ impl From<Vec<Keep>> for Kept {
         Self {
             attention: has(Keep::Attention),
             products: has(Keep::Products),
+            projections: has(Keep::Projections),
             odd_products: has(Keep::OddProducts),
             sums: has(Keep::Sums),
         }
@@ -304,6 +309,7 @@ impl From<Kept> for Vec<Keep> {
         let all = [
             (kept.attention, Keep::Attention),
             (kept.products, Keep::Products),
+            (kept.projections, Keep::Projections),
             (kept.odd_products, Keep::OddProducts),
             (kept.sums, Keep::Sums),
         ];
@@ -316,6 +322,7 @@ impl std::fmt::Display for Kept {
         let names = Vec::from(*self).into_iter().map(|kind| match kind {
             Keep::Attention => "attention",
             Keep::Products => "products",
+            Keep::Projections => "projections",
             Keep::OddProducts => "odd products",
             Keep::Sums => "sums",
         });
