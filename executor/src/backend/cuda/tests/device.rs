@@ -472,16 +472,18 @@ unsafe fn multiply(product: &Product) {
     // SAFETY: the caller's promise, here and below.
     let number = |address: DeviceAddress, at: usize| unsafe { get(address, input, at) };
     for image in 0..batch {
-        let matrix = |factor: Factor, [rows, columns]: [usize; 2]| -> Vec<f64> {
-            let base = image * rows * columns;
+        let [left_stored, right_stored, [.., result_pitch]] = product.stored();
+        let matrix = |factor: Factor, [rows, columns]: [usize; 2], [stored, _, pitch]: [usize; 3]| -> Vec<f64> {
+            let base = image * stored * pitch;
             (0..rows * columns)
                 .map(|at| match factor.is_transposed {
-                    true => number(factor.address, base + at % columns * rows + at / columns),
-                    false => number(factor.address, base + at),
+                    true => number(factor.address, base + at % columns * pitch + at / columns),
+                    false => number(factor.address, base + at / columns * pitch + at % columns),
                 })
                 .collect()
         };
-        let (left, right) = (matrix(left, [rows, contracted]), matrix(right, [contracted, columns]));
+        let left = matrix(left, [rows, contracted], left_stored);
+        let right = matrix(right, [contracted, columns], right_stored);
         let mut sums = vec![0.0; columns];
         for row in 0..rows {
             sums.fill(0.0);
@@ -490,7 +492,7 @@ unsafe fn multiply(product: &Product) {
                 sums.iter_mut().zip(&right[k * columns..]).for_each(|(sum, other)| *sum += factor * other);
             }
             for (column, sum) in sums.iter().enumerate() {
-                let at = (image * rows + row) * columns + column;
+                let at = (image * rows + row) * result_pitch + column;
                 let mut value = sum + epilogue.bias.map_or(0.0, |bias| number(bias, column));
                 if accumulate {
                     // SAFETY: the caller's promise.
