@@ -25,7 +25,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell calibrate --topology local --model mlp --global-batch 128 -o profile.yaml")]
 pub struct Arguments {
-    /// The topology whose devices are measured: `local`, or a file that describes this machine
+    /// The topology whose devices are measured: `local`, `local-gpus`, or a file that describes this machine
     #[arg(long)]
     topology: String,
     /// The model whose kernels are measured; without it, those of a small model of each family
