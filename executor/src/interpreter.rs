@@ -10,12 +10,14 @@ mod device;
 mod device_tests;
 mod playlist;
 mod queues;
+mod rehearsal;
 mod streams;
 #[cfg(test)]
 mod tests;
 mod ways;
 
 pub(crate) use playlist::StreamKey;
+pub(crate) use rehearsal::Rehearsal;
 
 use crate::arena::Arena;
 use crate::backend::cuda::CudaBackend;
@@ -94,7 +96,8 @@ const END: u64 = u64::MAX;
 const COMPUTE: usize = 0;
 
 impl Interpreter {
-    /// Prepares `programs` for `rank` over one arena and starts the threads of their streams.
+    /// Prepares `programs` for `rank` over one arena and starts the threads of their streams. What the arena holds is lost where GPUs reach each
+    /// other directly: it is all zeros afterwards.
     pub(crate) fn start(
         programs: &[&Program],
         rank: Rank,
@@ -104,15 +107,7 @@ impl Interpreter {
     ) -> Result<Self, ExecutorError> {
         let first = programs.first().ok_or(ExecutorError::OtherStream)?;
         let (mesh, precision) = (first.mesh.clone(), first.precision);
-        let mut keys = vec![StreamKey::Compute];
-        for program in programs {
-            for stream in &program.list_of(rank).streams {
-                let key = StreamKey::of(program, rank, stream);
-                if !keys.contains(&key) {
-                    keys.push(key);
-                }
-            }
-        }
+        let keys = stream_keys(programs, rank);
         if keys.len() > MOST_STREAMS {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
@@ -125,8 +120,11 @@ impl Interpreter {
         let (processor, queues) = match arena.driver() {
             None => (Processor::Cpu(Box::default()), None),
             Some(driver) => {
-                let backend = CudaBackend::new(Arc::clone(driver))?;
+                let mut backend = CudaBackend::new(Arc::clone(driver))?;
                 let queues = Queues::new(driver, &backend, &playlists, &keys)?;
+                if driver.collectives().is_some() {
+                    device::load_kernels(driver, &mut backend, &playlists, arena)?;
+                }
                 (Processor::Cuda(Box::new(backend)), Some(queues))
             }
         };
@@ -241,6 +239,20 @@ impl Interpreter {
         }
         Ok(spans)
     }
+}
+
+/// The streams of a rank's lists, each once; the compute stream first.
+fn stream_keys(programs: &[&Program], rank: Rank) -> Vec<StreamKey> {
+    let mut keys = vec![StreamKey::Compute];
+    for program in programs {
+        for stream in &program.list_of(rank).streams {
+            let key = StreamKey::of(program, rank, stream);
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+    }
+    keys
 }
 
 impl Shared {

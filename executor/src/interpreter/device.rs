@@ -4,11 +4,43 @@
 use super::queues::{Mode, Queues};
 use super::ways::Way;
 use super::{COMPUTE, Playlist, Shared, Step, StreamKey};
-use crate::backend::KernelCall;
-use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress};
+use crate::arena::Arena;
+use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress, Driver};
+use crate::backend::{BackendError, Hyperparameters};
 use crate::error::ExecutorError;
 use crate::line::Line;
-use foretell_program::Operation;
+use foretell_units::Bytes;
+use std::sync::Arc;
+
+/// Runs all kernels once, on what the arena holds, and clears it: so that none is loaded, and no memory allocated, once ranks exchange. An
+/// exchange from GPU to GPU waits on the GPU for the other rank, and what is loaded meanwhile may wait for all that the GPU is doing (CUDA C++
+/// Programming Guide, Lazy Loading): two ranks could wait for each other forever.
+pub(super) fn load_kernels(
+    driver: &Arc<dyn Driver>,
+    backend: &mut CudaBackend,
+    playlists: &[Playlist],
+    arena: &Arena,
+) -> Result<(), ExecutorError> {
+    let start = arena.at(Bytes::ZERO, arena.size()).ok_or(ExecutorError::OtherStream)?;
+    let clear = |backend: &CudaBackend| {
+        // SAFETY: the arena is the device's memory of that size, and no stream runs yet.
+        unsafe { driver.clear(DeviceAddress::of(start), arena.size().count() as usize, backend.stream()) }
+    };
+    clear(backend)?;
+    backend.tell(&Hyperparameters::default())?;
+    for playlist in playlists {
+        for &id in &playlist.lists[COMPUTE] {
+            enqueue(playlist, backend, &Hyperparameters::default(), id)?;
+        }
+    }
+    match backend.check() {
+        // Nothing was loaded: indices may be anything.
+        Ok(()) | Err(BackendError::IndexOutOfRange { .. }) => {}
+        Err(source) => return Err(ExecutorError::Kernel { instruction: 0, name: "one of those that are loaded".into(), source }),
+    }
+    clear(backend)?;
+    Ok(driver.synchronize(backend.stream())?)
+}
 
 /// Runs a step's kernels, on the calling thread, and waits for the GPU.
 pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBackend, step: &Step) -> Result<(), ExecutorError> {
@@ -24,7 +56,7 @@ pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBa
                 queues.wait_for(step.program, COMPUTE, instruction)?;
             }
             queues.mark_start(step.program, COMPUTE, id, mode)?;
-            enqueue(playlist, backend, step, id)?;
+            enqueue(playlist, backend, &step.hyperparameters, id)?;
             queues.mark_end(step.program, COMPUTE, id, mode)?;
             shared.board.post(COMPUTE, id);
         }
@@ -33,27 +65,15 @@ pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBa
 }
 
 /// Queues one kernel.
-fn enqueue(playlist: &Playlist, backend: &mut CudaBackend, step: &Step, id: u32) -> Result<(), ExecutorError> {
-    let instruction = &playlist.stage.instructions[id as usize];
-    let Operation::Compute { kernel, accumulate, group } = &*instruction.operation else { return Ok(()) };
-    let operands = &playlist.operands[id as usize];
-    let call = KernelCall {
-        kernel,
-        reads: &operands.reads,
-        writes: &operands.writes,
-        accumulate: *accumulate,
-        hyperparameters: &step.hyperparameters,
-        group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
-        samples_before: playlist.samples_before,
-        precision: playlist.precision,
-    };
+fn enqueue(
+    playlist: &Playlist,
+    backend: &mut CudaBackend,
+    hyperparameters: &Hyperparameters,
+    id: u32,
+) -> Result<(), ExecutorError> {
     // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them was queued before, and the GPU
     // waits for them, because the dependencies say so.
-    unsafe { backend.enqueue(&call) }.map_err(|source| ExecutorError::Kernel {
-        instruction: id,
-        name: playlist.stage.name_of(instruction).into(),
-        source,
-    })
+    playlist.run_kernel(id, hyperparameters, |call| unsafe { backend.enqueue(call) })
 }
 
 /// Runs a whole step as one launch, captured before if it was not yet. The load stream has filled the staging memory and queues nothing.
@@ -110,7 +130,7 @@ fn capture(
             queues.wait_for(step.program, slot, instruction)?;
         }
         match slot {
-            COMPUTE => enqueue(playlist, backend, step, id)?,
+            COMPUTE => enqueue(playlist, backend, &step.hyperparameters, id)?,
             _ => copy_samples(queues, playlist, step.program, slot, id, mode)?,
         }
         queues.mark_end(step.program, slot, id, Mode { is_timed: false, ..mode })?;
@@ -176,8 +196,11 @@ pub(super) fn stream(
         }
         shared.board.post(slot, id);
     }
-    // A step ends when all of it is done; that of the loads of a graph the compute stream waits for.
-    queues.driver.synchronize(queues.streams[slot])?;
+    // A step ends when all of it is done. What a graph has of loads is part of it, and the compute stream waits for that: who waited for the load
+    // stream here could do so while it is being captured, which the driver forbids.
+    if !(mode.is_graph && matches!(line, Line::Load { .. })) {
+        queues.driver.synchronize(queues.streams[slot])?;
+    }
     match queues.driver.collectives() {
         // What was broken off ends, too, with anything in its place.
         Some(collectives) if collectives.is_aborted() => Err(CudaError::Aborted.into()),

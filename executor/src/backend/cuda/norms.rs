@@ -1,7 +1,7 @@
 //! Norms of rows, and batch normalisation.
 
 use super::CudaError;
-use super::elementwise::chunks;
+use super::elementwise::{COLUMNS, SUMMED_COLUMNS, chunks};
 use super::queue::{Grid, Queue, Work};
 use foretell_models::Kernel;
 
@@ -56,29 +56,30 @@ impl Queue<'_> {
     }
 
     unsafe fn batch_norm(&mut self, [groups, positions, channels]: [usize; 3]) -> Result<(), CudaError> {
-        let (of_chunk, chunks) = chunks(positions);
+        let (of_chunk, chunks) = chunks(positions, channels);
         self.scratch(groups * chunks * 2 * channels * size_of::<f32>())?;
         let has_statistics = usize::from(self.call.writes.len() > 2);
         let elements = groups * positions * channels;
         // SAFETY: the caller's promise; the scratch is as large as the parts.
         unsafe {
-            let grid = Grid::Blocks([channels.div_ceil(32), chunks, groups]);
+            let grid = Grid::Blocks([channels.div_ceil(COLUMNS), chunks, groups]);
             self.launch(Work::new("batch_norm_parts", grid, &[positions, channels, of_chunk, chunks]))?;
             let sizes = [positions, channels, groups, chunks, has_statistics];
-            self.launch(Work::new("batch_norm_statistics", Grid::Elements(channels), &sizes))?;
+            let channels_at_once = Grid::Rows(channels.div_ceil(SUMMED_COLUMNS));
+            self.launch(Work::new("batch_norm_statistics", channels_at_once, &sizes))?;
             self.launch(Work::new("batch_norm", Grid::Elements(elements), &[elements, channels, positions * channels]))
         }
     }
 
     unsafe fn batch_norm_input_gradient(&mut self, [groups, positions, channels]: [usize; 3]) -> Result<(), CudaError> {
-        let (of_chunk, chunks) = chunks(positions);
+        let (of_chunk, chunks) = chunks(positions, channels);
         self.scratch(groups * chunks * 2 * channels * size_of::<f32>())?;
         let elements = groups * positions * channels;
         // SAFETY: the caller's promise; the scratch is as large as the parts.
         unsafe {
-            let grid = Grid::Blocks([channels.div_ceil(32), chunks, groups]);
+            let grid = Grid::Blocks([channels.div_ceil(COLUMNS), chunks, groups]);
             self.launch(Work::new("batch_norm_gradient_parts", grid, &[positions, channels, of_chunk, chunks]))?;
-            let sums = Grid::Elements(groups * 2 * channels);
+            let sums = Grid::Blocks([(2 * channels).div_ceil(SUMMED_COLUMNS), groups, 1]);
             self.launch(Work::new("batch_norm_gradient_sums", sums, &[channels, groups, chunks]))?;
             let sizes = [elements, channels, positions * channels, positions];
             self.launch(Work::new("batch_norm_input_gradient", Grid::Elements(elements), &sizes))

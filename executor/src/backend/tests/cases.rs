@@ -165,7 +165,7 @@ pub(super) fn cases() -> Vec<Kernel> {
             cases.extend([Kernel::MaxPool(pooling), Kernel::MaxPoolGradient(pooling)]);
         }
     }
-    for [groups, positions, channels] in [[1, 5, 1], [1, 700, 17], [3, 50, 64], [2, 9000, 3]] {
+    for [groups, positions, channels] in [[1, 5, 1], [1, 700, 17], [3, 50, 64], [2, 9000, 3], [2, 1500, 96], [1, 4100, 64]] {
         cases.extend([
             Kernel::BatchNorm { groups, positions, channels },
             Kernel::BatchNormInputGradient { groups, positions, channels },

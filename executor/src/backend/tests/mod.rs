@@ -66,7 +66,7 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
 /// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
 /// can be; there with the library's products, or with its own.
 fn cuda_backend(makes_products: bool) -> Vec<Box<dyn Backend>> {
-    if let Some(backend) = GpuBackend::wanted() {
+    if let Some(backend) = GpuBackend::wanted(makes_products) {
         return vec![Box::new(backend)];
     }
     let backend = TestDevice::new(makes_products).map(|device| CudaBackend::new(device).unwrap());

@@ -98,11 +98,14 @@ KERNEL(batch_norm) {
     const index channels = arguments.sizes[1], group = arguments.sizes[2];
     const number *scale = read<number>(arguments, 1), *shift = read<number>(arguments, 2);
     const float *saved = written<float>(arguments, 1);
-    map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) {
-        const index channel = i % channels;
-        const float *of_group = saved + i / group * 2 * channels;
-        return (x[0] - of_group[channel]) * of_group[channels + channel] * widen(scale[channel]) + widen(shift[channel]);
-    });
+    const auto load = [=](index of, index channel, float *constants) {
+        constants[0] = saved[of * 2 * channels + channel];
+        constants[1] = saved[(of * 2 + 1) * channels + channel];
+        constants[2] = widen(scale[channel]);
+        constants[3] = widen(shift[channel]);
+    };
+    map_columns<1, 4>(arguments, arguments.sizes[0], channels, group, load,
+                      [](const float *of, const float *x) { return (x[0] - of[0]) * of[1] * of[2] + of[3]; });
 }
 
 // Reads dy, x, scale, saved; its sums are the second write. sizes: elements, channels, elements of a group, positions
@@ -111,10 +114,17 @@ KERNEL(batch_norm_input_gradient) {
     const number *scale = read<number>(arguments, 2);
     const float *saved = read<float>(arguments, 3), *sums = written<float>(arguments, 1);
     const float share = 1.0f / (float)arguments.sizes[3];
-    map_elements<2>(arguments, arguments.sizes[0], [=](index i, const float *given) {
-        const index channel = i % channels, at = i / group * 2 * channels + channel;
-        const float factor = saved[at + channels], hat = (given[1] - saved[at]) * factor;
-        return widen(scale[channel]) * factor * (given[0] - (sums[at] + hat * sums[at + channels]) * share);
+    const auto load = [=](index of, index channel, float *constants) {
+        const index at = of * 2 * channels + channel;
+        constants[0] = saved[at];
+        constants[1] = saved[at + channels];
+        constants[2] = widen(scale[channel]) * saved[at + channels];
+        constants[3] = sums[at];
+        constants[4] = sums[at + channels];
+    };
+    map_columns<2, 5>(arguments, arguments.sizes[0], channels, group, load, [=](const float *of, const float *given) {
+        const float hat = (given[1] - of[0]) * of[1];
+        return of[2] * (given[0] - (of[3] + hat * of[4]) * share);
     });
 }
 
@@ -138,11 +148,14 @@ KERNEL(batch_norm_inference) {
     const index channels = arguments.sizes[1];
     const number *scale = read<number>(arguments, 1), *shift = read<number>(arguments, 2);
     const float *running = read<float>(arguments, 3);
-    map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) {
-        const index channel = i % channels;
-        const float factor = 1.0f / sqrtf(running[channels + channel] + 1e-5f);
-        return (x[0] - running[channel]) * factor * widen(scale[channel]) + widen(shift[channel]);
-    });
+    const auto load = [=](index, index channel, float *constants) {
+        constants[0] = running[channel];
+        constants[1] = 1.0f / sqrtf(running[channels + channel] + 1e-5f);
+        constants[2] = widen(scale[channel]);
+        constants[3] = widen(shift[channel]);
+    };
+    map_columns<1, 4>(arguments, arguments.sizes[0], channels, arguments.sizes[0], load,
+                      [](const float *of, const float *x) { return (x[0] - of[0]) * of[1] * of[2] + of[3]; });
 }
 
 // Reads statistics; writes running. sizes: elements; numbers: contributions
