@@ -6,10 +6,9 @@ use super::ways::Way;
 use super::{COMPUTE, Playlist, Shared, Step, StreamKey};
 use crate::arena::Arena;
 use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress, Driver};
-use crate::backend::{BackendError, Hyperparameters, KernelCall};
+use crate::backend::{BackendError, Hyperparameters};
 use crate::error::ExecutorError;
 use crate::line::Line;
-use foretell_program::Operation;
 use foretell_units::Bytes;
 use std::sync::Arc;
 
@@ -72,28 +71,9 @@ fn enqueue(
     hyperparameters: &Hyperparameters,
     id: u32,
 ) -> Result<(), ExecutorError> {
-    let instruction = &playlist.stage.instructions[id as usize];
-    let Operation::Compute { kernel, accumulate, group } = &*instruction.operation else { return Ok(()) };
-    let operands = &playlist.operands[id as usize];
-    let index = group.map_or(0, |group| playlist.group_index[group.0 as usize]);
-    let (kernel, group_index, samples_before) = kernel.on_own_samples(index, playlist.samples_before);
-    let call = KernelCall {
-        kernel: &kernel,
-        reads: &operands.reads,
-        writes: &operands.writes,
-        accumulate: *accumulate,
-        hyperparameters,
-        group_index,
-        samples_before,
-        precision: playlist.precision,
-    };
     // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them was queued before, and the GPU
     // waits for them, because the dependencies say so.
-    unsafe { backend.enqueue(&call) }.map_err(|source| ExecutorError::Kernel {
-        instruction: id,
-        name: playlist.stage.name_of(instruction).into(),
-        source,
-    })
+    playlist.run_kernel(id, hyperparameters, |call| unsafe { backend.enqueue(call) })
 }
 
 /// Runs a whole step as one launch, captured before if it was not yet. The load stream has filled the staging memory and queues nothing.
