@@ -262,7 +262,9 @@ prop_compose! {
         schedule in proptest::sample::select(vec![
             ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-v", 2),
         ]),
-        recompute in proptest::sample::select(vec!["none", "full", "selective", "{full_layers: 1}"]),
+        recompute in proptest::sample::select(vec![
+            "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",
+        ]),
         optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
         (zero, hybrid) in (0usize..4, any::<bool>()),

@@ -123,7 +123,7 @@ impl Interpreter {
                 let mut backend = CudaBackend::new(Arc::clone(driver))?;
                 let queues = Queues::new(driver, &backend, &playlists, &keys)?;
                 if driver.collectives().is_some() {
-                    device::rehearse(driver, &mut backend, &playlists, arena)?;
+                    device::load_kernels(driver, &mut backend, &playlists, arena)?;
                 }
                 (Processor::Cuda(Box::new(backend)), Some(queues))
             }

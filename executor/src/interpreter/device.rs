@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Runs all kernels once, on what the arena holds, and clears it: so that none is loaded, and no memory allocated, once ranks exchange. An
 /// exchange from GPU to GPU waits on the GPU for the other rank, and what is loaded meanwhile may wait for all that the GPU is doing (CUDA C++
 /// Programming Guide, Lazy Loading): two ranks could wait for each other forever.
-pub(super) fn rehearse(
+pub(super) fn load_kernels(
     driver: &Arc<dyn Driver>,
     backend: &mut CudaBackend,
     playlists: &[Playlist],
@@ -36,7 +36,7 @@ pub(super) fn rehearse(
     match backend.check() {
         // Nothing was loaded: indices may be anything.
         Ok(()) | Err(BackendError::IndexOutOfRange { .. }) => {}
-        Err(source) => return Err(ExecutorError::Kernel { instruction: 0, name: "one of the rehearsal".into(), source }),
+        Err(source) => return Err(ExecutorError::Kernel { instruction: 0, name: "one of those that are loaded".into(), source }),
     }
     clear(backend)?;
     Ok(driver.synchronize(backend.stream())?)

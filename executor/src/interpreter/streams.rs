@@ -61,6 +61,9 @@ fn work(shared: &Arc<Shared>, slot: usize, mut line: Line, mut way: Option<Way>)
     let board = Arc::clone(shared);
     spin_only_while(move || board.board.sleeps_for(COMPUTE, slot));
     machine::flush_denormals();
+    if shared.keys[slot] != StreamKey::Load {
+        machine::run_in_short_slices();
+    }
     let mut step_number = 0;
     loop {
         loop {
