@@ -83,7 +83,7 @@ gpu_tests="cuda parts:: ring:: tensor_attention a_call_that a_control --skip bac
 
 part_kernels() {
     # shellcheck disable=SC2086
-    FORETELL_TEST_GPU=0 at_most 280 "$programs/executor-tests" --test-threads 1 $gpu_tests >"$results/kernels.log" 2>&1
+    FORETELL_TEST_GPU=0 at_most 280 "$programs/executor-tests" --test-threads 6 $gpu_tests >"$results/kernels.log" 2>&1
     echo $? >"$results/kernels.status"
 }
 

@@ -267,7 +267,7 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
     /// The stand-in, compiled; none where there is no compiler.
     fn stand_in(folder: &Path, fault: i32) -> Option<std::path::PathBuf> {
         let (source, library) = (folder.join("nvml.cpp"), folder.join(format!("nvml-{fault}.so")));
-        std::fs::write(&source, STAND_IN).unwrap();
+        std::fs::write(&source, STAND_IN).expect("the folder can be written to");
         let mut compiler = Command::new("g++");
         compiler.args(["-shared", "-fPIC", "-w"]).arg(format!("-DFAULT={fault}")).arg(&source).arg("-o").arg(&library);
         compiler.status().ok().filter(std::process::ExitStatus::success).map(|_| library)
@@ -275,7 +275,7 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
 
     #[test]
     fn gpus_are_as_the_library_says_and_what_fails_is_named() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a folder");
         let Some(library) = stand_in(folder.path(), 0) else {
             eprintln!("skipped: there is no g++");
             return;
@@ -290,15 +290,15 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
             link_generation: Some(4),
         };
         let lame = GpuFacts { links: 17, links_into_switches: 17, ..whole.clone() };
-        assert_eq!(Nvml::open(&library).unwrap().gpus(), Ok(vec![whole, lame]));
-        let failing = stand_in(folder.path(), 3).unwrap();
-        let error = Nvml::open(&failing).unwrap().gpus().unwrap_err();
+        assert_eq!(Nvml::open(&library).and_then(|library| library.gpus()), Ok(vec![whole, lame]));
+        let failing = stand_in(folder.path(), 3).expect("it was compiled before");
+        let error = Nvml::open(&failing).and_then(|library| library.gpus()).expect_err("memory cannot be asked for");
         assert_eq!(error.to_string(), "NVML's `nvmlDeviceGetMemoryInfo` failed: Not Supported");
     }
 
     #[test]
     fn a_library_that_is_not_there_is_said_to_be_missing() {
-        let missing = Nvml::open(Path::new("/nowhere/libnvidia-ml.so.1")).err().unwrap();
+        let missing = Nvml::open(Path::new("/nowhere/libnvidia-ml.so.1")).err().expect("it is not there");
         assert!(missing.to_string().contains("hint: install NVIDIA's driver"), "{missing}");
     }
 }

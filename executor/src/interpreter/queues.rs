@@ -44,7 +44,7 @@ struct OfProgram {
     /// By turn: the whole step.
     graphs: Mutex<[Option<GraphHandle>; 2]>,
     runs: AtomicU64,
-    /// Whether nothing of it but kernels and loads takes time, so that it can be captured.
+    /// Whether there are kernels, and nothing beside them and loads takes time, so that it can be captured.
     is_alone: bool,
 }
 
@@ -269,10 +269,8 @@ impl OfProgram {
                 turn.insert(id, Pinned::new(driver, bytes)?);
             }
         }
-        let is_alone = keys
-            .iter()
-            .zip(&playlist.lists)
-            .all(|(key, list)| matches!(key, StreamKey::Compute | StreamKey::Load) || list.is_empty());
+        let mut others = keys.iter().zip(&playlist.lists).filter(|(key, _)| !matches!(key, StreamKey::Compute | StreamKey::Load));
+        let is_alone = !playlist.lists[COMPUTE].is_empty() && others.all(|(_, list)| list.is_empty());
         let (spans, ready, graphs, runs) = (Mutex::default(), Mutex::default(), Mutex::default(), AtomicU64::new(0));
         Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone })
     }

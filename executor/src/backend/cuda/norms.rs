@@ -2,8 +2,13 @@
 
 use super::CudaError;
 use super::elementwise::{COLUMNS, SUMMED_COLUMNS, chunks};
-use super::queue::{Grid, Queue, Work};
+use super::queue::{BLOCK, Grid, Queue, Work};
 use foretell_models::Kernel;
+
+/// Bytes that one access to memory moves.
+const PACK: usize = 16;
+/// Threads of a warp.
+const WARP: usize = 32;
 
 impl Queue<'_> {
     /// Queues a kernel of this family; whether it is one.
@@ -51,8 +56,11 @@ impl Queue<'_> {
     }
 
     unsafe fn rows(&mut self, function: &'static str, [rows, features]: [usize; 2], epsilon: f32) -> Result<(), CudaError> {
+        // As many as have a pack each, where rows are read by packs.
+        let packs = (features * self.width()).div_ceil(PACK);
+        let threads = packs.next_multiple_of(WARP).clamp(WARP, BLOCK);
         // SAFETY: the caller's promise.
-        unsafe { self.launch(Work { numbers: &[epsilon], ..Work::new(function, Grid::Rows(rows), &[rows, features]) }) }
+        unsafe { self.launch(Work { numbers: &[epsilon], threads, ..Work::new(function, Grid::Rows(rows), &[rows, features]) }) }
     }
 
     unsafe fn batch_norm(&mut self, [groups, positions, channels]: [usize; 3]) -> Result<(), CudaError> {

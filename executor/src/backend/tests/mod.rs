@@ -47,12 +47,15 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
 };
 
 fn assert_close(kernel: &Kernel, what: &str, computed: &[Tensor], expected: &[Tensor]) {
+    // A GPU's exponentials, tangents and error functions are two to four units in the last place off (CUDA C++ Programming Guide, Mathematical
+    // Functions), which shows where a tensor is one number.
+    let tolerance = if GpuBackend::is_wanted() { 1.6e-5 } else { 4e-6 };
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         assert_eq!(computed.len(), expected.len());
         // Errors grow with what was summed: they are measured against the tensor's largest value, not the element's.
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
         for (position, (&computed, &expected)) in computed.iter().zip(expected).enumerate() {
-            let close = (computed - expected).abs() <= 4e-6 * scale;
+            let close = (computed - expected).abs() <= tolerance * scale;
             assert!(close, "{kernel:?} {what}: write {index} at {position}: {computed} for {expected}");
         }
     }

@@ -25,8 +25,8 @@ KERNEL(move_16) { move_blocks<FourWords>(arguments); }
 KERNEL(space_rows) {
     const index columns = arguments.sizes[1];
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
-        const number *from = read<number>(arguments, 0) + row * arguments.sizes[2];
-        number *to = written<number>(arguments, 0) + row * arguments.sizes[3];
+        const number *__restrict__ from = read<number>(arguments, 0) + row * arguments.sizes[2];
+        number *__restrict__ to = written<number>(arguments, 0) + row * arguments.sizes[3];
 #pragma unroll 8
         for (index i = threadIdx.x; i < columns; i += blockDim.x) {
             to[i] = from[i];

@@ -1,10 +1,107 @@
 // Norms: of rows, a block a row, and the second half of batch normalisation, element by element.
 
+// ---- rows that a block holds in its registers: read once -------------------------------------------------------------------------------
+
+// Packs of a row that a thread has at most.
+#define OWN_PACKS 4
+enum { PACK_WIDTH = 16 / sizeof(number) };
+
+// Whether rows of so many features are read so: aligned, and no more than a block holds.
+__device__ __forceinline__ bool are_held(index features, long_word together) {
+    return (together | (long_word)(features * sizeof(number))) % 16 == 0 && features <= (index)OWN_PACKS * PACK_WIDTH * blockDim.x;
+}
+
+// f(first number of a pack, its place among the thread's own) for each pack of a row that this thread has.
+template <typename F> __device__ __forceinline__ void each_pack(index features, F f) {
+#pragma unroll
+    for (int own = 0; own < OWN_PACKS; own++) {
+        const index first = ((index)own * blockDim.x + threadIdx.x) * PACK_WIDTH;
+        if (first < features) {
+            f(first, own);
+        }
+    }
+}
+
+__device__ __forceinline__ Pack pack_at(const number *numbers, index first) { return *(const Pack *)(numbers + first); }
+
+// Layer norm, or without a mean and a shift RMS norm, of the row x.
+template <bool IS_CENTRED>
+__device__ __forceinline__ void norm_held(const Arguments &arguments, index row, index features, float &mean, float &factor) {
+    const number *x = read<number>(arguments, 0) + row * features, *scale = read<number>(arguments, 1);
+    const number *shift = read<number>(arguments, IS_CENTRED ? 2 : 1);
+    number *y = written<number>(arguments, 0) + row * features;
+    Pack given[OWN_PACKS];
+    float sum = 0.0f, squares = 0.0f;
+    each_pack(features, [&](index first, int own) {
+        given[own] = pack_at(x, first);
+        for (int i = 0; i < PACK_WIDTH; i++) {
+            sum += widen(given[own].numbers[i]);
+        }
+    });
+    mean = IS_CENTRED ? block_sum(sum) / (float)features : 0.0f;
+    each_pack(features, [&](index, int own) {
+        for (int i = 0; i < PACK_WIDTH; i++) {
+            const float apart = widen(given[own].numbers[i]) - mean;
+            squares += apart * apart;
+        }
+    });
+    factor = 1.0f / sqrtf(block_sum(squares) / (float)features + arguments.numbers[0]);
+    each_pack(features, [&](index first, int own) {
+        const Pack scales = pack_at(scale, first), shifts = pack_at(shift, first);
+        Pack result;
+        for (int i = 0; i < PACK_WIDTH; i++) {
+            const float hat = (widen(given[own].numbers[i]) - mean) * factor * widen(scales.numbers[i]);
+            narrow(result.numbers[i], IS_CENTRED ? hat + widen(shifts.numbers[i]) : hat);
+        }
+        *(Pack *)(y + first) = result;
+    });
+}
+
+// The gradient of the row's input.
+template <bool IS_CENTRED>
+__device__ __forceinline__ void norm_gradient_held(const Arguments &arguments, index row, index features, float mean, float factor) {
+    const number *dy = read<number>(arguments, 0) + row * features, *x = read<number>(arguments, 1) + row * features;
+    const number *scale = read<number>(arguments, 2);
+    number *dx = written<number>(arguments, 0) + row * features;
+    float slopes[OWN_PACKS][PACK_WIDTH], hats[OWN_PACKS][PACK_WIDTH], sum = 0.0f, dot = 0.0f;
+    each_pack(features, [&](index first, int own) {
+        const Pack given = pack_at(dy, first), at = pack_at(x, first), scales = pack_at(scale, first);
+        for (int i = 0; i < PACK_WIDTH; i++) {
+            slopes[own][i] = widen(given.numbers[i]) * widen(scales.numbers[i]);
+            hats[own][i] = (widen(at.numbers[i]) - mean) * factor;
+            sum += slopes[own][i];
+            dot += slopes[own][i] * hats[own][i];
+        }
+    });
+    sum = IS_CENTRED ? block_sum(sum) / (float)features : 0.0f;
+    dot = block_sum(dot) / (float)features;
+    each_pack(features, [&](index first, int own) {
+        Pack result;
+        for (int i = 0; i < PACK_WIDTH; i++) {
+            narrow(result.numbers[i], factor * (slopes[own][i] - sum - hats[own][i] * dot));
+        }
+        *(Pack *)(dx + first) = result;
+    });
+}
+
+// ---- rows of any length ------------------------------------------------------------------------------------------------------------
+
 // Reads x, scale, shift; writes y, saved. sizes: rows, features; numbers: epsilon
 KERNEL(layer_norm) {
     const index features = arguments.sizes[1];
     const number *scale = read<number>(arguments, 1), *shift = read<number>(arguments, 2);
+    const long_word together = (long_word)arguments.reads[0] | (long_word)scale | (long_word)shift | (long_word)arguments.writes[0];
+    const bool is_held = are_held(features, together);
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
+        if (is_held) {
+            float mean, factor;
+            norm_held<true>(arguments, row, features, mean, factor);
+            if (threadIdx.x == 0) {
+                written<float>(arguments, 1)[2 * row] = mean;
+                written<float>(arguments, 1)[2 * row + 1] = factor;
+            }
+            continue;
+        }
         const number *x = read<number>(arguments, 0) + row * features;
         number *y = written<number>(arguments, 0) + row * features;
         float sum = 0.0f;
@@ -32,10 +129,16 @@ KERNEL(layer_norm) {
 KERNEL(layer_norm_input_gradient) {
     const index features = arguments.sizes[1];
     const number *scale = read<number>(arguments, 2);
+    const long_word together = (long_word)arguments.reads[0] | (long_word)arguments.reads[1] | (long_word)scale | (long_word)arguments.writes[0];
+    const bool is_held = are_held(features, together);
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
         const number *dy = read<number>(arguments, 0) + row * features, *x = read<number>(arguments, 1) + row * features;
         number *dx = written<number>(arguments, 0) + row * features;
         const float mean = read<float>(arguments, 3)[2 * row], factor = read<float>(arguments, 3)[2 * row + 1];
+        if (is_held) {
+            norm_gradient_held<true>(arguments, row, features, mean, factor);
+            continue;
+        }
         float sum = 0.0f, dot = 0.0f;
         for (index i = threadIdx.x; i < features; i += blockDim.x) {
             const float slope = widen(dy[i]) * widen(scale[i]);
@@ -55,7 +158,16 @@ KERNEL(layer_norm_input_gradient) {
 KERNEL(rms_norm) {
     const index features = arguments.sizes[1];
     const number *scale = read<number>(arguments, 1);
+    const bool is_held = are_held(features, (long_word)arguments.reads[0] | (long_word)scale | (long_word)arguments.writes[0]);
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
+        if (is_held) {
+            float mean, factor;
+            norm_held<false>(arguments, row, features, mean, factor);
+            if (threadIdx.x == 0) {
+                written<float>(arguments, 1)[row] = factor;
+            }
+            continue;
+        }
         const number *x = read<number>(arguments, 0) + row * features;
         number *y = written<number>(arguments, 0) + row * features;
         float squares = 0.0f;
@@ -76,10 +188,16 @@ KERNEL(rms_norm) {
 KERNEL(rms_norm_input_gradient) {
     const index features = arguments.sizes[1];
     const number *scale = read<number>(arguments, 2);
+    const long_word together = (long_word)arguments.reads[0] | (long_word)arguments.reads[1] | (long_word)scale | (long_word)arguments.writes[0];
+    const bool is_held = are_held(features, together);
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
         const number *dy = read<number>(arguments, 0) + row * features, *x = read<number>(arguments, 1) + row * features;
         number *dx = written<number>(arguments, 0) + row * features;
         const float factor = read<float>(arguments, 3)[row];
+        if (is_held) {
+            norm_gradient_held<false>(arguments, row, features, 0.0f, factor);
+            continue;
+        }
         float dot = 0.0f;
         for (index i = threadIdx.x; i < features; i += blockDim.x) {
             dot += widen(dy[i]) * widen(scale[i]) * (widen(x[i]) * factor);

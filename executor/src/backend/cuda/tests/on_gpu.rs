@@ -14,6 +14,11 @@ pub(crate) struct GpuBackend {
 }
 
 impl GpuBackend {
+    /// Whether one was asked for.
+    pub(crate) fn is_wanted() -> bool {
+        std::env::var_os(GPU).is_some()
+    }
+
     /// On the GPU that was asked for, if one was; with the library's products, or with its own.
     pub(crate) fn wanted(makes_products: bool) -> Option<Self> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
