@@ -24,9 +24,8 @@ const MOST_FOOTPRINT: u64 = 32 << 20;
 pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
     let mut share = 0.0;
     let mut timed: Vec<TimedExchange> = Vec::new();
-    let mut sent = 0.0;
-    everyone.barrier()?;
-    let interrupted = machine::interrupt_time();
+    // Of long messages: how many bytes were sent, and what the machine spent in interrupts meanwhile.
+    let (mut sent, mut interrupted) = (0.0, 0.0);
     for (number, wanted) in job.groups.iter().enumerate() {
         everyone.barrier()?;
         if wanted.ranks.len() < 2 || !wanted.ranks.contains(&member.rank.0) {
@@ -43,10 +42,14 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
         let group = own.as_mut().unwrap_or(&mut *everyone);
         for &bytes in &wanted.messages {
             for &exchange in &wanted.exchanges {
+                let before = machine::interrupt_time();
                 let (sample, processor, rounds) = time_exchange(group, exchange, bytes, job)?;
                 let one = TimedExchange { group: number, is_everyone, exchange, bytes, sample, processor };
                 let is_idle = exchange == Exchange::SendReceive && group.position() > 1;
-                sent += if is_idle { 0.0 } else { one.sent(group.size()) * rounds as f64 };
+                if bytes >= LONG {
+                    sent += if is_idle { 0.0 } else { one.sent(group.size()) * rounds as f64 };
+                    interrupted += if group.position() == 0 { machine::interrupt_time() - before } else { 0.0 };
+                }
                 // Of there and back only who sees both ways knows how long it took: the second rank's last send is done when it is on its way.
                 if exchange != Exchange::SendReceive || group.position() == 0 {
                     timed.push(one);
@@ -55,12 +58,13 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
         }
     }
     everyone.barrier()?;
-    let interrupted = (machine::interrupt_time() - interrupted).max(0.0);
-    let mut all = vec![0u8; size_of::<f64>() * member.world_size];
-    everyone.all_gather(&sent.to_ne_bytes(), &mut all)?;
-    let all: f64 = all.as_chunks().0.iter().map(|&sent| f64::from_ne_bytes(sent)).sum();
-    // What the clock of interrupts can tell, of which some are always there.
-    let each_byte = if interrupted > LEAST_INTERRUPT_TIME && all > 0.0 { interrupted / all } else { 0.0 };
+    let mut sum = |one: f64| -> Result<f64, ExecutorError> {
+        let mut all = vec![0u8; size_of::<f64>() * member.world_size];
+        everyone.all_gather(&one.to_ne_bytes(), &mut all)?;
+        Ok(all.as_chunks().0.iter().map(|&one| f64::from_ne_bytes(one)).sum())
+    };
+    let (sent, interrupted) = (sum(sent)?, sum(interrupted)?);
+    let each_byte = if interrupted > LEAST_INTERRUPT_TIME && sent > 0.0 { interrupted / sent } else { 0.0 };
     for one in timed {
         let ranks = job.groups[one.group].ranks.len();
         // A message has two ranks' processors; what it sends the one, it brings the other.
@@ -78,6 +82,9 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
 
 /// Less time in interrupts than this, in seconds, is what a machine has of it whatever is sent; or no more than its clock can tell.
 const LEAST_INTERRUPT_TIME: f64 = 0.1;
+
+/// Messages of which interrupts are counted: there those of the data are most, and not those of who asks whether there are enough.
+const LONG: Bytes = Bytes::new(64 << 10);
 
 /// An exchange that was timed.
 struct TimedExchange {
