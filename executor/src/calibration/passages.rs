@@ -263,7 +263,7 @@ mod tests {
         let numbers = (0..parts).map(|part| ((kernel.for_member(part).without_constants(), accumulate), part)).collect();
         let mut kernels = Vec::new();
         let prepared = Prepared::new((&passage, 0), (program.clone(), rank), &arena, &numbers, &mut kernels).expect("it fits");
-        let mut prepared = prepared.unwrap_or_else(|| panic!("instruction {instruction} of rank {} is timed", rank.0));
+        let mut prepared = prepared.expect("every instruction of the list is timed");
         assert_eq!(kernels.len(), 1, "one kernel is timed");
         prepared.initialise(&arena).expect("parameters");
         for &(one, _) in &prepared.instructions.clone() {
