@@ -279,7 +279,7 @@ impl Needs {
                     self.longest_message = self.longest_message.max(*bytes);
                     self.messages.entry(*bytes).or_default().extend(distances.first());
                 }
-                Operation::Receive { .. } | Operation::Load { .. } => {}
+                Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => {}
             }
         }
         self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);

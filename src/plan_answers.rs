@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::plan::{Choices, Setting};
 use crate::predict;
 use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
-use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
+use foretell_program::{Layout, Offload, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_simulator::{Folding, WhatIf, predict as foretell};
 use foretell_topologies::{DeviceId, Topology};
@@ -24,11 +24,12 @@ pub fn explanation(
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
     let mut text = format!(
-        "searched {} layouts in {:.2} s: {} are the same Program as another, {} do not divide the model, {} do not fit, {} cannot be better by \
-         their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
+        "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload what fits without, {} do not divide the model, {} do \
+         not fit, {} cannot be better by their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
+        search.needless,
         search.indivisible,
         search.out_of_memory,
         search.bounded_out,
@@ -67,8 +68,10 @@ fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) 
     } else {
         format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
     };
+    let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
+    let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
     Ok(format!(
-        "{first}; kernels take {kernels:.1} % of it, and the fullest device holds {full} of {limit} ({of_limit:.0} %){memory}"
+        "{first}; kernels take {kernels:.1} % of it, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
     ))
 }
 
@@ -126,6 +129,7 @@ pub fn words(layout: &Layout) -> String {
     add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
     add(layout.sequence_parallel, "sequence parallel".into());
     add(layout.recompute != Recompute::None, format!("recompute {:?}", layout.recompute).to_lowercase());
+    add(layout.offload == Offload::Optimizer, "optimizer state on the hosts".into());
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
     add(!layout.operators.is_empty(), "operators placed one by one".into());
     add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));

@@ -17,7 +17,7 @@ mod ways;
 
 pub(crate) use playlist::StreamKey;
 
-use crate::arena::Arena;
+use crate::arena::Arenas;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{CpuBackend, Hyperparameters};
 use crate::board::{Board, MOST_STREAMS};
@@ -94,11 +94,11 @@ const END: u64 = u64::MAX;
 const COMPUTE: usize = 0;
 
 impl Interpreter {
-    /// Prepares `programs` for `rank` over one arena and starts the threads of their streams.
+    /// Prepares `programs` for `rank` over the same arenas and starts the threads of their streams.
     pub(crate) fn start(
         programs: &[&Program],
         rank: Rank,
-        arena: &Arena,
+        arenas: &Arenas,
         transport: Arc<dyn Transport>,
         samples: Arc<Samples>,
     ) -> Result<Self, ExecutorError> {
@@ -121,8 +121,8 @@ impl Interpreter {
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =
-            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
-        let (processor, queues) = match arena.driver() {
+            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arenas)).collect::<Result<Vec<_>, _>>()?;
+        let (processor, queues) = match arenas.driver() {
             None => (Processor::Cpu(Box::default()), None),
             Some(driver) => {
                 let backend = CudaBackend::new(Arc::clone(driver))?;

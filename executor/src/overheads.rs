@@ -12,8 +12,8 @@ use crate::rank::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh,
-    Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, MemoryKind,
+    Mesh, Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 use std::sync::Arc;
@@ -69,6 +69,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         shape: [elements].into(),
         data_type: DataType::Fp32,
         parent: None,
+        memory: MemoryKind::Device,
         offset: Bytes::ZERO,
         bytes,
         persistent: true,
@@ -104,6 +105,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: bytes,
+        host_arena: Bytes::ZERO,
     };
     Ok(Program {
         lists: (0..member.world_size).map(stage).collect(),
@@ -120,13 +122,13 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
 
 /// Times whole steps of a Program.
 fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
-    let arena = member.arena(Bytes::new(4 * USUAL as u64))?;
+    let arenas = member.arenas(Bytes::new(4 * USUAL as u64), Bytes::ZERO)?;
     let mut other = vec![0u8; BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
     let samples = Arc::new(Samples { dataset, split: Split::Training, indices: Vec::new() });
     let mut interpreter =
-        Interpreter::start(&[program], member.rank, &arena, Arc::clone(&member.transport), Arc::clone(&samples))?;
+        Interpreter::start(&[program], member.rank, &arenas, Arc::clone(&member.transport), Arc::clone(&samples))?;
     let mut seconds = Vec::new();
     for round in 0..RUNS {
         // A step finds the caches full of what the one before did.

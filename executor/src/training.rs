@@ -47,13 +47,14 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(member.rank);
-    let arena = member.arena(compiled.arena_of(member.rank))?;
+    let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
+    let arena = &arenas.device;
     // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
-    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arena, job.seed)?;
+    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];
-    let interpreter = Interpreter::start(&programs, member.rank, &arena, Arc::clone(&member.transport), Arc::new(samples))?;
+    let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     let mut run =
         Run { member, job, compiled: &compiled, dataset, interpreter, upcoming: None, unsent: Vec::new(), sent: Instant::now() };
     run.steps()?;

@@ -26,6 +26,8 @@ pub struct Search {
     pub alike: usize,
     /// Layouts that do not divide the model or the batch.
     pub indivisible: usize,
+    /// Layouts that offload what fits without: they do the same, and copy beside it.
+    pub needless: usize,
     /// Layouts that a lower bound showed to be slower than those returned, or that recompute what fits without.
     pub bounded_out: usize,
     /// Layouts that do not fit.
@@ -62,6 +64,7 @@ impl Planned {
         let (one, other) = (&mut self.search, other.search);
         one.layouts += other.layouts;
         one.alike += other.alike;
+        one.needless += other.needless;
         one.indivisible += other.indivisible;
         one.bounded_out += other.bounded_out;
         one.out_of_memory += other.out_of_memory;

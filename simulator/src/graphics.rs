@@ -64,6 +64,7 @@ impl Graphics {
             peak: BTreeMap::new(),
             power: None,
             idle_power: None,
+            host_link: None,
             link: None,
             cores: None,
             cpu_quota: None,
@@ -114,6 +115,7 @@ impl Graphics {
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::ZERO,
             communication_share: (self.stack.compute_slowdown / growth).min(1.0),
+            copy_share: 0.0,
             communication_growth: Some(growth),
             host_waits: HostWaits {
                 for_messages: self.stack.waits_for_messages,

@@ -105,6 +105,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: Bytes::ZERO,
+        host_arena: Bytes::ZERO,
     };
     let mesh = ground.mesh.clone();
     let lists = (0..mesh.stage_count()).map(|stage| StageProgram { stage, ..list.clone() }).collect();

@@ -38,6 +38,9 @@ pub struct Layout {
     pub shard_group: Option<usize>,
     /// What is computed again in the backward pass instead of kept.
     pub recompute: Recompute,
+    /// What lies in the host's memory while it is not used.
+    #[serde(skip_serializing_if = "Offload::is_none")]
+    pub offload: Offload,
     /// Samples of one micro-batch on one rank of `data`.
     pub micro_batch: usize,
     /// Blocks of the model in each chunk, in the model's order; as even as can be if left out.
@@ -115,6 +118,7 @@ impl Default for Layout {
             zero: 0,
             shard_group: None,
             recompute: Recompute::None,
+            offload: Offload::None,
             micro_batch: 1,
             cuts: None,
             placement: None,
@@ -254,4 +258,35 @@ pub enum Recompute {
     Full,
     /// The first so many repeated blocks of each stage, from their input.
     FullLayers(usize),
+}
+
+/// What lies in the memory of the device's host, and is copied to the device when it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the optimizer keeps of each parameter, single-precision copies among it: the rank's share of a bucket is copied in before its
+    /// update and out after it, beside the updates of others (Calculon's `optimizer_offload`, Isaev et al. 2023). Unlike ZeRO-Offload (Ren et al.
+    /// 2021) the device computes the update.
+    Optimizer,
+}
+
+impl Offload {
+    /// Every choice there is.
+    pub const ALL: [Self; 2] = [Self::None, Self::Optimizer];
+
+    /// Whether everything stays on the device.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+
+    /// The name in plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Offload::None => "none",
+            Offload::Optimizer => "optimizer",
+        }
+    }
 }

@@ -77,6 +77,7 @@ pub fn all_reduce(ranks: usize) -> Case {
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: Bytes::ZERO,
+        host_arena: Bytes::ZERO,
     };
     let mesh = Mesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[]).unwrap();
     let program = Program {
