@@ -12,8 +12,8 @@ use crate::rank::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, MemoryKind,
-    Mesh, Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction,
+    InstructionId, MemoryKind, Mesh, Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 use std::sync::Arc;
@@ -84,6 +84,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
                 group: GroupId(0),
                 bytes,
                 data_type: DataType::Fp32,
+                algorithm: CollectiveAlgorithm::Automatic,
                 role: CollectiveRole::Gradients,
             },
             false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },

@@ -1,6 +1,6 @@
 //! Choices that are the user's, and how they are written: `--fix tensor=8,pipeline=4,...`.
 
-use foretell_program::{Offload, Recompute, Schedule, StageLayout};
+use foretell_program::{CollectiveAlgorithm, Offload, Recompute, Schedule, StageLayout};
 use foretell_units::Bytes;
 use thiserror::Error;
 
@@ -31,6 +31,8 @@ pub struct Fixed {
     pub shard_group: Option<usize>,
     /// Whether `tensor` shares out the sequence outside of products; not where it is left open.
     pub sequence_parallel: Option<bool>,
+    /// How all-reduces are made; each as is the fastest where it is left open.
+    pub collective: Option<CollectiveAlgorithm>,
     /// What lies in the host's memory.
     pub offload: Option<Offload>,
     /// Bytes of gradients that are reduced together.
@@ -102,6 +104,10 @@ impl std::str::FromStr for Fixed {
                 "offload" => {
                     let known = Offload::ALL.into_iter().find(|offload| offload.name() == value.trim());
                     fixed.offload = Some(known.ok_or_else(|| wrong("offload is none or optimizer"))?);
+                }
+                "collective" => {
+                    let known = CollectiveAlgorithm::ALL.into_iter().find(|algorithm| algorithm.name() == value.trim());
+                    fixed.collective = Some(known.ok_or_else(|| wrong("collective is automatic, ring or tree"))?);
                 }
                 "schedule" => {
                     let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());

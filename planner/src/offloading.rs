@@ -5,7 +5,7 @@
 //! accident of what meets on a link (Graham 1969).
 
 use crate::devices::Devices;
-use crate::pipeline::Offloaded;
+use crate::pipeline::{Offloaded, UNEVEN};
 use crate::request::Request;
 use foretell_program::{Layout, Offload, Plan};
 use foretell_simulator::CostModel;
@@ -19,6 +19,8 @@ pub(crate) struct Offloading {
     pub(crate) is_open: bool,
     /// By the place of a device's kind among those in use, picoseconds in which it copies a byte to its host.
     pub(crate) paces: Vec<f64>,
+    /// Bytes of each parameter, of its gradient, and of what the optimizer keeps of it.
+    of_parameter: [f64; 3],
     /// The memory of the first node's host, and how many devices share it.
     first_node: Option<(Bytes, usize)>,
 }
@@ -32,8 +34,9 @@ impl Offloading {
             .all(|group| group.host_memory.is_some() && topology.device_kinds()[group.kind].architecture != Architecture::Cpu);
         let is_left_open = fixed.offload.is_none() && base.layout.offload.is_none() && base.stack.is_own();
         Self {
-            is_open: are_known && is_left_open && keeps_state(base),
+            is_open: are_known && is_left_open && copies(base) > 0,
             paces: devices.kinds.iter().map(|&kind| pace(costs, kind)).collect(),
+            of_parameter: [base.precision.size().value(), SINGLE_PRECISION, SINGLE_PRECISION * copies(base) as f64],
             first_node: groups.first().and_then(|group| Some((group.host_memory?, group.devices))),
         }
     }
@@ -49,16 +52,37 @@ impl Offloading {
         place.map_or_else(|| self.paces.iter().copied().fold(f64::INFINITY, f64::min), |place| self.paces[place])
     }
 
+    /// Whether nothing of some layouts fits in `limit` with the optimizer's state on the hosts, of which none holds less than `needed` without: they
+    /// differ in ZeRO's stage, and with the first stage of it a layout holds no more than with none.
+    pub(crate) fn is_hopeless(&self, layouts: &[Layout], needed: Bytes, limit: Bytes) -> bool {
+        let [parameter, gradient, state] = self.of_parameter;
+        // What is left at least of what is kept, as a share.
+        let left = |layout: &Layout| match layout.zero {
+            1 => {
+                let own = layout.stages.iter().flatten().map(|stage| stage.data).min().unwrap_or(layout.data);
+                let ranks = layout.shard_group.unwrap_or(own) as f64;
+                (parameter / ranks + gradient) / ((parameter + state) / ranks + gradient)
+            }
+            _ => (parameter + gradient) / (parameter + gradient + state),
+        };
+        let shared_out = layouts.iter().filter(|layout| layout.zero > 0).map(left).reduce(f64::min);
+        let left = shared_out.or_else(|| layouts.first().map(left)).unwrap_or(0.0);
+        (needed.value() + UNEVEN) * left - UNEVEN > limit.value()
+    }
+
     /// Whether a host has not enough for its ranks, each of which has at least so many bytes there.
     pub(crate) fn is_too_much(&self, bytes: f64, ranks: usize) -> bool {
         self.first_node.is_some_and(|(memory, devices)| bytes * devices.min(ranks) as f64 > memory.value())
     }
 }
 
-/// Whether anything is kept of each parameter beside the parameter that operators read.
-fn keeps_state(plan: &Plan) -> bool {
-    plan.optimizer_states() > 0 || plan.precision.size() < DataType::Fp32.size()
+/// What is kept of each parameter beside the one that operators read.
+fn copies(plan: &Plan) -> usize {
+    plan.optimizer_states() + usize::from(plan.precision.size() < DataType::Fp32.size())
 }
+
+/// Bytes of a gradient, and of each thing that the optimizer keeps.
+const SINGLE_PRECISION: f64 = 4.0;
 
 /// Picoseconds a byte.
 fn pace(costs: &CostModel, kind: usize) -> f64 {

@@ -164,7 +164,12 @@ impl Searcher<'_> {
         let bounded = families.into_par_iter().map(|family| {
             let verdict = self.bounds.of_family(&family);
             // With the optimizer's state on the hosts, where none of it fits without.
-            let offloaded = self.bounds.space.offloaded_family(&family).filter(|_| matches!(verdict, Verdict::OutOfMemory(_)));
+            let offloaded = match verdict {
+                Verdict::OutOfMemory(needed) if !self.is_hopeless(&self.bounds.space.members(&family), needed) => {
+                    self.bounds.space.offloaded_family(&family)
+                }
+                _ => None,
+            };
             let offloaded = offloaded.map(|family| (self.bounds.of_family(&family), family));
             (family, verdict, offloaded)
         });
@@ -215,7 +220,12 @@ impl Searcher<'_> {
         }
         let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
             let verdict = self.bounds.of_member(&layout, micro_batches);
-            let offloaded = matches!(verdict, Verdict::OutOfMemory(_)).then(|| self.offloaded(&layout, micro_batches)).flatten();
+            let offloaded = match verdict {
+                Verdict::OutOfMemory(needed) if !self.is_hopeless(std::slice::from_ref(&layout), needed) => {
+                    self.offloaded(&layout, micro_batches)
+                }
+                _ => None,
+            };
             (of_family, index, layout, verdict, offloaded)
         });
         let bounded: Vec<_> = bounded.collect();
@@ -232,6 +242,11 @@ impl Searcher<'_> {
     fn offloaded(&self, layout: &Layout, micro_batches: usize) -> Option<(Verdict, Layout)> {
         let offloaded = self.bounds.space.offloaded(layout)?;
         Some((self.bounds.of_member(&offloaded, micro_batches), offloaded))
+    }
+
+    /// Whether none of some layouts fits with the optimizer's state on the hosts, where none needs less than so much without.
+    fn is_hopeless(&self, layouts: &[Layout], needed: Bytes) -> bool {
+        self.bounds.space.offloads && self.bounds.offloading.is_hopeless(layouts, needed, self.bounds.memory_limit)
     }
 
     /// Keeps a layout that may be worth simulating; of others so many are counted.

@@ -118,6 +118,7 @@ impl Space<'_> {
                                 shard_group: None,
                                 bucket: self.buckets[0],
                                 offload: self.fixed.offload.unwrap_or(self.base.offload),
+                                collective: self.fixed.collective.unwrap_or(self.base.collective),
                                 ..self.base.clone()
                             };
                             if is_even {

@@ -4,8 +4,8 @@
 use foretell_models::{DropoutRate, Model, Stem};
 use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
 use foretell_program::{
-    Axis, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Rank, Recompute, Sample, Schedule,
-    StageLayout, StageProgram, compile,
+    Axis, CollectiveAlgorithm, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Rank,
+    Recompute, Sample, Schedule, StageLayout, StageProgram, compile,
 };
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
@@ -66,13 +66,15 @@ prop_compose! {
         kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without in any::<[bool; 3]>(),
         turned in 0usize..6,
-        offload in proptest::sample::select(Offload::ALL.to_vec()),
+        (offload, collective) in (
+            proptest::sample::select(Offload::ALL.to_vec()), proptest::sample::select(CollectiveAlgorithm::ALL.to_vec())
+        ),
     ) -> Plan {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
         let stage_places = (turned > 0).then(|| (0..pipeline).map(|stage| (stage + turned) % pipeline).collect());
         let bucket = Bytes::new(kib << 10);
         let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
-        let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, offload, ..mesh };
+        let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, offload, collective, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         let overlap = Overlap { tensor: !without[0], gradients: !without[1], parameters: !without[2], ..Overlap::default() };
         Plan { optimizer, overlap, ..Plan::new(layout, data * micro_batch * micro_batches) }
@@ -381,6 +383,34 @@ fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without
     assert!(refused("2GiB", "1TiB", ",offload=none").starts_with("no layout fits: the smallest needs "));
     assert!(refused("2GiB", "2GiB", "").starts_with("no layout fits: the smallest needs "));
     assert!(refused("2GiB", "", "").starts_with("no layout fits: the smallest needs "));
+}
+
+#[test]
+fn all_reduces_go_the_way_that_is_asked_for_and_else_the_fastest() {
+    let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(16).expect("128 devices");
+    let known = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+    // 8 KiB, and 24 MiB.
+    for widths in [vec![32, 32, 32], vec![1024; 7]] {
+        let model = Model::Mlp { widths };
+        let mut chosen = Vec::new();
+        for costs in [&CostModel::new(None, &topology), &known] {
+            let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
+            let step = |fixed: &str| {
+                let fixed = format!("data=128,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=2,bucket=25MiB{fixed}");
+                let fixed = fixed.parse().expect("well formed");
+                let planned =
+                    plan(&Request { fixed, ..Request::new(&model, "model", &topology, costs, &base) }).expect("it fits");
+                (planned.candidates[0].prediction.step_seconds, planned.candidates[0].plan.layout.collective)
+            };
+            let [open, ring, tree] = ["", ",collective=ring", ",collective=tree"].map(step);
+            assert_eq!([open.1, ring.1, tree.1], CollectiveAlgorithm::ALL);
+            assert!(ring.0 != tree.0 && open.0 == ring.0.min(tree.0), "{open:?} {ring:?} {tree:?}");
+            chosen.push(if ring.0 < tree.0 { CollectiveAlgorithm::Ring } else { CollectiveAlgorithm::Tree });
+        }
+        let expected =
+            if model == (Model::Mlp { widths: vec![32; 3] }) { CollectiveAlgorithm::Tree } else { CollectiveAlgorithm::Ring };
+        assert!(chosen.contains(&expected), "{chosen:?} of {model:?}");
+    }
 }
 
 #[test]

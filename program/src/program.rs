@@ -7,6 +7,7 @@
 use crate::footprint::Footprint;
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};
+use crate::plan::CollectiveAlgorithm;
 use crate::schedule::Task;
 use foretell_models::{InputKind, Kernel};
 use foretell_units::{Bytes, DataType, Flops};
@@ -367,6 +368,8 @@ pub enum Operation {
         data_type: DataType,
         /// What it is for.
         role: CollectiveRole,
+        /// How it is made.
+        algorithm: CollectiveAlgorithm,
     },
     /// Sends the one read to a rank of another stage.
     Send {

@@ -3,8 +3,9 @@
 
 use foretell_models::{InputKind, Kernel, WeightLayout};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, MemoryKind,
-    Mesh, Operation, Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction,
+    InstructionId, MemoryKind, Mesh, Operation, Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram,
+    Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 use std::sync::Arc;
@@ -172,6 +173,7 @@ fn stage(index: usize) -> StageProgram {
         group: GroupId(0),
         bytes: WEIGHTS,
         data_type: DataType::Fp32,
+        algorithm: CollectiveAlgorithm::Automatic,
         role: CollectiveRole::Gradients,
     };
     let reduced = builder.add("gradients", reduce, 2, Phase::Update, None, &[last], &[gradients]);

@@ -4,9 +4,10 @@
 use crate::cost::{Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 use crate::exchange::Cost;
 use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, StageMemory, Workload};
+use crate::pairing::Call;
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
-use foretell_program::{Collective, CollectiveRole, Footprint, Phase, StageProgram};
+use foretell_program::{Footprint, Phase, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
 use foretell_units::{DataType, Seconds};
 use std::collections::BTreeMap;
@@ -137,16 +138,9 @@ impl Graphics {
     }
 
     /// What a collective takes alone, if `bytes` is its whole tensor in the Program and each flow carries `flow_share` of it.
-    pub(crate) fn collective(
-        &self,
-        reach: &Reachable,
-        kind: Collective,
-        role: CollectiveRole,
-        bytes: f64,
-        flow_share: f64,
-    ) -> Cost {
+    pub(crate) fn collective(&self, reach: &Reachable, Call { kind, role, bytes, algorithm }: Call, flow_share: f64) -> Cost {
         let costs = self.costs();
-        let time = costs.collective_time(kind, role, reach, bytes);
+        let time = costs.collective_time(kind, role, reach, bytes, algorithm);
         self.cost(time, bytes * costs.travelling(kind, role) * flow_share)
     }
 

@@ -5,8 +5,8 @@ use crate::data::{DataSource, Dataset, SampleShape, Split};
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{InputKind, Kernel};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Instruction, MemoryKind, Operation, Phase,
-    StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, GroupId, Instruction, MemoryKind,
+    Operation, Phase, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops};
 use std::time::{Duration, Instant};
@@ -33,6 +33,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         group: GroupId(0),
         bytes: BYTES,
         data_type: DataType::Fp32,
+        algorithm: CollectiveAlgorithm::Automatic,
         role: CollectiveRole::Gradients,
     };
     let instruction = |stream: u16, operation: Operation| {

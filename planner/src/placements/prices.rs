@@ -3,8 +3,8 @@
 
 use foretell_models::Kernel;
 use foretell_program::{
-    Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Phase, Program, StageProgram,
-    Stream, StreamId,
+    Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Phase,
+    Program, StageProgram, Stream, StreamId,
 };
 use foretell_simulator::{CostModel, Options, Oversubscription, Quantile, Recording, SimulationError, prepare};
 use foretell_topologies::Topology;
@@ -88,6 +88,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
             group: GroupId(known as u16),
             bytes: Bytes::new(*bytes),
             data_type: ground.precision,
+            algorithm: CollectiveAlgorithm::Automatic,
             role: CollectiveRole::Tensor,
         };
         push(operation, 1 + known);

@@ -65,6 +65,9 @@ pub struct Layout {
     pub operators: OperatorShares,
     /// Bytes of gradients that are reduced together.
     pub bucket: Bytes,
+    /// How all-reduces are made.
+    #[serde(skip_serializing_if = "CollectiveAlgorithm::is_automatic")]
+    pub collective: CollectiveAlgorithm,
 }
 
 /// The mesh of one pipeline stage.
@@ -128,6 +131,7 @@ impl Default for Layout {
             operators: OperatorShares::default(),
             // PyTorch DDP's default.
             bucket: Bytes::new(25 << 20),
+            collective: CollectiveAlgorithm::Automatic,
         }
     }
 }
@@ -287,6 +291,38 @@ impl Offload {
         match self {
             Offload::None => "none",
             Offload::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// How sums over all ranks of a group are made. Collectives of other kinds go round rings or are messages between all pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveAlgorithm {
+    /// Each the way that is the fastest for its size and its group.
+    #[default]
+    Automatic,
+    /// Round rings: a reduce-scatter and an all-gather (Patarasuk and Yuan 2009).
+    Ring,
+    /// Up and down two binary trees (Sanders, Speck and Traeff 2009): fewer steps, for many ranks and few bytes.
+    Tree,
+}
+
+impl CollectiveAlgorithm {
+    /// Every choice there is.
+    pub const ALL: [Self; 3] = [Self::Automatic, Self::Ring, Self::Tree];
+
+    /// Whether it is left open.
+    pub fn is_automatic(&self) -> bool {
+        *self == Self::Automatic
+    }
+
+    /// The name in plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CollectiveAlgorithm::Automatic => "automatic",
+            CollectiveAlgorithm::Ring => "ring",
+            CollectiveAlgorithm::Tree => "tree",
         }
     }
 }

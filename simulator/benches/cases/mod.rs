@@ -3,8 +3,8 @@
 
 use foretell_models::Model;
 use foretell_program::{
-    Axis, Collective, CollectiveRole, Few, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram,
-    Stream, StreamId, compile_training,
+    Axis, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan,
+    Program, StageProgram, Stream, StreamId, compile_training,
 };
 use foretell_simulator::CostModel;
 use foretell_topologies::Topology;
@@ -51,6 +51,7 @@ pub fn all_reduce(ranks: usize) -> Case {
     let group = Group::along(Axis::Data);
     let operation = Operation::Collective {
         kind: Collective::AllReduce,
+        algorithm: CollectiveAlgorithm::Automatic,
         role: CollectiveRole::Gradients,
         group: GroupId(0),
         bytes: Bytes::new(1 << 30),

@@ -75,6 +75,7 @@ impl StageBuilder {
             group,
             bytes: Bytes::new(bytes),
             data_type: DataType::Fp32,
+            algorithm: foretell_program::CollectiveAlgorithm::Automatic,
             role: foretell_program::CollectiveRole::Gradients,
         };
         self.push(Stream::Group(group), operation, after)
