@@ -9,11 +9,12 @@ use crate::plan::Precision;
 use crate::plan_file::PlanFile;
 use clap::Args;
 use foretell_executor::{
-    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
+    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, Passage, TransportKind, calibrate, message_sizes,
+    supported,
 };
 use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, Request, families};
-use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, compile, reuse_distances};
+use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, StageProgram, compile, reuse_distances};
 use foretell_simulator::CostModel;
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -71,7 +72,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let loaded = PlanFile::load(path)?;
             supported(&loaded.plan, backend)?;
             let compiled = loaded.compile()?;
-            needs.add(&compiled);
+            needs.add(&loaded.model.model, &loaded.model.name, &loaded.plan, &compiled);
             precision = loaded.plan.precision;
             vec![loaded.model]
         }
@@ -197,9 +198,11 @@ pub fn measure(
     let job = CalibrationJob {
         reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
         kernels: needs.kernels.into_keys().collect(),
+        passages: needs.passages,
         message_reuse: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
         precision,
         footprint: needs.footprint,
+        between_exchanges: median(needs.between_exchanges).min(MOST_BETWEEN_EXCHANGES),
         groups,
         devices: devices_of.collect(),
         patience,
@@ -244,8 +247,14 @@ pub struct Needs {
     messages: BTreeMap<Bytes, Vec<Bytes>>,
     /// About how many bytes a step touches.
     footprint: Bytes,
+    /// Of each list that has exchanges: the bytes that its kernels touch, for each of these.
+    between_exchanges: Vec<Bytes>,
     /// The longest message or exchange.
     longest_message: Bytes,
+    /// The steps in which the kernels stand, and where in them they are timed.
+    passages: Vec<Passage>,
+    /// In how many places each kernel is timed.
+    places: BTreeMap<(Kernel, bool), usize>,
 }
 
 impl Needs {
@@ -257,15 +266,16 @@ impl Needs {
         // What has no space will be refused where it is searched.
         for layout in families(&request).unwrap_or_default() {
             // What cannot be laid out has no kernels.
-            let Ok(compiled) = compile(model, name, &Plan { layout, ..base.clone() }) else { continue };
+            let plan = Plan { layout, ..base.clone() };
+            let Ok(compiled) = compile(model, name, &plan) else { continue };
             if compiled.arenas().into_iter().all(|arena| arena <= memory) {
-                self.add(&compiled);
+                self.add(model, name, &plan, &compiled);
             }
         }
     }
 
     /// Adds those of a training step.
-    pub fn add(&mut self, compiled: &Compiled) {
+    pub fn add(&mut self, model: &Model, name: &str, plan: &Plan, compiled: &Compiled) {
         let stages = compiled.training.lists.iter();
         for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
             match &*instruction.operation {
@@ -283,8 +293,56 @@ impl Needs {
             }
         }
         self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
+        self.between_exchanges.extend(compiled.training.lists.iter().filter_map(between_exchanges));
+        let timed: Vec<Vec<u32>> = compiled.training.lists.iter().map(|stage| self.places_in(stage)).collect();
+        if timed.iter().any(|places| !places.is_empty()) {
+            self.passages.push(Passage { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
+        }
+    }
+
+    /// The instructions of a list whose kernels are timed there: some that lie far apart of each kernel that has not enough places yet.
+    fn places_in(&mut self, stage: &StageProgram) -> Vec<u32> {
+        let mut standing: BTreeMap<(Kernel, bool), Vec<u32>> = BTreeMap::new();
+        for (number, instruction) in stage.instructions.iter().enumerate() {
+            if let Operation::Compute { kernel, accumulate, .. } = *instruction.operation {
+                standing.entry((kernel.without_constants(), accumulate)).or_default().push(number as u32);
+            }
+        }
+        let mut chosen = Vec::new();
+        for (kernel, all) in standing {
+            let known = self.places.entry(kernel).or_default();
+            let count = all.len().min(MOST_PLACES_IN_A_LIST).min(MOST_PLACES - *known);
+            *known += count;
+            // The middles of equal parts of the list.
+            chosen.extend((0..count).map(|part| all[(2 * part + 1) * all.len() / (2 * count)]));
+        }
+        chosen.sort_unstable();
+        chosen
     }
 }
+
+/// Beyond what a core has of caches to itself it does not matter what is touched.
+const MOST_BETWEEN_EXCHANGES: Bytes = Bytes::new(4 << 20);
+
+/// The bytes that a list's kernels touch for each of its exchanges, if it has any.
+fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
+    let (mut touched, mut exchanges) = (0, 0);
+    for instruction in &stage.instructions {
+        match *instruction.operation {
+            Operation::Compute { .. } => {
+                let operands = instruction.reads.iter().chain(&instruction.writes);
+                touched += operands.map(|&id| stage.buffer(id).bytes.count()).sum::<u64>();
+            }
+            Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => exchanges += 1,
+            Operation::Load { .. } | Operation::Copy { .. } => {}
+        }
+    }
+    (exchanges > 0).then(|| Bytes::new(touched / exchanges))
+}
+
+/// A kernel is timed in so many places at most, and in so many of one list.
+const MOST_PLACES: usize = 16;
+const MOST_PLACES_IN_A_LIST: usize = 8;
 
 /// A small model of each family.
 fn small_models() -> Vec<NamedModel> {

@@ -10,12 +10,14 @@ mod device;
 mod device_tests;
 mod playlist;
 mod queues;
+mod rehearsal;
 mod streams;
 #[cfg(test)]
 mod tests;
 mod ways;
 
 pub(crate) use playlist::StreamKey;
+pub(crate) use rehearsal::Rehearsal;
 
 use crate::arena::Arenas;
 use crate::backend::cuda::CudaBackend;
@@ -104,15 +106,7 @@ impl Interpreter {
     ) -> Result<Self, ExecutorError> {
         let first = programs.first().ok_or(ExecutorError::OtherStream)?;
         let (mesh, precision) = (first.mesh.clone(), first.precision);
-        let mut keys = vec![StreamKey::Compute];
-        for program in programs {
-            for stream in &program.list_of(rank).streams {
-                let key = StreamKey::of(program, rank, stream);
-                if !keys.contains(&key) {
-                    keys.push(key);
-                }
-            }
-        }
+        let keys = stream_keys(programs, rank);
         if keys.len() > MOST_STREAMS {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
@@ -241,6 +235,20 @@ impl Interpreter {
         }
         Ok(spans)
     }
+}
+
+/// The streams of a rank's lists, each once; the compute stream first.
+fn stream_keys(programs: &[&Program], rank: Rank) -> Vec<StreamKey> {
+    let mut keys = vec![StreamKey::Compute];
+    for program in programs {
+        for stream in &program.list_of(rank).streams {
+            let key = StreamKey::of(program, rank, stream);
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+    }
+    keys
 }
 
 impl Shared {

@@ -68,11 +68,15 @@ impl Length {
 pub struct CalibrationJob {
     /// Kernels, and whether they add to what is there.
     pub kernels: Vec<(Kernel, bool)>,
+    /// Where they stand: a processor runs these, a GPU runs the kernels one by one.
+    pub passages: Vec<Passage>,
     /// Of each kernel's reads and then writes, how many bytes a step touches between two uses: so that they are as far from the processor as
     /// they are in a step.
     pub reuse: Vec<Vec<Bytes>>,
     /// Of messages and exchanges of a step, by size: how many bytes it touches between writing what is sent and sending it.
     pub message_reuse: Vec<(Bytes, Bytes)>,
+    /// About how many bytes a rank touches between two exchanges of a step: what is left in the caches of the way to other ranks when it takes it.
+    pub between_exchanges: Bytes,
     /// The precision in which they are run.
     pub precision: DataType,
     /// About what a step touches: over no more is an operand spread.
@@ -87,6 +91,19 @@ pub struct CalibrationJob {
     pub duration: Seconds,
     /// The model whose data are loaded, if loading is to be timed.
     pub model: Option<Model>,
+}
+
+/// A training step, or as much of one as it takes to time some of its kernels where they stand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Passage {
+    /// The model.
+    pub model: Model,
+    /// Its name.
+    pub name: String,
+    /// How it is laid out.
+    pub plan: Plan,
+    /// By the training Program's lists: the instructions that are timed, ascending.
+    pub timed: Vec<Vec<u32>>,
 }
 
 /// Ranks whose exchanges are timed.

@@ -44,7 +44,7 @@ pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
 pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
 pub use files::write_whole;
-pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TrainingJob};
+pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, Passage, TrainingJob};
 pub use launcher::{Backend, LaunchOptions, Place, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;

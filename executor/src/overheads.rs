@@ -26,6 +26,8 @@ const RUNS: usize = 60;
 const TINY: usize = 16;
 /// Those of one that takes a first-level cache for itself, as a step's kernels do: what runs next finds its own things further away.
 const USUAL: usize = 32 << 10;
+/// Elements that the kernels of a run touch, about: of larger ones there are fewer.
+const RUN_ELEMENTS: usize = 16 << 20;
 /// Written between steps: beyond a second-level cache.
 const BETWEEN_STEPS: usize = 2 << 20;
 
@@ -40,21 +42,23 @@ impl Overheads {
     }
 }
 
-/// Measures on this rank; the others do the same at the same time.
-pub(crate) fn measure(member: &Member) -> Result<Overheads, ExecutorError> {
+/// Measures on this rank; the others do the same at the same time. `between` is about what a step touches between two hand-overs: so much
+/// further away is what the next one needs.
+pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, ExecutorError> {
     let empty = run(member, &program(member, 0, TINY, false)?)?;
     let straight = run(member, &program(member, INSTRUCTIONS, TINY, false)?)?;
-    let usual = run(member, &program(member, INSTRUCTIONS, USUAL, false)?)?;
-    let handing = run(member, &program(member, INSTRUCTIONS, USUAL, true)?)?;
+    let elements = (between.count() as usize / size_of::<f32>()).max(USUAL);
+    let handed = (RUN_ELEMENTS / elements).clamp(32, INSTRUCTIONS);
+    let usual = run(member, &program(member, handed, elements, false)?)?;
+    let handing = run(member, &program(member, handed, elements, true)?)?;
     let kernel = time_kernel(member)?;
-    let count = INSTRUCTIONS as f64;
-    let each = |total: &Sample, less: Seconds| {
-        let part = |time: Seconds| ((time - empty.median) / count - less).max(Seconds::ZERO);
+    let each = |total: &Sample, count: usize, less: Seconds| {
+        let part = |time: Seconds| ((time - empty.median) / count as f64 - less).max(Seconds::ZERO);
         Sample { median: part(total.median), p10: part(total.p10), p90: part(total.p90), count: total.count }
     };
-    let instruction = each(&straight, kernel);
+    let instruction = each(&straight, INSTRUCTIONS, kernel);
     // Every second instruction is the other stream's: each hands over to the next.
-    let handoff = each(&handing, (usual.median - empty.median) / count / 2.0);
+    let handoff = each(&handing, handed, (usual.median - empty.median) / handed as f64 / 2.0);
     Ok(Overheads { instruction, handoff, step: empty, load_seconds_per_byte: Seconds::ZERO, communication_share: 0.0 })
 }
 
@@ -123,7 +127,8 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
 
 /// Times whole steps of a Program.
 fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
-    let arenas = member.arenas(Bytes::new(4 * USUAL as u64), Bytes::ZERO)?;
+    let size = program.lists.iter().map(|list| list.arena).fold(Bytes::new(64), Bytes::max);
+    let arenas = member.arenas(size, Bytes::ZERO)?;
     let mut other = vec![0u8; BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);

@@ -4,7 +4,6 @@
 use super::queues::{Mode, Queues};
 use super::ways::Way;
 use super::{COMPUTE, Playlist, Shared, Step, StreamKey};
-use crate::backend::KernelCall;
 use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress};
 use crate::error::ExecutorError;
 use crate::line::Line;
@@ -34,26 +33,9 @@ pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBa
 
 /// Queues one kernel.
 fn enqueue(playlist: &Playlist, backend: &mut CudaBackend, step: &Step, id: u32) -> Result<(), ExecutorError> {
-    let instruction = &playlist.stage.instructions[id as usize];
-    let Operation::Compute { kernel, accumulate, group } = &*instruction.operation else { return Ok(()) };
-    let operands = &playlist.operands[id as usize];
-    let call = KernelCall {
-        kernel,
-        reads: &operands.reads,
-        writes: &operands.writes,
-        accumulate: *accumulate,
-        hyperparameters: &step.hyperparameters,
-        group_index: group.map_or(0, |group| playlist.group_index[group.0 as usize]),
-        samples_before: playlist.samples_before,
-        precision: playlist.precision,
-    };
     // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them was queued before, and the GPU
     // waits for them, because the dependencies say so.
-    unsafe { backend.enqueue(&call) }.map_err(|source| ExecutorError::Kernel {
-        instruction: id,
-        name: playlist.stage.name_of(instruction).into(),
-        source,
-    })
+    playlist.run_kernel(id, &step.hyperparameters, |call| unsafe { backend.enqueue(call) })
 }
 
 /// Runs a whole step as one launch, captured before if it was not yet. The load stream has filled the staging memory and queues nothing.

@@ -1,9 +1,9 @@
 //! A Program made ready to run on one rank: who runs which instruction on what, and after whom.
 
 use crate::arena::Arenas;
-use crate::backend::Operand;
+use crate::backend::{BackendError, Hyperparameters, KernelCall, Operand};
 use crate::error::ExecutorError;
-use foretell_program::{Group, GroupId, MemoryKind, Mesh, Metric, PeerId, Program, Rank, StageProgram, Stream};
+use foretell_program::{Group, GroupId, MemoryKind, Mesh, Metric, Operation, PeerId, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
 use std::fmt;
 
@@ -118,5 +118,30 @@ impl Playlist {
             .collect::<Result<_, ExecutorError>>()?;
         let precision = program.precision;
         Ok(Self { stage: stage.clone(), lists, after, operands, group_index, samples_before, precision, metrics })
+    }
+    /// Has `run` do the kernel of an instruction, if it is one.
+    pub(super) fn run_kernel(
+        &self,
+        id: u32,
+        hyperparameters: &Hyperparameters,
+        run: impl FnOnce(&KernelCall<'_>) -> Result<(), BackendError>,
+    ) -> Result<(), ExecutorError> {
+        let instruction = &self.stage.instructions[id as usize];
+        let Operation::Compute { kernel, accumulate, group } = &*instruction.operation else { return Ok(()) };
+        let operands = &self.operands[id as usize];
+        let index = group.map_or(0, |group| self.group_index[group.0 as usize]);
+        let (kernel, group_index, samples_before) = kernel.on_own_samples(index, self.samples_before);
+        let call = KernelCall {
+            kernel: &kernel,
+            reads: &operands.reads,
+            writes: &operands.writes,
+            accumulate: *accumulate,
+            hyperparameters,
+            group_index,
+            samples_before,
+            precision: self.precision,
+        };
+        let name = || self.stage.name_of(instruction).into();
+        run(&call).map_err(|source| ExecutorError::Kernel { instruction: id, name: name(), source })
     }
 }

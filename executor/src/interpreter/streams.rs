@@ -2,13 +2,12 @@
 
 use super::ways::Way;
 use super::{COMPUTE, END, Playlist, RawSpan, Shared, Step, StreamKey, device};
-use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall};
+use crate::backend::{Backend, CpuBackend, Hyperparameters};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::line::Line;
 use crate::machine;
 use crate::transport::spin_only_while;
-use foretell_program::Operation;
 use std::panic;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -35,29 +34,9 @@ pub(super) fn compute(
         if after.iter().any(|&(slot, _)| slot != COMPUTE) {
             start = clock::now();
         }
-        let instruction = &playlist.stage.instructions[id as usize];
-        if let Operation::Compute { kernel, accumulate, group } = &*instruction.operation {
-            let operands = &playlist.operands[id as usize];
-            let index = group.map_or(0, |group| playlist.group_index[group.0 as usize]);
-            let (kernel, group_index, samples_before) = kernel.on_own_samples(index, playlist.samples_before);
-            let call = KernelCall {
-                kernel: &kernel,
-                reads: &operands.reads,
-                writes: &operands.writes,
-                accumulate: *accumulate,
-                hyperparameters,
-                group_index,
-                samples_before,
-                precision: playlist.precision,
-            };
-            // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
-            // nobody else touches them now, because the dependencies say so and were waited for.
-            unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
-                instruction: id,
-                name: playlist.stage.name_of(instruction).into(),
-                source,
-            })?;
-        }
+        // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
+        // nobody else touches them now, because the dependencies say so and were waited for.
+        playlist.run_kernel(id, hyperparameters, |call| unsafe { backend.run(call) })?;
         let end = clock::now();
         spans.push(RawSpan { start, end });
         start = end;

@@ -1,0 +1,166 @@
+//! How long messages and collectives take, and how much of the processor.
+
+use super::watch::summarise;
+use super::{FEWEST, MOST};
+use crate::clock;
+use crate::error::ExecutorError;
+use crate::job::{CalibrationJob, Report};
+use crate::line::STREAM_COUNT;
+use crate::rank::Member;
+use crate::transport::{Group, StreamNumber};
+use foretell_program::{Exchange, Sample};
+use foretell_units::{Bytes, Seconds};
+use std::sync::Arc;
+
+/// The most places from which messages of one size are sent by turns, and the most bytes that these take: beyond any second-level cache.
+const MOST_PLACES: u64 = 64;
+const MOST_FOOTPRINT: u64 = 32 << 20;
+
+/// Times the exchanges of all groups, one group after the other while all others wait. Returns the share of the processor that an all-reduce
+/// takes among all ranks.
+pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
+    let mut share = 0.0;
+    for (number, wanted) in job.groups.iter().enumerate() {
+        everyone.barrier()?;
+        if wanted.ranks.len() < 2 || !wanted.ranks.contains(&member.rank.0) {
+            continue;
+        }
+        let is_everyone = wanted.ranks.len() == member.world_size;
+        // A pair of ranks has one channel on each stream, so each group takes one of its own, from the last down.
+        let mut own = match is_everyone {
+            true => None,
+            false => {
+                Some(Group::new(Arc::clone(&member.transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?)
+            }
+        };
+        let group = own.as_mut().unwrap_or(&mut *everyone);
+        for &bytes in &wanted.messages {
+            for &exchange in &wanted.exchanges {
+                let (sample, processor) = time_exchange(group, exchange, bytes, job)?;
+                // Of the longest messages: there the processor copies and adds, and hardly waits.
+                if exchange == Exchange::AllReduce && is_everyone {
+                    share = (processor / sample.median).clamp(0.0, 1.0);
+                }
+                // Of there and back only who sees both ways knows how long it took: the second rank's last send is done when it is on its way.
+                if exchange != Exchange::SendReceive || group.position() == 0 {
+                    member.control.send(&Report::Exchange { group: number, exchange, bytes, sample, processor })?;
+                }
+            }
+        }
+    }
+    everyone.barrier()?;
+    Ok(share)
+}
+
+/// Rounds of an exchange between which nobody asks whether there are enough: what asking takes with it into the caches is not to help.
+const ROUNDS: u8 = 8;
+
+/// Times one kind of exchange of one size among all ranks; for send and receive between the first two. As in a step, ranks come to it from
+/// other work that has taken the caches, not from a barrier, and what they send was written as long before as a step writes it. Waiting for
+/// who comes last is no part of it: the simulator knows when each rank comes.
+fn time_exchange(
+    group: &mut Group,
+    exchange: Exchange,
+    bytes: Bytes,
+    job: &CalibrationJob,
+) -> Result<(Sample, Seconds), ExecutorError> {
+    let (ranks, patience) = (group.size(), job.patience.value());
+    let elements = (bytes.count() as usize / 4).next_multiple_of(ranks);
+    // Between writing a place and sending it all others are written and sent.
+    let between = nearest_reuse(&job.message_reuse, bytes).count() / (2 * bytes.count()).max(1);
+    let most = (MOST_FOOTPRINT / bytes.count().max(1)).clamp(1, MOST_PLACES);
+    let mut places = vec![vec![1.0f32; elements]; (between + 1).min(most) as usize];
+    let mut part = vec![1.0f32; elements / ranks];
+    let mut other_work = OtherWork::of(job.between_exchanges);
+    let mut starts = vec![0u8; size_of::<u64>() * ranks];
+    let mut seconds = Vec::new();
+    let mut processor = 0.0;
+    let mut spent = 0.0;
+    let mut round = 0;
+    let mut rounds = [1];
+    group.barrier()?;
+    while rounds[0] > 0 {
+        for _ in 0..rounds[0] {
+            // Numbers must not grow without end.
+            let written = round % places.len();
+            other_work.run();
+            places[written].fill(1.0);
+            let next = (round + 1) % places.len();
+            let whole = &mut places[next];
+            let (start, busy) = (clock::now(), clock::thread_processor_time());
+            match exchange {
+                Exchange::AllReduce => group.all_reduce_f32(whole)?,
+                Exchange::ReduceScatter => group.reduce_scatter_f32(whole, &mut part)?,
+                Exchange::AllGather => group.all_gather_f32(&part, whole)?,
+                Exchange::SendReceive => there_and_back(group, whole)?,
+            }
+            let halves = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
+            let (end, busy) = (clock::now(), clock::thread_processor_time() - busy);
+            group.all_gather(&start.to_ne_bytes(), &mut starts)?;
+            let began = starts.as_chunks().0.iter().map(|&start| u64::from_ne_bytes(start)).fold(start, u64::max);
+            let duration = end.saturating_sub(began) as f64 * 1e-9 * halves;
+            // The first ones warm up.
+            if round > 1 {
+                seconds.push(duration);
+                processor += (busy as f64 * 1e-9 * halves).min(duration);
+            }
+            spent += duration;
+            round += 1;
+        }
+        // Of what takes very long a few must do.
+        let fewest = if spent > 20.0 * patience { FEWEST.min(3) } else { FEWEST };
+        let enough = seconds.len() >= fewest && (spent > patience || seconds.len() >= MOST);
+        // The first rank decides for all. What is slow goes round by round.
+        rounds[0] = if enough {
+            0
+        } else if spent > patience / 4.0 {
+            1
+        } else {
+            ROUNDS
+        };
+        group.broadcast(0, &mut rounds)?;
+    }
+    let share = processor / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let sample = summarise(seconds);
+    Ok((sample, sample.median * share))
+}
+
+/// What a rank does between two exchanges, as far as the caches see it.
+struct OtherWork(Vec<f32>);
+
+impl OtherWork {
+    /// Touches so many bytes.
+    fn of(bytes: Bytes) -> Self {
+        Self(vec![0.0; bytes.count() as usize / size_of::<f32>()])
+    }
+
+    fn run(&mut self) {
+        for number in std::hint::black_box(&mut self.0) {
+            *number += 1.0;
+        }
+    }
+}
+
+/// What is said of the reuse of a message, or of the one nearest to it by ratio.
+fn nearest_reuse(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
+    let ratio = |other: &Bytes| (other.value().max(1.0) / bytes.value().max(1.0)).ln().abs();
+    let nearest = known.iter().min_by(|(one, _), (two, _)| ratio(one).total_cmp(&ratio(two)));
+    nearest.map_or(Bytes::ZERO, |&(_, distance)| distance)
+}
+
+fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {
+    // SAFETY: any bytes are `f32`s, and the slice covers just them.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), values.len() * 4) };
+    match group.position() {
+        0 => {
+            group.send(1, bytes)?;
+            group.receive(1, bytes)?;
+        }
+        1 => {
+            group.receive(0, bytes)?;
+            group.send(0, bytes)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}

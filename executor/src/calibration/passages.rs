@@ -1,0 +1,200 @@
+//! How long kernels take on a processor, where they stand in a step: whole passages of steps are run without the other ranks, and each kernel
+//! finds in the caches what the ones before it left there.
+
+use super::LEARNING_RATE;
+use super::watch::{Timed, Watch};
+use crate::arena::Arenas;
+use crate::backend::{CpuBackend, Hyperparameters};
+use crate::clock;
+use crate::data::{DataSource, Dataset, Split};
+use crate::error::ExecutorError;
+use crate::initialise::initialise;
+use crate::interpreter::Rehearsal;
+use crate::job::{CalibrationJob, Passage};
+use crate::rank::Member;
+use crate::samples::Samples;
+use crate::training::hyperparameters;
+use crate::transport::Group;
+use foretell_models::{Graph, GraphOptions, Kernel};
+use foretell_program::{Program, Rank, Sample, StageProgram, compile};
+use foretell_units::{Bytes, Seconds};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How often a passage is run and timed in one pass over all, after it was run once.
+const RUNS: usize = 3;
+
+/// Before a kernel that is timed those run that touch so many bytes: more than what a core has of caches to itself.
+const LEAD: usize = 8 << 20;
+
+/// All passages of a calibration as one rank runs them.
+pub(super) struct Passages {
+    /// None where this rank has nothing to do while others have.
+    passages: Vec<Option<Prepared>>,
+    /// By what is timed: which of the job's kernels it is.
+    kernels: Vec<usize>,
+    backend: CpuBackend,
+    clock: fn() -> u64,
+    arenas: Arenas,
+}
+
+/// A passage, ready to be run.
+struct Prepared {
+    rehearsal: Rehearsal,
+    program: Program,
+    rank: Rank,
+    graph: Graph,
+    samples: Samples,
+    hyperparameters: Hyperparameters,
+    /// The instructions that are run; of those that are timed, which of all that are timed.
+    instructions: Vec<(u32, Option<usize>)>,
+}
+
+impl Passages {
+    /// `clock` is what durations are differences of: the time of a device that is not always running is the processor's. How cores are shared is
+    /// not in the samples; the simulator has ranks share them.
+    pub(super) fn new(member: &Member, job: &CalibrationJob, clock: fn() -> u64) -> Result<Self, ExecutorError> {
+        let mut programs = Vec::new();
+        for passage in &job.passages {
+            let program = compile(&passage.model, &passage.name, &passage.plan)?.training;
+            programs.extend(ranks_of(&program, member).into_iter().map(|rank| (passage, program.clone(), rank)));
+        }
+        let lists = || programs.iter().filter_map(|(_, program, rank)| Some(program.list_of((*rank)?)));
+        let largest = |size: fn(&StageProgram) -> Bytes| lists().map(size).fold(Bytes::new(1), Bytes::max);
+        // One after the other they have the same memory.
+        let arenas = Arenas::new(largest(|list| list.arena), largest(|list| list.host_arena), None)?;
+        let numbers: BTreeMap<(Kernel, bool), usize> =
+            job.kernels.iter().enumerate().map(|(index, &kernel)| (kernel, index)).collect();
+        let mut kernels = Vec::new();
+        let mut passages = Vec::new();
+        for (passage, program, rank) in programs {
+            passages.push(match rank {
+                Some(rank) => Prepared::new(passage, program, rank, &arenas, &numbers, &mut kernels)?,
+                None => None,
+            });
+        }
+        Ok(Self { passages, kernels, backend: CpuBackend::new(), clock, arenas })
+    }
+
+    /// What is timed.
+    pub(super) fn count(&self) -> usize {
+        self.kernels.len()
+    }
+
+    /// Runs all passages; ranks begin each together.
+    pub(super) fn run(&mut self, everyone: &mut Group, watch: &mut Watch) -> Result<(), ExecutorError> {
+        for passage in &mut self.passages {
+            let Some(passage) = passage else {
+                (0..=RUNS).try_for_each(|_| everyone.barrier())?;
+                continue;
+            };
+            passage.initialise(&self.arenas)?;
+            let places: Vec<usize> = passage.instructions.iter().filter_map(|(_, place)| *place).collect();
+            let mut timed: Vec<Timed> =
+                places.iter().map(|_| Timed { seconds: Vec::with_capacity(RUNS), elapsed: 0.0 }).collect();
+            for run in 0..=RUNS {
+                everyone.barrier()?;
+                let mut number = 0;
+                for &(instruction, place) in &passage.instructions {
+                    let (wall, start) = (clock::now(), (self.clock)());
+                    passage.rehearsal.run(instruction, &mut self.backend, (&passage.hyperparameters, &passage.samples))?;
+                    if place.is_some() {
+                        let (end, wall_end) = ((self.clock)(), clock::now());
+                        // The first run warms up.
+                        if run > 0 {
+                            timed[number].seconds.push((end - start) as f64 * 1e-9);
+                            timed[number].elapsed += (wall_end - wall) as f64 * 1e-9;
+                        }
+                        number += 1;
+                    }
+                }
+            }
+            for (place, timed) in places.into_iter().zip(timed) {
+                watch.add(place, timed);
+            }
+        }
+        Ok(())
+    }
+
+    /// The job's kernels that were timed: of each the mean over the places where it stands.
+    pub(super) fn samples(&self, watch: &Watch) -> Vec<(usize, Sample)> {
+        let mut places: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
+        for (&kernel, sample) in self.kernels.iter().zip(watch.samples()) {
+            places.entry(kernel).or_default().push(sample);
+        }
+        let mean =
+            |samples: &[Sample], part: fn(&Sample) -> Seconds| samples.iter().map(part).sum::<Seconds>() / samples.len() as f64;
+        let together = |samples: Vec<Sample>| Sample {
+            median: mean(&samples, |sample| sample.median),
+            p10: mean(&samples, |sample| sample.p10),
+            p90: mean(&samples, |sample| sample.p90),
+            count: samples.iter().map(|sample| sample.count).sum(),
+        };
+        places.into_iter().map(|(kernel, samples)| (kernel, together(samples))).collect()
+    }
+}
+
+/// The ranks of a Program that this one stands in for, by turns that all have: itself where there are as many, else every so-many-eth that is
+/// the first with its list.
+fn ranks_of(program: &Program, member: &Member) -> Vec<Option<Rank>> {
+    let (size, here) = (program.mesh.world_size(), member.world_size.max(1));
+    if size <= here {
+        return vec![Some(Rank(member.rank.0 % size.max(1)))];
+    }
+    let first = |list: usize| (0..size).map(Rank).find(|&rank| program.list_index(rank) == list);
+    (0..program.lists.len().div_ceil(here)).map(|turn| first(turn * here + member.rank.0)).collect()
+}
+
+impl Prepared {
+    /// Nothing where none of the list's kernels is timed. What is timed is added to `kernels`.
+    fn new(
+        passage: &Passage,
+        program: Program,
+        rank: Rank,
+        arenas: &Arenas,
+        numbers: &BTreeMap<(Kernel, bool), usize>,
+        kernels: &mut Vec<usize>,
+    ) -> Result<Option<Self>, ExecutorError> {
+        let Some(timed) = passage.timed.get(program.list_index(rank)).filter(|timed| !timed.is_empty()) else { return Ok(None) };
+        let rehearsal = Rehearsal::new(&program, rank, arenas)?;
+        let mut runs = vec![false; rehearsal.len()];
+        let mut places = vec![None; rehearsal.len()];
+        for &instruction in timed.iter().filter(|&&instruction| (instruction as usize) < rehearsal.len()) {
+            let Some((kernel, accumulate)) = rehearsal.kernel(instruction) else { continue };
+            let Some(&number) = numbers.get(&(kernel.without_constants(), accumulate)) else { continue };
+            places[instruction as usize] = Some(kernels.len());
+            kernels.push(number);
+            let mut touched = 0;
+            for before in (0..=instruction).rev() {
+                runs[before as usize] = true;
+                touched += if before < instruction { rehearsal.touched(before) } else { 0 };
+                if touched > LEAD {
+                    break;
+                }
+            }
+        }
+        for instruction in (0..rehearsal.len()).rev() {
+            let makers = if runs[instruction] { rehearsal.makers_of_integers(instruction as u32) } else { Vec::new() };
+            for maker in makers {
+                runs[maker as usize] = true;
+            }
+        }
+        let (model, plan) = (&passage.model, &passage.plan);
+        let shape = model.sample();
+        let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
+        let length = dataset.len(Split::Training).max(1);
+        let samples =
+            Samples { dataset, split: Split::Training, indices: (0..plan.global_batch).map(|sample| sample % length).collect() };
+        let graph = model.graph(&passage.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
+        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0) };
+        let instructions =
+            (0..rehearsal.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, places[instruction])).collect();
+        Ok(Some(Self { rehearsal, program, rank, graph, samples, hyperparameters, instructions }))
+    }
+
+    fn initialise(&self, arenas: &Arenas) -> Result<(), ExecutorError> {
+        let mesh = &self.program.mesh;
+        let coordinates = mesh.coordinates(self.rank);
+        initialise(self.program.list_of(self.rank), &self.graph, mesh.stage_at(coordinates), coordinates, arenas, 0)
+    }
+}
