@@ -19,7 +19,7 @@ use std::collections::BinaryHeap;
 const FAMILIES_AT_ONCE: usize = 16;
 const SIMULATIONS_AT_ONCE: usize = 4;
 
-/// Spaces of fewer layouts are searched until no gap is left.
+/// Spaces of fewer layouts, each counted once whether it offloads or not, are searched until no gap is left.
 const SMALL: usize = 512;
 
 /// Finds the best layouts.
@@ -36,8 +36,17 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     }
     request.objective.check(request)?;
     let bounds = Bounds::new(request)?;
-    Searcher { request, bounds, search: Search::default(), heap: BinaryHeap::new(), kept: Vec::new(), least: None, reason: None }
-        .run()
+    Searcher {
+        request,
+        bounds,
+        search: Search::default(),
+        resident: 0,
+        heap: BinaryHeap::new(),
+        kept: Vec::new(),
+        least: None,
+        reason: None,
+    }
+    .run()
 }
 
 /// Something that is still to be looked at, the least bound first; of equal ones the first in the space.
@@ -103,6 +112,8 @@ struct Searcher<'a> {
     request: &'a Request<'a>,
     bounds: Bounds<'a>,
     search: Search,
+    /// Layouts in the space, not counted again with the optimizer's state on the hosts.
+    resident: usize,
     heap: BinaryHeap<Reverse<Open>>,
     /// The best so far, in order.
     kept: Vec<Kept>,
@@ -156,7 +167,7 @@ impl Searcher<'_> {
         }
         let Some(worst) = self.kept.get(self.request.top.max(1) - 1) else { return false };
         let best = self.kept[0].value;
-        bound > worst.value || self.search.layouts >= SMALL && best <= bound * (1.0 + self.request.tolerance)
+        bound > worst.value || self.resident >= SMALL && best <= bound * (1.0 + self.request.tolerance)
     }
 
     fn open_space(&mut self) {
@@ -178,6 +189,7 @@ impl Searcher<'_> {
             let members = self.bounds.space.members(&family).len();
             let (alike, forms) = (self.bounds.space.alike(&family, members), self.bounds.space.forms(&family.layout));
             self.search.layouts += (members + alike) * forms;
+            self.resident += members + alike;
             self.search.alike += alike * forms;
             let all = if offloaded.is_some() { members } else { members * forms };
             for (verdict, family, layouts) in

@@ -382,7 +382,7 @@ fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without
     let refused = |limit: &str, host: &str, fixed: &str| search(limit, host, fixed).expect_err("nothing fits").to_string();
     assert!(refused("2GiB", "1TiB", ",offload=none").starts_with("no layout fits: the smallest needs "));
     assert!(refused("2GiB", "2GiB", "").starts_with("no layout fits: the smallest needs "));
-    assert!(refused("2GiB", "", "").starts_with("no layout fits: the smallest needs "));
+    assert!(refused("2GiB", "", "").contains("or write `host_memory: 1TB` of the nodes"));
 }
 
 #[test]
