@@ -25,7 +25,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell calibrate --topology local --model mlp --global-batch 128 -o profile.yaml")]
 pub struct Arguments {
-    /// The topology whose devices are measured: `local`, or a file that describes this machine
+    /// The topology whose devices are measured: `local`, `local-gpus`, or a file that describes this machine
     #[arg(long)]
     topology: String,
     /// The model whose kernels are measured; without it, those of a small model of each family
@@ -53,10 +53,10 @@ pub struct Arguments {
 /// How thorough a calibration is.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Patience {
-    /// How long each kernel is timed, over all passes; a slow one at least a few times
+    /// How long each exchange is timed, and each kernel on a GPU; a slow one at least a few times
     #[arg(long, value_name = "TIME", default_value = "25ms")]
     patience: Seconds,
-    /// How long the passes over all kernels go on at least: to see how the devices change their pace
+    /// How long the passes over all kernels go on at least: six of them, and to see how the devices change their pace
     #[arg(long, value_name = "TIME", default_value = "6s")]
     calibration_time: Seconds,
 }

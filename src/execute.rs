@@ -113,7 +113,7 @@ pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<Backe
             Err(error) => return refused(format!("the devices of `{name}` are not here: {error}"), "or use `local`"),
         },
         _ => {
-            return refused(format!("the devices of `{name}` are not here"), "use `local`, or a topology of this machine's GPUs");
+            return refused(format!("the devices of `{name}` are not here"), "use `local`, or `local-gpus`");
         }
     };
     if let Some(world) = world {

@@ -2,10 +2,11 @@
 
 use crate::failure::Failure;
 use foretell_executor::machine;
+use foretell_executor::nvml::{self, GpuFacts};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackKind};
-use foretell_topologies::{Topology, discover};
+use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use serde::de::DeserializeOwned;
 use std::path::Path;
 
@@ -18,8 +19,10 @@ pub struct NamedModel {
     pub model: Model,
 }
 
-/// The name of the topology that is discovered.
+/// The name of the topology that is discovered: this machine's processors.
 pub const LOCAL: &str = "local";
+/// The same of its NVIDIA GPUs.
+pub const LOCAL_GPUS: &str = "local-gpus";
 
 /// Reads a text file.
 pub fn read(path: &Path) -> Result<String, Failure> {
@@ -73,7 +76,7 @@ pub fn is_zoo_name(text: &str) -> bool {
 
 /// Whether a topology's name is the library's or this machine's, and so no path.
 pub fn is_library_name(text: &str) -> bool {
-    text == LOCAL || Topology::library_names().any(|name| name == text)
+    text == LOCAL || text == LOCAL_GPUS || Topology::library_names().any(|name| name == text)
 }
 
 /// A topology by its library name, the file at a path, or this machine.
@@ -93,11 +96,41 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
         let machine = machine::describe();
         return Ok(discover(&machine.processors, &machine.memory, &machine.cores));
     }
+    if text == LOCAL_GPUS {
+        return local_gpus();
+    }
     if is_library_name(text) || !looks_like_path(text, folder) {
         return Ok(Topology::library(text)?);
     }
     let path = folder.join(text);
     Ok(Topology::from_yaml(&read(&path)?, &path.display().to_string())?)
+}
+
+/// This machine's GPUs, as NVML has them.
+fn local_gpus() -> Result<Topology, Failure> {
+    let gpus = nvml::gpus().map_err(|error| Failure::Input(error.to_string()))?;
+    if gpus.is_empty() {
+        return Err(Failure::Input("NVIDIA's driver shows no GPU; hint: use `local`, this machine's processors".into()));
+    }
+    let gpu = |gpu: GpuFacts| DiscoveredGpu {
+        name: gpu.name,
+        pci_device: gpu.pci_device,
+        pcie: gpu.pcie,
+        links: gpu.links,
+        links_into_switches: gpu.links_into_switches,
+        link_generation: gpu.link_generation,
+    };
+    let found = Discovered { gpus: gpus.into_iter().map(gpu).collect(), port_rates: nvml::port_rates() };
+    let options = ImportOptions { name: LOCAL_GPUS.into(), ..ImportOptions::default() };
+    let text = from_discovered(&found, &options).map_err(|error| {
+        Failure::Input(match error {
+            ImportError::UnknownDevice { why, known } => format!(
+                "the library has no such GPU{why}; hint: write a topology file whose device says what it is, or has for its `base` one of {known}"
+            ),
+            error => error.to_string(),
+        })
+    })?;
+    Ok(Topology::from_yaml(&text, LOCAL_GPUS)?)
 }
 
 /// A profile that `calibrate` wrote.

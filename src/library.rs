@@ -85,7 +85,9 @@ pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
     }
     let mut rows = Vec::new();
     let mut documents = Vec::new();
-    for name in Topology::library_names().chain([inputs::LOCAL]) {
+    // Where there are none, the machine has no such topology.
+    let gpus = inputs::topology(inputs::LOCAL_GPUS, None).is_ok().then_some(inputs::LOCAL_GPUS);
+    for name in Topology::library_names().chain([inputs::LOCAL]).chain(gpus) {
         let topology = inputs::topology(name, None)?;
         let kinds: Vec<&str> = topology.device_kinds().iter().map(|kind| kind.name.as_str()).collect();
         rows.push(vec![

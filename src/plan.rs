@@ -54,7 +54,7 @@ pub struct Choices {
     /// A zoo name (see `foretell models`) or a model file
     #[arg(long)]
     pub model: String,
-    /// A library name (see `foretell topologies`), a topology file, or `local`
+    /// A library name (see `foretell topologies`), a topology file, `local` (this machine's cores) or `local-gpus`
     #[arg(long)]
     pub topology: String,
     /// How many of the topology's node template there are

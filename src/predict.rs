@@ -233,6 +233,7 @@ pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
             Recompute::Selective => "selective".into(),
             Recompute::Full => "full".into(),
             Recompute::FullLayers(layers) => format!("full, {layers} layers"),
+            Recompute::AllBut(kept) => format!("all but {kept}"),
         },
         step: prediction.step_seconds,
         samples_per_second: prediction.samples_per_second,

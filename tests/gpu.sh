@@ -2,13 +2,27 @@
 # Checks and measures the CUDA backend on one NVIDIA GPU. Two halves, because the machine with the GPU has no Rust:
 #
 #   tests/gpu.sh build            where Rust is: puts the programs (stripped, x86-64) into target/gpu/
-#   tests/gpu.sh run OUT [PART..] where the GPU is: kernels, law, train, speed, prediction (default: all, about 9 minutes together)
+#   tests/gpu.sh run OUT [PART..] where the GPU is. Parts: kernels, law, train, speed (or speed:CASE), prediction, sanitize
 #
-# Each part leaves its files in OUT, and OUT/results.md puts all together; it can be called part by part. It needs NVRTC and cuBLASLt, which
-# PyTorch's packages bring, and PyTorch itself for the comparison. On the device machine: carry target/gpu, then `tests/gpu.sh run "$OUT"`.
+# It ends by itself after FORETELL_GPU_SECONDS (570 unless set), and says which parts and cases there was no time for; after each part OUT has
+# results.md and logs.tar.gz of all so far, so that nothing is lost to who is stopped. What to run where ten minutes are the most at a time
+# (carry target/gpu): first `tests/gpu.sh run "$OUT"`, which is kernels, law and train; then `run "$OUT" speed`; then `run "$OUT" prediction`.
+# It needs NVRTC and cuBLASLt, which PyTorch's packages bring, and PyTorch itself for the comparison; `sanitize` needs compute-sanitizer.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 programs=target/gpu
+deadline=$((SECONDS + ${FORETELL_GPU_SECONDS:-570}))
+
+# at_most SECONDS COMMAND..: runs it no longer than that, and no longer than there is time; says so where there is none.
+at_most() {
+    local seconds=$1 left=$((deadline - SECONDS))
+    shift
+    if [ $left -lt 5 ]; then
+        echo "no time was left for: $*" | tee -a "$results/unrun.txt" >&2
+        return 125
+    fi
+    timeout -k 5 "$((left < seconds ? left : seconds))" "$@"
+}
 
 build() {
     set -e
@@ -28,24 +42,26 @@ print([one["executable"] for one in found if one.get("executable") and one.get("
 
 # The libraries of PyTorch's packages; NCCL under the name by which it is looked for.
 find_libraries() {
-    local folders
+    local folders nccl
     folders=$(python3 -c '
-import glob, os, site, sys
+import glob, os, sys
 roots = [os.path.join(path, "nvidia") for path in sys.path if path]
 print(":".join(sorted({os.path.dirname(one) for root in roots for one in glob.glob(root + "/**/lib*.so*", recursive=True)})))')
-    mkdir -p "$out/lib"
-    local nccl
     nccl=$(tr : '\n' <<<"$folders" | while read -r folder; do ls "$folder"/libnccl.so.2 2>/dev/null; done | head -1)
-    [ -n "$nccl" ] && ln -sf "$nccl" /tmp/libnccl.so
-    rmdir "$out/lib"
-    export LD_LIBRARY_PATH="$folders:/tmp:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+    [ -n "$nccl" ] && ln -sf "$nccl" "$work/libnccl.so"
+    export LD_LIBRARY_PATH="$folders:$work:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
 }
 
-# plan NAME MODEL BATCH PRECISION LAYOUT [FURTHER]: a plan file for one GPU, or for several ranks that share it.
+# topology RANKS: one GPU, or several ranks that share it.
+topology() {
+    echo "{name: one-gpu, devices: {h200: {base: h200-sxm-141g}}, nodes: [{name: here, devices: {kind: h200, count: $1}, link: nvswitch-450GB/s}]}"
+}
+
+# plan NAME MODEL BATCH PRECISION LAYOUT [FURTHER]: a plan file.
 plan() {
     cat >"$work/$1.yaml" <<PLAN
 model: $2
-topology: {name: one-gpu, devices: {h200: {base: h200-sxm-141g}}, nodes: [{name: here, devices: {kind: h200, count: ${ranks:-1}}, link: nvswitch-450GB/s}]}
+topology: $(topology "${ranks:-1}")
 layout: $5
 global_batch: $3
 precision: $4
@@ -53,18 +69,31 @@ ${6:-}
 PLAN
 }
 
-# execute KIND NAME STEPS: trains it; the document goes to KIND/NAME.json, what it says to KIND/NAME.log.
+# execute KIND NAME STEPS: trains it; the document goes to KIND/NAME.json, what it says to KIND/NAME.log, where its time went to KIND/NAME.check.
 execute() {
-    mkdir -p "$out/$1"
-    timeout 180 "$programs/foretell" execute --plan "$work/$2.yaml" --steps "$3" --data synthetic --no-evaluation --oversubscribe \
-        --run "$work/$1-$2" --json >"$out/$1/$2.json" 2>"$out/$1/$2.log" || echo "$1 $2: $(tail -1 "$out/$1/$2.log")"
-    [ -f "$work/$1-$2/ranks/0.log" ] && cat "$work/$1-$2/ranks/0.log" >>"$out/$1/$2.log"
+    mkdir -p "$results/$1"
+    at_most 180 "$programs/foretell" execute --plan "$work/$2.yaml" --steps "$3" --data synthetic --no-evaluation --oversubscribe \
+        --run "$work/$1-$2" --json >"$results/$1/$2.json" 2>"$results/$1/$2.log" || echo "$1 $2: $(tail -1 "$results/$1/$2.log")"
+    [ -f "$work/$1-$2/ranks/0.log" ] && cat "$work/$1-$2/ranks/0.log" >>"$results/$1/$2.log"
+    "$programs/foretell" check "$work/$1-$2" --json >"$results/$1/$2.check" 2>>"$results/$1/$2.log"
 }
 
+# The tests that use the GPU; not those of the device that is emulated, which need this repository's sources where they were built.
+gpu_tests="cuda parts:: ring:: tensor_attention a_call_that a_control --skip backend::cuda --skip tensor_cores_are_used"
+
 part_kernels() {
-    FORETELL_TEST_GPU=0 timeout 280 "$programs/executor-tests" --test-threads 1 cuda parts:: ring:: tensor_attention a_call_that a_control \
-        >"$out/kernels.log" 2>&1
-    echo $? >"$out/kernels.status"
+    # shellcheck disable=SC2086
+    FORETELL_TEST_GPU=0 at_most 280 "$programs/executor-tests" --test-threads 6 $gpu_tests >"$results/kernels.log" 2>&1
+    echo $? >"$results/kernels.status"
+}
+
+# Not in the default: reads and writes out of bounds, and races in shared memory, of the kernels on tensor cores and some others.
+part_sanitize() {
+    for tool in memcheck racecheck; do
+        FORETELL_TEST_GPU=0 at_most 280 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/executor-tests" --test-threads 1 \
+            tensor_attention parts:: ring:: --skip tensor_cores_are_used >"$results/$tool.log" 2>&1
+        echo $? >"$results/$tool.status"
+    done
 }
 
 gpt='{family: gpt, layers: 4, hidden: 128, heads: 8, vocab: 512, sequence: 64, tied_embeddings: true}'
@@ -84,7 +113,7 @@ part_law() {
         execute law "gpt64-bf16.${layout%%=*}" 10
     done
     for layout in "one={micro_batch: 8}" "data={data: 2, micro_batch: 8}"; do
-        ranks=8 plan "resnet-fp32.${layout%%=*}" "$small_resnet" 32 fp32 "${layout#*=}" "batch_norm_group: 8"
+        ranks=8 plan "resnet-fp32.${layout%%=*}" "$small_resnet" 32 fp32 "${layout#*=}" $'batch_norm_group: 8\ntraining: {learning_rate: 0.005}'
         execute law "resnet-fp32.${layout%%=*}" 10
     done
 }
@@ -92,32 +121,39 @@ part_law() {
 part_train() {
     plan gpt2 gpt2 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
     execute train gpt2 60
-    plan resnet50 resnet50 64 bf16 '{micro_batch: 64}'
+    plan resnet50 resnet50 64 bf16 '{micro_batch: 64}' "training: {learning_rate: 0.02}"
     execute train resnet50 60
-    python3 - "$out/train" <<'CHECK'
+    python3 - "$results/train" <<'CHECK'
 import json, pathlib, sys
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.json")):
     loss = json.loads(path.read_text())["loss"]
     assert sum(loss[-5:]) < sum(loss[:5]), f"{path.stem}: the loss does not fall: {loss}"
 CHECK
-    echo $? >"$out/train.status"
+    echo $? >"$results/train.status"
 }
 
+# speed [CASE..]: ours and PyTorch's, those first that say most.
 part_speed() {
-    plan resnet50-b256 resnet50 256 bf16 '{micro_batch: 256}'
-    plan gpt2-s1024-b16 gpt2 16 bf16 '{micro_batch: 16}' "optimizer: adamw"
     local large='{family: gpt, layers: 24, hidden: 2048, heads: 16, vocab: 50257, tied_embeddings: true'
     plan gpt-1.3b-s1024-b8 "$large, sequence: 1024}" 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
     plan gpt-1.3b-s2048-b4 "$large, sequence: 2048}" 4 bf16 '{micro_batch: 4}' "optimizer: adamw"
+    plan resnet50-b256 resnet50 256 bf16 '{micro_batch: 256}'
+    plan gpt2-s1024-b16 gpt2 16 bf16 '{micro_batch: 16}' "optimizer: adamw"
     plan bert-base-s512-b32 '{family: bert, layers: 12, hidden: 768, heads: 12, vocab: 30522, sequence: 512}' 32 bf16 '{micro_batch: 32}' "optimizer: adamw"
-    for case in resnet50-b256 gpt2-s1024-b16 gpt-1.3b-s1024-b8 gpt-1.3b-s2048-b4 bert-base-s512-b32; do
+    local cases=("$@")
+    [ ${#cases[@]} = 0 ] && cases=(gpt-1.3b-s1024-b8 resnet50-b256 gpt2-s1024-b16 bert-base-s512-b32 gpt-1.3b-s2048-b4)
+    # All of ours come before any of PyTorch's, whose compilation takes the longest.
+    for case in "${cases[@]}"; do
         execute speed "$case" 45
-        timeout 100 python3 tests/gpu/pytorch.py "$case" >>"$out/pytorch.jsonl" 2>>"$out/pytorch.log"
+    done
+    for case in "${cases[@]}"; do
+        at_most 160 python3 tests/gpu/pytorch.py "$case" >>"$results/pytorch.jsonl" 2>>"$results/pytorch.log"
     done
 }
 
 part_prediction() {
-    mkdir -p "$out/prediction"
+    mkdir -p "$results/prediction"
+    topology 1 >"$work/one-gpu.yaml"
     local number=0
     for batch in 4 8 16 32 64; do
         for layout in '{micro_batch: 4}' '{micro_batch: 4, recompute: full}' '{micro_batch: 2}' '{micro_batch: 1}'; do
@@ -125,38 +161,51 @@ part_prediction() {
             local name="gpt-$number-b$batch"
             plan "$name" '{family: gpt, layers: 6, hidden: 512, heads: 8, vocab: 8192, sequence: 256, tied_embeddings: true}' \
                 "$batch" bf16 "$layout" "optimizer: adamw"
-            { "$programs/foretell" calibrate --plan "$work/$name.yaml" --patience 2ms --calibration-time 1s -o "$work/$name.profile.yaml" &&
-                "$programs/foretell" execute --plan "$work/$name.yaml" --profile "$work/$name.profile.yaml" --steps 60 --data synthetic \
+            { at_most 60 "$programs/foretell" calibrate --topology "$work/one-gpu.yaml" --plan "$work/$name.yaml" --patience 2ms --calibration-time 1s -o "$work/$name.profile.yaml" &&
+                at_most 60 "$programs/foretell" execute --plan "$work/$name.yaml" --profile "$work/$name.profile.yaml" --steps 60 --data synthetic \
                     --no-evaluation --run "$work/prediction-$name" --json >"$work/$name.execute.json" &&
-                "$programs/foretell" check "$work/prediction-$name" --json >"$out/prediction/$name.json"; } >"$work/$name.log" 2>&1 ||
-                echo "prediction $name: $(tail -1 "$work/$name.log")"
+                "$programs/foretell" check "$work/prediction-$name" --json >"$results/prediction/$name.json"; } >"$work/$name.log" 2>&1 ||
+                { echo "prediction $name: $(tail -1 "$work/$name.log")"; cp "$work/$name.log" "$results/prediction/$name.log"; }
         done
     done
+}
+
+# Puts all that there is so far into OUT: few files come back from such a machine.
+bring() {
+    python3 tests/gpu/summary.py "$results"
+    local status=$?
+    cp "$results/results.md" "$out/results.md"
+    tar czf "$out/logs.tar.gz" -C "$results" .
+    return $status
 }
 
 run() {
     out=$1
     shift
     work=$(mktemp -d)
-    mkdir -p "$out"
+    results=$work/results
+    mkdir -p "$out" "$results"
     find_libraries
-    { date -u; nvidia-smi; "$programs/foretell" doctor; } >"$out/machine.txt" 2>&1
-    local parts=("$@")
-    [ ${#parts[@]} = 0 ] && parts=(kernels law train speed prediction)
+    { date -u; nvidia-smi; "$programs/foretell" doctor; } >"$results/machine.txt" 2>&1
+    cp "$results/machine.txt" "$out/machine.txt"
+    local parts=("$@") status=0
+    [ ${#parts[@]} = 0 ] && parts=(kernels law train)
     for part in "${parts[@]}"; do
         local begun=$SECONDS
-        "part_$part"
-        echo "$part: $((SECONDS - begun)) s"
+        case "$part" in
+        speed:*) part_speed "${part#speed:}" ;;
+        *) "part_$part" ;;
+        esac
+        echo "$part: $((SECONDS - begun)) s" | tee -a "$results/times.txt"
+        bring >"$work/summary.txt"
+        status=$?
     done
-    python3 tests/gpu/summary.py "$out"
-    local status=$?
-    # Few files come back from such a machine.
-    (cd "$out" && tar czf logs.tar.gz --exclude logs.tar.gz . && find . -mindepth 1 -maxdepth 1 -type d -exec rm -r {} +)
+    cat "$work/summary.txt"
     return $status
 }
 
 case "${1:-}" in
 build) build ;;
 run) shift; run "${@:?the folder for results}" ;;
-*) sed -n '2,10p' "$0"; exit 2 ;;
+*) sed -n '2,11p' "$0"; exit 2 ;;
 esac

@@ -265,7 +265,9 @@ prop_compose! {
             ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-v", 2),
         ]),
         (recompute, offload) in (
-            proptest::sample::select(vec!["none", "full", "selective", "{full_layers: 1}"]),
+            proptest::sample::select(vec![
+                "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",
+            ]),
             proptest::sample::select(vec!["none", "optimizer"]),
         ),
         optimizer in proptest::sample::select(vec!["sgd", "adamw"]),

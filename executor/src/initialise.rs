@@ -6,7 +6,7 @@ use crate::backend::cuda::DeviceAddress;
 use crate::error::ExecutorError;
 use crate::half::Half;
 use foretell_models::{Graph, Initialisation, Role, Tensor};
-use foretell_program::{Coordinates, Initial, InitialShare, Placements, StageMesh, StageProgram};
+use foretell_program::{Buffer, Coordinates, Initial, InitialShare, Placements, StageMesh, StageProgram};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
@@ -21,23 +21,63 @@ pub(crate) fn initialise(
     arenas: &Arenas,
     seed: u64,
 ) -> Result<(), ExecutorError> {
-    let stream = arenas.driver().map(|driver| driver.create_stream()).transpose()?;
-    for buffer in &stage.buffers {
-        let Some(initial) = &buffer.initial else { continue };
-        let (arena, Some(pointer)) = (arenas.of(buffer), arenas.at(buffer)) else { continue };
+    let start = Start { graph, mesh, coordinates, seed };
+    let places = stage.buffers.iter().filter_map(|buffer| Some((buffer, buffer.initial.as_deref()?, arenas.at(buffer)?)));
+    let (far, near): (Vec<(&Buffer, &Initial, *mut u8)>, Vec<_>) =
+        places.partition(|(buffer, ..)| arenas.of(buffer).driver().is_some());
+    for (buffer, initial, place) in near {
+        // SAFETY: the place lies inside its arena, is aligned and as long as the buffer, and nobody uses the arena yet.
+        unsafe { start.fill(buffer, initial, place) };
+    }
+    let Some(driver) = arenas.driver() else { return Ok(()) };
+    // A GPU's memory is filled from copies, in words, so that they are aligned. The processor's cores have nothing else to do: they make several
+    // at once, each of which is drawn from a stream of its own.
+    let stream = driver.create_stream()?;
+    let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for some in far.chunks(at_once) {
+        let mut copies: Vec<Vec<u32>> =
+            some.iter().map(|(buffer, ..)| vec![0; (buffer.bytes.count() as usize).div_ceil(4)]).collect();
+        std::thread::scope(|scope| {
+            for (copy, &(buffer, initial, _)) in copies.iter_mut().zip(some) {
+                let start = &start;
+                // SAFETY: the copy is aligned and as long as the buffer.
+                scope.spawn(move || unsafe { start.fill(buffer, initial, copy.as_mut_ptr().cast()) });
+            }
+        });
+        for (copy, &(buffer, _, place)) in copies.iter().zip(some) {
+            let bytes = buffer.bytes.count() as usize;
+            // SAFETY: the place lies inside the arena, and the copy is as long and lives until the stream is done.
+            unsafe { driver.copy_in(DeviceAddress::of(place), copy.as_ptr().cast(), bytes, stream) }?;
+        }
+        driver.synchronize(stream)?;
+    }
+    Ok(())
+}
+
+/// What the start of a rank's buffers follows from.
+struct Start<'a> {
+    graph: &'a Graph,
+    mesh: &'a StageMesh,
+    coordinates: Coordinates,
+    seed: u64,
+}
+
+impl Start<'_> {
+    /// Writes a buffer's first numbers.
+    ///
+    /// # Safety
+    /// The place is aligned, as long as the buffer and nobody else's.
+    unsafe fn fill(&self, buffer: &Buffer, initial: &Initial, place: *mut u8) {
+        let Self { graph, mesh, coordinates, seed } = *self;
         let elements: usize = buffer.shape.iter().product();
-        // A GPU's memory is filled from a copy; in words, so that it is aligned.
-        let mut copy = vec![0_u32; if arena.driver().is_some() { (buffer.bytes.count() as usize).div_ceil(4) } else { 0 }];
-        let place = pointer;
-        let pointer = if arena.driver().is_some() { copy.as_mut_ptr().cast() } else { place };
         let half = Half::of(buffer.data_type);
         let mut widened = vec![0.0; if half.is_some() { elements } else { 0 }];
         let filled = match half {
             Some(_) => widened.as_mut_slice(),
-            // SAFETY: the place lies inside the arena, holds that many aligned `f32`s, and no thread runs yet.
-            None => unsafe { std::slice::from_raw_parts_mut(pointer.cast::<f32>(), elements) },
+            // SAFETY: the caller's promise: it holds that many `f32`s.
+            None => unsafe { std::slice::from_raw_parts_mut(place.cast::<f32>(), elements) },
         };
-        match &**initial {
+        match initial {
             Initial::Share(share) => filled.copy_from_slice(&share_of(share, graph, mesh, coordinates, seed)),
             Initial::Bucket { members, axis } => {
                 let first = axis.map_or(0, |axis| coordinates.along(axis) * elements);
@@ -53,17 +93,10 @@ pub(crate) fn initialise(
             Initial::Values(values) => filled[..values.len()].copy_from_slice(values),
         }
         if let Some(half) = half {
-            // SAFETY: the place lies inside the arena, holds that many aligned numbers of sixteen bits, and no thread runs yet.
-            half.narrow(unsafe { std::slice::from_raw_parts_mut(pointer.cast::<u16>(), elements) }, &widened);
-        }
-        if let (Some(driver), Some(stream)) = (arena.driver(), stream) {
-            let bytes = buffer.bytes.count() as usize;
-            // SAFETY: the place lies inside the arena, and the copy is as long and lives until the stream is done.
-            unsafe { driver.copy_in(DeviceAddress::of(place), pointer, bytes, stream) }?;
-            driver.synchronize(stream)?;
+            // SAFETY: the caller's promise: it holds that many numbers of sixteen bits.
+            half.narrow(unsafe { std::slice::from_raw_parts_mut(place.cast::<u16>(), elements) }, &widened);
         }
     }
-    Ok(())
 }
 
 /// The part of a tensor's start that a rank holds.

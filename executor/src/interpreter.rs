@@ -96,7 +96,8 @@ const END: u64 = u64::MAX;
 const COMPUTE: usize = 0;
 
 impl Interpreter {
-    /// Prepares `programs` for `rank` over the same arenas and starts the threads of their streams.
+    /// Prepares `programs` for `rank` over the same arenas and starts the threads of their streams. What the device's arena holds is lost where GPUs
+    /// reach each other directly: it is all zeros afterwards.
     pub(crate) fn start(
         programs: &[&Program],
         rank: Rank,
@@ -119,8 +120,11 @@ impl Interpreter {
         let (processor, queues) = match arenas.driver() {
             None => (Processor::Cpu(Box::default()), None),
             Some(driver) => {
-                let backend = CudaBackend::new(Arc::clone(driver))?;
+                let mut backend = CudaBackend::new(Arc::clone(driver))?;
                 let queues = Queues::new(driver, &backend, &playlists, &keys)?;
+                if driver.collectives().is_some() {
+                    device::load_kernels(driver, &mut backend, &playlists, &arenas.device)?;
+                }
                 (Processor::Cuda(Box::new(backend)), Some(queues))
             }
         };

@@ -85,7 +85,7 @@ pub struct CalibrationJob {
     pub groups: Vec<CalibratedGroup>,
     /// What each rank's device is; none where each has a core to itself.
     pub devices: Vec<CalibratedDevice>,
-    /// How long each kernel is timed, over all passes; a slow one at least a few times a pass.
+    /// How long each exchange is timed, and each kernel on a GPU, over all passes; a slow one at least a few times a pass.
     pub patience: Seconds,
     /// How long the passes go on at least: long enough to see how the devices change their pace.
     pub duration: Seconds,

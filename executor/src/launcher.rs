@@ -6,8 +6,8 @@ use crate::job::{Job, Order, Report};
 use crate::line::STREAM_COUNT;
 use crate::machine;
 use crate::rank::{
-    ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
-    TRANSPORT_VARIABLE, WORLD_VARIABLE,
+    ADDRESS_VARIABLE, CONNECTIONS, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE,
+    START_TIME, TRANSPORT_VARIABLE, WORLD_VARIABLE,
 };
 use crate::rendezvous::World;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
@@ -226,6 +226,9 @@ impl Ranks {
                 true => command.env(NCCL_VARIABLE, "1").envs(algorithm.map(|name| ("NCCL_ALGO", name))),
                 false => command.env_remove(NCCL_VARIABLE),
             };
+            if std::env::var_os(CONNECTIONS.0).is_none() {
+                command.env(CONNECTIONS.0, CONNECTIONS.1);
+            }
             // Messages between hosts take long beside a wake-up, and who waits by trying again and again takes time from its own
             // kernels, from those that it shares a core with, or from its quota.
             if places.is_lab {

@@ -32,6 +32,7 @@ mod job;
 mod launcher;
 mod line;
 pub mod machine;
+pub mod nvml;
 mod overheads;
 mod rank;
 mod recording;

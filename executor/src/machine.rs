@@ -118,6 +118,35 @@ pub(crate) fn flush_denormals() {
     }
 }
 
+/// The seconds that all cores of the machine have spent in interrupts; 0 where nobody counts them.
+pub(crate) fn interrupt_time() -> f64 {
+    interrupt_ticks(&read("/proc/stat")) as f64 / rustix::param::clock_ticks_per_second().max(1) as f64
+}
+
+/// Of `/proc/stat` what all cores have spent in hardware's and in the kernel's own interrupts (proc_stat(5): `irq`, `softirq`), in ticks.
+fn interrupt_ticks(stat: &str) -> u64 {
+    let all = stat.lines().find_map(|line| line.strip_prefix("cpu "));
+    all.into_iter()
+        .flat_map(|fields| fields.split_whitespace().skip(5).take(2))
+        .filter_map(|ticks| ticks.parse::<u64>().ok())
+        .sum()
+}
+
+/// Has this thread take its core soon after it is woken, from a thread that has it for longer: one that carries messages works for some
+/// microseconds while another rank waits for them, and stands behind a kernel of its own rank for up to a millisecond else.
+pub(crate) fn run_in_short_slices() {
+    /// The shortest that the kernel knows.
+    const SLICE_NANOSECONDS: u64 = 100_000;
+    // SAFETY: a structure of plain numbers, for which zero says "as usual".
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    attributes.size = size_of::<libc::sched_attr>() as u32;
+    attributes.sched_policy = libc::SCHED_OTHER as u32;
+    attributes.sched_runtime = SLICE_NANOSECONDS;
+    // SAFETY: the structure is the kernel's, says its own size, and lives through the call; 0 is the calling thread. Kernels before Linux 6.12
+    // know no slices of a thread's own and leave things as they are.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
 /// A rank must not outlive its launcher, however that ends.
 pub(crate) fn die_with_parent() {
     // Where the kernel has no such wish the control connection's end still stops the rank.
@@ -127,6 +156,13 @@ pub(crate) fn die_with_parent() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interrupts_are_counted_in_all_cores() {
+        let stat = "cpu  3462328 1367664 264602 633481 13190 7 26922 3452 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
+        assert_eq!(interrupt_ticks(stat), 26_929);
+        assert_eq!(interrupt_ticks("cpu0 1 2 3 4 5 6 7\n"), 0);
+    }
 
     /// Two packages of two cores of two threads, numbered as Linux does on servers: first threads first.
     fn cpuinfo(siblings: usize) -> String {

@@ -32,6 +32,9 @@ pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
 pub(crate) const GPU_VARIABLE: &str = "FORETELL_GPU";
 /// Set where the ranks' GPUs reach each other by NCCL.
 pub(crate) const NCCL_VARIABLE: &str = "FORETELL_NCCL";
+/// How many queues the driver has for streams, and the most that it takes: 8 unless set. Streams that share one hold each other up, and an
+/// exchange that waits for another rank behind one that waits for this rank would do so forever.
+pub(crate) const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// How many seconds ranks wait for each other at the start, where that is not [`START_TIME`].
 pub(crate) const START_VARIABLE: &str = "FORETELL_START_SECONDS";

@@ -8,8 +8,8 @@
 use crate::error::ExecutorError;
 use crate::launcher::Backend;
 use crate::rank::{
-    ADDRESS_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, START_VARIABLE, STARTER_VARIABLE,
-    TRANSPORT_VARIABLE, WORLD_VARIABLE,
+    ADDRESS_VARIABLE, CONNECTIONS, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, START_VARIABLE,
+    STARTER_VARIABLE, TRANSPORT_VARIABLE, WORLD_VARIABLE,
 };
 use crate::transport::{KeyFile, RunKey};
 use std::fmt;
@@ -326,6 +326,9 @@ impl World {
             true => command.env(NCCL_VARIABLE, "1"),
             false => command.env_remove(NCCL_VARIABLE),
         };
+        if std::env::var_os(CONNECTIONS.0).is_none() {
+            command.env(CONNECTIONS.0, CONNECTIONS.1);
+        }
     }
 
     /// Has this process be a rank of the run that the first one launches; only returns where that cannot be.

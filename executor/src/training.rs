@@ -47,21 +47,25 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(member.rank);
+    // What the driver, its context and other processes hold of the GPU before anything is allocated.
+    let before = member.device.as_ref().map(|driver| driver.memory()).transpose()?;
     let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
     let arena = &arenas.device;
     // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
-    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
+    // After the start, which may clear the arena.
+    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
     let mut run =
         Run { member, job, compiled: &compiled, dataset, interpreter, upcoming: None, unsent: Vec::new(), sent: Instant::now() };
     run.steps()?;
-    if let Some(driver) = arena.driver() {
+    if let (Some(driver), Some((free_before, all))) = (arena.driver(), before) {
         // Into the rank's log: what the whole GPU has in use, beside the arena that was foretold.
-        let (free, all) = driver.memory()?;
-        eprintln!("GPU memory: arena {}, in use {}, all {all} bytes", arena.size().count(), all - free);
+        let (free, _) = driver.memory()?;
+        let (arena, used, held) = (arena.size().count(), all - free, all - free_before);
+        eprintln!("GPU memory: arena {arena}, in use {used}, before {held}, all {all} bytes");
     }
     member.control.send(&Report::Finished { arena: arena.size() })?;
     Ok(())

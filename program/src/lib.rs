@@ -42,8 +42,8 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    CollectiveAlgorithm, ContextMethod, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares, Optimizer,
-    Overlap, Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
+    CollectiveAlgorithm, ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares,
+    Optimizer, Overlap, Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{

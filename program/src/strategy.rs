@@ -143,7 +143,7 @@ impl Sharding {
 }
 
 /// Whether it has a weight whose columns ranks may share out.
-fn is_product(operator: &Operator) -> bool {
+pub(crate) fn is_product(operator: &Operator) -> bool {
     matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_) | OperatorKind::ExpertMatmul)
 }
 

@@ -4,7 +4,7 @@ mod soundness;
 
 use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
 use foretell_program::{
-    ContextMethod, Footprint, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
+    ContextMethod, Footprint, Kept, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
     StageProgram, compile,
 };
 use proptest::prelude::*;
@@ -140,7 +140,20 @@ prop_compose! {
 }
 
 fn recomputes() -> impl Strategy<Value = Recompute> {
-    prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full), Just(Recompute::FullLayers(1))]
+    let kept = proptest::array::uniform5(any::<bool>()).prop_map(|[attention, products, projections, odd_products, sums]| Kept {
+        attention,
+        products,
+        projections,
+        odd_products,
+        sums,
+    });
+    prop_oneof![
+        Just(Recompute::None),
+        Just(Recompute::Selective),
+        Just(Recompute::Full),
+        Just(Recompute::FullLayers(1)),
+        kept.prop_map(Recompute::AllBut)
+    ]
 }
 
 proptest! {

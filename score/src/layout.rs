@@ -43,7 +43,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     };
     let recompute = match row.recompute.to_lowercase() {
         text if text.starts_with("full") => Recompute::Full,
-        text if text.starts_with("selective") => Recompute::Selective,
+        text if text.starts_with("selective") => stack.selective,
         text if text.starts_with("none") => Recompute::None,
         _ => stack.recompute,
     };

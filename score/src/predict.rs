@@ -51,8 +51,8 @@ pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
         return Ok(prepared);
     }
     let more: &[Recompute] = match first {
-        Recompute::None => &[Recompute::Selective, Recompute::Full],
-        Recompute::Selective => &[Recompute::Full],
+        Recompute::None => &[run.stack.selective, Recompute::Full],
+        Recompute::Selective | Recompute::AllBut(_) => &[Recompute::Full],
         _ => &[],
     };
     let mut prepared = prepared;

@@ -18,14 +18,14 @@ def document(path):
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
-        failed.append(path.stem)
+        failed.append(f"{path.parent.name} {path.stem}")
         return None
 
 
 for log in sorted(folder.glob("*.status")):
     status = log.read_text().strip()
-    lines.append(f"- {log.stem}: {'passed' if status == '0' else f'FAILED ({status})'}")
-    if status != "0":
+    lines.append(f"- {log.stem}: {'passed' if status == '0' else 'no time was left' if status == '125' else f'FAILED ({status})'}")
+    if status not in ("0", "125"):
         failed.append(log.stem)
 
 law = [(path.stem, document(path)) for path in runs("law")]
@@ -44,6 +44,25 @@ if law:
             if not apart <= limit:
                 failed.append(f"law {layout}: {apart:.2e} beyond {limit:.0e}")
 
+# Of an H200's dense bf16 peak (989.4 TFLOP/s, NVIDIA's data sheet): 6 FLOPs a parameter of a product and token, 12 a layer, position, feature and
+# token for attention's products, of which causality leaves half.
+PEAK = 989.4e12
+SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
+    "gpt-1.3b-s1024-b8": (24, 2048, 50257, 1024, 8, True),
+    "gpt-1.3b-s2048-b4": (24, 2048, 50257, 2048, 4, True),
+    "gpt2-s1024-b16": (12, 768, 50257, 1024, 16, True),
+    "bert-base-s512-b32": (12, 768, 30522, 512, 32, False),
+}
+
+
+def utilisation(name, milliseconds):
+    if name not in SHAPES:
+        return "-"
+    layers, hidden, vocabulary, sequence, batch, causal = SHAPES[name]
+    a_token = 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 12 * layers * sequence * hidden * (0.5 if causal else 1)
+    return f"{a_token * sequence * batch / (milliseconds * 1e-3) / PEAK:.1%}"
+
+
 peers = {}
 for path in folder.glob("pytorch.jsonl"):
     for line in path.read_text().splitlines():
@@ -52,7 +71,7 @@ for path in folder.glob("pytorch.jsonl"):
             peers.setdefault(record["case"], {})[record["kind"]] = record["milliseconds"]
 speed = [(path.stem, document(path)) for path in runs("speed")]
 if speed:
-    lines += ["", "| case | foretell ms | PyTorch eager ms | compiled ms | best of PyTorch over ours |", "| --- | --- | --- | --- | --- |"]
+    lines += ["", "| case | foretell ms | PyTorch eager ms | compiled ms | best of PyTorch over ours | our MFU |", "| --- | --- | --- | --- | --- | --- |"]
     for name, run in speed:
         if not run:
             continue
@@ -60,24 +79,43 @@ if speed:
         ours = statistics.median(run["step_seconds"][-20:]) * 1e3
         peer = peers.get(name, {})
         best = min(peer.values(), default=float("nan"))
-        lines.append(f"| {name} | {ours:.2f} | {peer.get('eager', float('nan')):.2f} | {peer.get('compiled', float('nan')):.2f} | {best / ours:.2f} |")
+        lines.append(f"| {name} | {ours:.2f} | {peer.get('eager', float('nan')):.2f} | {peer.get('compiled', float('nan')):.2f} | {best / ours:.2f} | {utilisation(name, ours)} |")
+
+# Where the time of a step went, as the run's timed steps have it.
+for name, _ in speed:
+    profile = folder / "speed" / f"{name}.check"
+    if profile.is_file() and profile.stat().st_size:
+        kinds = json.loads(profile.read_text()).get("by_kind", [])
+        kinds.sort(key=lambda kind: -kind["measured_seconds"])
+        parts = [f"{kind['kind'].removeprefix('compute: ')} {kind['measured_seconds'] * 1e3:.2f}" for kind in kinds[:14]]
+        lines += ["", f"{name}, ms a step: " + ", ".join(parts)]
 
 memory = []
-for path in folder.rglob("0.log"):
-    for arena, used in re.findall(r"GPU memory: arena (\d+), in use (\d+)", path.read_text(errors="replace")):
-        memory.append((path.parent.parent.name, int(arena), int(used)))
+for path in folder.rglob("*.log"):
+    for arena, used, before in re.findall(r"GPU memory: arena (\d+), in use (\d+), before (\d+)", path.read_text(errors="replace")):
+        memory.append((f"{path.parent.name} {path.stem}", int(arena), int(used), int(before)))
+# Ranks that share a GPU see what the others have, too.
+memory = [one for one in memory if one[0].startswith(("train ", "speed "))]
 if memory:
-    lines += ["", "| run | arena (foretold) bytes | in use on the GPU | arena over in use |", "| --- | --- | --- | --- |"]
-    lines += [f"| {name} | {arena} | {used} | {arena / used:.3f} |" for name, arena, used in sorted(memory)]
+    lines += ["", "| run | arena (foretold) bytes | in use on the GPU since the start of the driver | arena over in use | held before |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {name} | {arena} | {used - before} | {arena / (used - before):.3f} | {before} |" for name, arena, used, before in sorted(memory)]
 
 checks = [(path.stem, document(path)) for path in runs("prediction")]
 errors = [run["error"] for _, run in checks if run]
+# What ended before it said anything left its log alone.
+failed += [f"prediction {log.stem}" for log in sorted((folder / "prediction").glob("*.log"))]
 if errors:
     lines += ["", "| layout | predicted s | measured s | error |", "| --- | --- | --- | --- |"]
     lines += [f"| {name} | {r['predicted_step_seconds']:.5f} | {r['measured_step_seconds']:.5f} | {r['error']:+.3f} |" for name, r in checks if r]
     mean = statistics.mean(abs(error) for error in errors)
     lines.append(f"\nPrediction error over {len(errors)} layouts: mean {mean:.3%}, worst {max(map(abs, errors)):.3%}.")
 
+unrun = folder / "unrun.txt"
+if unrun.is_file():
+    lines += ["", "No time was left for:"] + [f"- `{line.removeprefix('no time was left for: ')[:150]}`" for line in unrun.read_text().splitlines()]
+times = folder / "times.txt"
+if times.is_file():
+    lines += ["", "Took: " + ", ".join(times.read_text().splitlines())]
 if failed:
     lines += ["", "Failed:"] + [f"- {name}" for name in failed]
 (folder / "results.md").write_text("\n".join(lines) + "\n")

@@ -2,6 +2,7 @@
 //! neither of the two says (which GPU it is, how fast its NICs are) has to be said by who asks.
 
 mod nccl;
+mod nvml;
 mod smi;
 
 use crate::device::{Architecture, DeviceKind};
@@ -60,6 +61,8 @@ pub(crate) struct Machine {
     /// What stands in the text for them, for a message.
     seen: Option<String>,
     joined: Joined,
+    /// What a slot carries one way, with its unit, if it is known.
+    pcie: Option<String>,
     nics: usize,
     /// What one NIC carries, with its unit.
     nic_bandwidth: Option<String>,
@@ -93,6 +96,40 @@ pub fn from_smi_topo(text: &str, options: &ImportOptions) -> Result<String, Impo
 /// As [`from_smi_topo`].
 pub fn from_nccl_xml(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     write(nccl::read(text)?, options)
+}
+
+/// A GPU as NVML says of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiscoveredGpu {
+    /// As its maker calls it.
+    pub name: String,
+    /// Its PCI device number, without the vendor's.
+    pub pci_device: u16,
+    /// Generation and lanes of its PCIe.
+    pub pcie: Option<(u32, u32)>,
+    /// NVLinks that are up.
+    pub links: usize,
+    /// Those of them that lead into a switch.
+    pub links_into_switches: usize,
+    /// Their generation, where there are any.
+    pub link_generation: Option<u32>,
+}
+
+/// What was found of this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Discovered {
+    /// Its GPUs, in the order of its PCI bus.
+    pub gpus: Vec<DiscoveredGpu>,
+    /// Rates of InfiniBand and RoCE ports that are up, as Linux writes them: `400 Gb/sec (4X NDR)`.
+    pub port_rates: Vec<String>,
+}
+
+/// The text of a topology file from what was found of this machine.
+///
+/// # Errors
+/// [`ImportError`]: the library has no such GPU.
+pub fn from_discovered(found: &Discovered, options: &ImportOptions) -> Result<String, ImportError> {
+    write(nvml::read(found), options)
 }
 
 /// How many NVLinks a device has, by what they carry together.
@@ -146,10 +183,13 @@ fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportErro
     let link = match machine.joined {
         Joined::Switch(links) => format!("nvswitch-{}", total(links)),
         Joined::Mesh(links) => format!("nvlink-mesh-{}", total(links)),
-        Joined::Pcie => {
-            notes.push(format!("the rate of PCIe is assumed: {PCIE} one way"));
-            format!("pcie-{PCIE}")
-        }
+        Joined::Pcie => match machine.pcie {
+            Some(rate) => format!("pcie-{rate}"),
+            None => {
+                notes.push(format!("the rate of PCIe is assumed: {PCIE} one way"));
+                format!("pcie-{PCIE}")
+            }
+        },
     };
     let bandwidth = options.nic_bandwidth.clone().or(machine.nic_bandwidth);
     let nics = match (machine.nics, bandwidth) {

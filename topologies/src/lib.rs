@@ -45,7 +45,7 @@ pub use fabric::{
     CrossRail, DEFAULT_NETWORK_LATENCY, Dimensions, Dragonfly, Fabric, FatTree, Leaf, LeafSwitches, Network, Pods, Routing,
     StatedRoute, Torus, Uplinks,
 };
-pub use import::{ImportError, ImportOptions, from_nccl_xml, from_smi_topo};
+pub use import::{Discovered, DiscoveredGpu, ImportError, ImportOptions, from_discovered, from_nccl_xml, from_smi_topo};
 pub use layout::{DeviceId, NodeId, Route};
 pub use link::{Junction, Link, LinkClass, LinkId};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};

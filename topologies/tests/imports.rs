@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use foretell_topologies::{ImportError, ImportOptions, NodeLinkKind, Topology, from_nccl_xml, from_smi_topo};
+use foretell_topologies::{
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, Topology, from_discovered, from_nccl_xml, from_smi_topo,
+};
 
 fn options(device: Option<&str>, nic_bandwidth: Option<&str>) -> ImportOptions {
     ImportOptions { name: "here".into(), device: device.map(str::to_owned), nic_bandwidth: nic_bandwidth.map(str::to_owned) }
@@ -59,4 +61,42 @@ fn the_file_of_nccl_says_gpus_switches_and_nics() {
     let imported = from_nccl_xml(text, &options(Some("a100-sxm-80g"), None)).unwrap();
     assert_eq!(summary(&imported), (4, "a100-sxm-80g".into(), NodeLinkKind::NvLinkMesh, 300.0, Some((1, 100.0))));
     assert!(matches!(from_nccl_xml("<a/>", &options(None, None)), Err(ImportError::Form { .. })));
+}
+
+/// An H200 in a machine of eight, as NVML says of it.
+fn h200() -> DiscoveredGpu {
+    DiscoveredGpu {
+        name: "NVIDIA H200".into(),
+        pci_device: 0x2335,
+        pcie: Some((5, 16)),
+        links: 18,
+        links_into_switches: 18,
+        link_generation: Some(4),
+    }
+}
+
+#[test]
+fn what_nvml_found_is_a_topology() {
+    let ports = vec!["400 Gb/sec (4X NDR)".to_owned(); 8];
+    let found = Discovered { gpus: vec![h200(); 8], port_rates: ports };
+    let imported = from_discovered(&found, &options(None, None)).unwrap();
+    assert_eq!(summary(&imported), (8, "h200-sxm-141g".into(), NodeLinkKind::NvSwitch, 450.0, Some((8, 400.0))));
+    // Cards alone, of PCIe 5 with sixteen lanes: 63 GB/s less the protocol.
+    let card = DiscoveredGpu { links: 0, links_into_switches: 0, link_generation: None, ..h200() };
+    let found = Discovered { gpus: vec![card; 2], port_rates: Vec::new() };
+    let imported = from_discovered(&found, &options(None, None)).unwrap();
+    assert_eq!(summary(&imported), (2, "h200-sxm-141g".into(), NodeLinkKind::Pcie, 50.0, None));
+    assert!(!imported.contains("assumed"), "{imported}");
+}
+
+#[test]
+fn what_differs_between_gpus_or_is_not_known_is_said() {
+    let lame = DiscoveredGpu { links: 16, links_into_switches: 16, ..h200() };
+    let found =
+        Discovered { gpus: vec![h200(), lame], port_rates: vec!["200 Gb/sec (4X HDR)".into(), "400 Gb/sec (4X NDR)".into()] };
+    let imported = from_discovered(&found, &options(None, None)).unwrap();
+    assert!(imported.contains("not every GPU has 18 NVLinks up") && imported.contains("all taken for the slowest"), "{imported}");
+    let unknown = DiscoveredGpu { name: "NVIDIA GB300".into(), pci_device: 0x31c2, ..h200() };
+    let error = from_discovered(&Discovered { gpus: vec![unknown], port_rates: Vec::new() }, &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("NVIDIA GB300, PCI device 0x31c2"), "{error}");
 }

@@ -6,6 +6,7 @@ use crate::clock;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Report};
 use crate::line::STREAM_COUNT;
+use crate::machine;
 use crate::rank::Member;
 use crate::transport::{Group, StreamNumber};
 use foretell_program::{Exchange, Sample};
@@ -18,8 +19,14 @@ const MOST_FOOTPRINT: u64 = 32 << 20;
 
 /// Times the exchanges of all groups, one group after the other while all others wait. Returns the share of the processor that an all-reduce
 /// takes among all ranks.
+///
+/// The network's work for packets is done in interrupts, which are in no thread's time: its share goes to each exchange by the bytes that are sent.
 pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
     let mut share = 0.0;
+    let mut timed: Vec<TimedExchange> = Vec::new();
+    let mut sent = 0.0;
+    everyone.barrier()?;
+    let interrupted = machine::interrupt_time();
     for (number, wanted) in job.groups.iter().enumerate() {
         everyone.barrier()?;
         if wanted.ranks.len() < 2 || !wanted.ranks.contains(&member.rank.0) {
@@ -36,20 +43,64 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
         let group = own.as_mut().unwrap_or(&mut *everyone);
         for &bytes in &wanted.messages {
             for &exchange in &wanted.exchanges {
-                let (sample, processor) = time_exchange(group, exchange, bytes, job)?;
-                // Of the longest messages: there the processor copies and adds, and hardly waits.
-                if exchange == Exchange::AllReduce && is_everyone {
-                    share = (processor / sample.median).clamp(0.0, 1.0);
-                }
+                let (sample, processor, rounds) = time_exchange(group, exchange, bytes, job)?;
+                let one = TimedExchange { group: number, is_everyone, exchange, bytes, sample, processor };
+                let is_idle = exchange == Exchange::SendReceive && group.position() > 1;
+                sent += if is_idle { 0.0 } else { one.sent(group.size()) * rounds as f64 };
                 // Of there and back only who sees both ways knows how long it took: the second rank's last send is done when it is on its way.
                 if exchange != Exchange::SendReceive || group.position() == 0 {
-                    member.control.send(&Report::Exchange { group: number, exchange, bytes, sample, processor })?;
+                    timed.push(one);
                 }
             }
         }
     }
     everyone.barrier()?;
+    let interrupted = (machine::interrupt_time() - interrupted).max(0.0);
+    let mut all = vec![0u8; size_of::<f64>() * member.world_size];
+    everyone.all_gather(&sent.to_ne_bytes(), &mut all)?;
+    let all: f64 = all.as_chunks().0.iter().map(|&sent| f64::from_ne_bytes(sent)).sum();
+    // What the clock of interrupts can tell, of which some are always there.
+    let each_byte = if interrupted > LEAST_INTERRUPT_TIME && all > 0.0 { interrupted / all } else { 0.0 };
+    for one in timed {
+        let ranks = job.groups[one.group].ranks.len();
+        // A message has two ranks' processors; what it sends the one, it brings the other.
+        let halves = if one.exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
+        let processor = (one.processor + Seconds::new(each_byte * one.sent(ranks) * halves)).min(one.sample.median);
+        // Of the longest messages: there the processor copies and adds, and hardly waits.
+        if one.exchange == Exchange::AllReduce && one.is_everyone {
+            share = (processor / one.sample.median).clamp(0.0, 1.0);
+        }
+        let TimedExchange { group, exchange, bytes, sample, .. } = one;
+        member.control.send(&Report::Exchange { group, exchange, bytes, sample, processor })?;
+    }
     Ok(share)
+}
+
+/// Less time in interrupts than this, in seconds, is what a machine has of it whatever is sent; or no more than its clock can tell.
+const LEAST_INTERRUPT_TIME: f64 = 0.1;
+
+/// An exchange that was timed.
+struct TimedExchange {
+    group: usize,
+    is_everyone: bool,
+    exchange: Exchange,
+    bytes: Bytes,
+    sample: Sample,
+    /// Of the processor's time what the thread had that exchanged.
+    processor: Seconds,
+}
+
+impl TimedExchange {
+    /// The bytes that each of so many ranks sends in one round.
+    fn sent(&self, ranks: usize) -> f64 {
+        let others = (ranks - 1) as f64 / ranks as f64;
+        self.bytes.value()
+            * match self.exchange {
+                Exchange::AllReduce => 2.0 * others,
+                Exchange::ReduceScatter | Exchange::AllGather => others,
+                Exchange::SendReceive => 1.0,
+            }
+    }
 }
 
 /// Rounds of an exchange between which nobody asks whether there are enough: what asking takes with it into the caches is not to help.
@@ -57,13 +108,13 @@ const ROUNDS: u8 = 8;
 
 /// Times one kind of exchange of one size among all ranks; for send and receive between the first two. As in a step, ranks come to it from
 /// other work that has taken the caches, not from a barrier, and what they send was written as long before as a step writes it. Waiting for
-/// who comes last is no part of it: the simulator knows when each rank comes.
+/// who comes last is no part of it: the simulator knows when each rank comes. Returns also the processor's time, and the number of rounds.
 fn time_exchange(
     group: &mut Group,
     exchange: Exchange,
     bytes: Bytes,
     job: &CalibrationJob,
-) -> Result<(Sample, Seconds), ExecutorError> {
+) -> Result<(Sample, Seconds, usize), ExecutorError> {
     let (ranks, patience) = (group.size(), job.patience.value());
     let elements = (bytes.count() as usize / 4).next_multiple_of(ranks);
     // Between writing a place and sending it all others are written and sent.
@@ -122,7 +173,7 @@ fn time_exchange(
     }
     let share = processor / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let sample = summarise(seconds);
-    Ok((sample, sample.median * share))
+    Ok((sample, sample.median * share, round))
 }
 
 /// What a rank does between two exchanges, as far as the caches see it.

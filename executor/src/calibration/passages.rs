@@ -69,7 +69,7 @@ impl Passages {
         let mut passages = Vec::new();
         for (passage, program, rank) in programs {
             passages.push(match rank {
-                Some(rank) => Prepared::new(passage, program, rank, &arenas, &numbers, &mut kernels)?,
+                Some(rank) => Prepared::new((passage, LEAD), (program, rank), &arenas, &numbers, &mut kernels)?,
                 None => None,
             });
         }
@@ -146,11 +146,11 @@ fn ranks_of(program: &Program, member: &Member) -> Vec<Option<Rank>> {
 }
 
 impl Prepared {
-    /// Nothing where none of the list's kernels is timed. What is timed is added to `kernels`.
+    /// Nothing where none of the list's kernels is timed. What is timed is added to `kernels`; before each of them those run that touch `lead`
+    /// bytes, and those that make its indices.
     fn new(
-        passage: &Passage,
-        program: Program,
-        rank: Rank,
+        (passage, lead): (&Passage, usize),
+        (program, rank): (Program, Rank),
         arenas: &Arenas,
         numbers: &BTreeMap<(Kernel, bool), usize>,
         kernels: &mut Vec<usize>,
@@ -167,8 +167,10 @@ impl Prepared {
             let mut touched = 0;
             for before in (0..=instruction).rev() {
                 runs[before as usize] = true;
-                touched += if before < instruction { rehearsal.touched(before) } else { 0 };
-                if touched > LEAD {
+                if before < instruction {
+                    touched += rehearsal.touched(before);
+                }
+                if touched >= lead {
                     break;
                 }
             }
@@ -196,5 +198,95 @@ impl Prepared {
         let mesh = &self.program.mesh;
         let coordinates = mesh.coordinates(self.rank);
         initialise(self.program.list_of(self.rank), &self.graph, mesh.stage_at(coordinates), coordinates, arenas, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::{CapacityFactor, DropoutRate, Model, Stem};
+    use foretell_program::{Layout, Operation, Plan};
+
+    fn models() -> [Model; 4] {
+        let gpt = Model::Gpt {
+            layers: 1,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 64,
+            sequence: 8,
+            tied_embeddings: true,
+            dropout: DropoutRate::TENTH,
+            attention_dropout: DropoutRate::NONE,
+        };
+        let moe = Model::Moe {
+            layers: 1,
+            hidden: 16,
+            heads: 4,
+            kv_heads: None,
+            head_dimension: None,
+            query_rank: None,
+            key_value_rank: None,
+            ffn: 16,
+            dense_ffn: None,
+            shared_ffn: None,
+            dense_layers: 0,
+            vocab: 64,
+            sequence: 8,
+            experts: 4,
+            top_k: 2,
+            moe_every: 1,
+            capacity_factor: CapacityFactor::default(),
+            rope_theta: 10_000,
+            tied_embeddings: false,
+        };
+        let resnet = Model::Resnet { depth: 18, stem: Stem::Imagenet, image: 32, channels: 3, classes: 4, width: 4 };
+        [Model::Mlp { widths: vec![64, 8, 8, 10] }, resnet, gpt, moe]
+    }
+
+    /// Runs a part of one rank's list in which one kernel is timed, in memory full of what is no index; the kernels that ran.
+    fn run_around(model: &Model, program: &Program, plan: &Plan, rank: Rank, instruction: u32) -> usize {
+        let list = program.list_index(rank);
+        let mut timed = vec![Vec::new(); program.lists.len()];
+        timed[list] = vec![instruction];
+        let passage = Passage { model: model.clone(), name: "m".into(), plan: plan.clone(), timed };
+        let size = program.lists[list].arena;
+        let arenas = Arenas::new(size, program.lists[list].host_arena, None).expect("memory");
+        let place = arenas.device.at(Bytes::ZERO, size).expect("all of it");
+        // SAFETY: the place is the whole arena.
+        unsafe { place.write_bytes(0x81, size.count() as usize) };
+        let Operation::Compute { kernel, accumulate, group } = *program.lists[list].instructions[instruction as usize].operation
+        else {
+            return 0;
+        };
+        let parts = if group.is_some() { kernel.parts() } else { 1 };
+        let numbers = (0..parts).map(|part| ((kernel.for_member(part).without_constants(), accumulate), part)).collect();
+        let mut kernels = Vec::new();
+        let prepared = Prepared::new((&passage, 0), (program.clone(), rank), &arenas, &numbers, &mut kernels).expect("it fits");
+        let mut prepared = prepared.expect("the instruction is timed");
+        assert_eq!(kernels.len(), 1, "one kernel is timed");
+        prepared.initialise(&arenas).expect("parameters");
+        for &(one, _) in &prepared.instructions.clone() {
+            let told = (&prepared.hyperparameters, &prepared.samples);
+            prepared.rehearsal.run(one, &mut CpuBackend::new(), told).expect("it runs without what came before");
+        }
+        prepared.instructions.len()
+    }
+
+    #[test]
+    fn every_kernel_can_be_timed_without_what_runs_far_before_it() {
+        for model in models() {
+            for (data, tensor, pipeline) in [(2, 1, 1), (1, 2, 1), (1, 1, 2)] {
+                let layout = Layout { data, tensor, pipeline, micro_batch: 2, ..Layout::default() };
+                let plan = Plan::new(layout, 4);
+                let Ok(compiled) = compile(&model, "m", &plan) else { continue };
+                let program = compiled.training;
+                for rank in [Rank(0), Rank(1)] {
+                    let count = program.list_of(rank).instructions.len();
+                    let most = (0..count).map(|one| run_around(&model, &program, &plan, rank, one as u32)).max();
+                    assert!(most < Some(count), "not the whole list runs for one kernel");
+                }
+            }
+        }
     }
 }

@@ -4,10 +4,44 @@
 use super::queues::{Mode, Queues};
 use super::ways::Way;
 use super::{COMPUTE, Playlist, Shared, Step, StreamKey};
-use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress};
+use crate::arena::Arena;
+use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress, Driver};
+use crate::backend::{BackendError, Hyperparameters};
 use crate::error::ExecutorError;
 use crate::line::Line;
 use foretell_program::{MemoryKind, Operation};
+use foretell_units::Bytes;
+use std::sync::Arc;
+
+/// Runs all kernels once, on what the arena holds, and clears it: so that none is loaded, and no memory allocated, once ranks exchange. An
+/// exchange from GPU to GPU waits on the GPU for the other rank, and what is loaded meanwhile may wait for all that the GPU is doing (CUDA C++
+/// Programming Guide, Lazy Loading): two ranks could wait for each other forever.
+pub(super) fn load_kernels(
+    driver: &Arc<dyn Driver>,
+    backend: &mut CudaBackend,
+    playlists: &[Playlist],
+    arena: &Arena,
+) -> Result<(), ExecutorError> {
+    let start = arena.at(Bytes::ZERO, arena.size()).ok_or(ExecutorError::OtherStream)?;
+    let clear = |backend: &CudaBackend| {
+        // SAFETY: the arena is the device's memory of that size, and no stream runs yet.
+        unsafe { driver.clear(DeviceAddress::of(start), arena.size().count() as usize, backend.stream()) }
+    };
+    clear(backend)?;
+    backend.tell(&Hyperparameters::default())?;
+    for playlist in playlists {
+        for &id in &playlist.lists[COMPUTE] {
+            enqueue(playlist, backend, &Hyperparameters::default(), id)?;
+        }
+    }
+    match backend.check() {
+        // Nothing was loaded: indices may be anything.
+        Ok(()) | Err(BackendError::IndexOutOfRange { .. }) => {}
+        Err(source) => return Err(ExecutorError::Kernel { instruction: 0, name: "one of those that are loaded".into(), source }),
+    }
+    clear(backend)?;
+    Ok(driver.synchronize(backend.stream())?)
+}
 
 /// Runs a step's kernels, on the calling thread, and waits for the GPU.
 pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBackend, step: &Step) -> Result<(), ExecutorError> {
@@ -23,7 +57,7 @@ pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBa
                 queues.wait_for(step.program, COMPUTE, instruction)?;
             }
             queues.mark_start(step.program, COMPUTE, id, mode)?;
-            enqueue(playlist, backend, step, id)?;
+            enqueue(playlist, backend, &step.hyperparameters, id)?;
             queues.mark_end(step.program, COMPUTE, id, mode)?;
             shared.board.post(COMPUTE, id);
         }
@@ -32,10 +66,15 @@ pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBa
 }
 
 /// Queues one kernel.
-fn enqueue(playlist: &Playlist, backend: &mut CudaBackend, step: &Step, id: u32) -> Result<(), ExecutorError> {
+fn enqueue(
+    playlist: &Playlist,
+    backend: &mut CudaBackend,
+    hyperparameters: &Hyperparameters,
+    id: u32,
+) -> Result<(), ExecutorError> {
     // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them was queued before, and the GPU
     // waits for them, because the dependencies say so.
-    playlist.run_kernel(id, &step.hyperparameters, |call| unsafe { backend.enqueue(call) })
+    playlist.run_kernel(id, hyperparameters, |call| unsafe { backend.enqueue(call) })
 }
 
 /// Runs a whole step as one launch, captured before if it was not yet. The load stream has filled the staging memory and queues nothing.
@@ -92,7 +131,7 @@ fn capture(
             queues.wait_for(step.program, slot, instruction)?;
         }
         match slot {
-            COMPUTE => enqueue(playlist, backend, step, id)?,
+            COMPUTE => enqueue(playlist, backend, &step.hyperparameters, id)?,
             _ => copy_samples(queues, playlist, step.program, slot, id, mode)?,
         }
         queues.mark_end(step.program, slot, id, Mode { is_timed: false, ..mode })?;
@@ -179,8 +218,11 @@ pub(super) fn stream(
         }
         shared.board.post(slot, id);
     }
-    // A step ends when all of it is done; that of the loads of a graph the compute stream waits for.
-    queues.driver.synchronize(queues.streams[slot])?;
+    // A step ends when all of it is done. What a graph has of loads is part of it, and the compute stream waits for that: who waited for the load
+    // stream here could do so while it is being captured, which the driver forbids.
+    if !(mode.is_graph && matches!(line, Line::Load { .. })) {
+        queues.driver.synchronize(queues.streams[slot])?;
+    }
     match queues.driver.collectives() {
         // What was broken off ends, too, with anything in its place.
         Some(collectives) if collectives.is_aborted() => Err(CudaError::Aborted.into()),

@@ -44,7 +44,7 @@ struct OfProgram {
     /// By turn: the whole step.
     graphs: Mutex<[Option<GraphHandle>; 2]>,
     runs: AtomicU64,
-    /// Whether nothing of it but kernels and loads takes time, so that it can be captured.
+    /// Whether there are kernels, and nothing beside them and loads takes time, so that it can be captured.
     is_alone: bool,
 }
 
@@ -190,19 +190,22 @@ impl Queues {
     }
 
     /// After a step, on the load stream's thread: the samples of the next one into the other staging memory.
-    pub(super) fn make_ready(&self, playlist: &Playlist, slot: usize, line: &mut Line, step: &Step) -> Result<(), ExecutorError> {
+    /// `turn` is that of the step.
+    pub(super) fn make_ready(
+        &self,
+        playlist: &Playlist,
+        slot: usize,
+        turn: usize,
+        line: &mut Line,
+        step: &Step,
+    ) -> Result<(), ExecutorError> {
         let (Some(next), Line::Load { .. }) = (&step.next, &*line) else { return Ok(()) };
-        let turn = 1 - self.turn_of(step.program);
+        let turn = 1 - turn;
         for &id in &playlist.lists[slot] {
             self.fill(playlist, step.program, turn, id, line, next)?;
         }
         self.programs[step.program].ready.lock().unwrap_or_else(PoisonError::into_inner)[turn] = Some(Arc::clone(next));
         Ok(())
-    }
-
-    /// The turn of the last run of a Program.
-    fn turn_of(&self, program: usize) -> usize {
-        (self.programs[program].runs.load(Ordering::SeqCst).wrapping_sub(1) % 2) as usize
     }
 
     /// The samples of one load into its staging memory.
@@ -266,10 +269,8 @@ impl OfProgram {
                 turn.insert(id, Pinned::new(driver, bytes)?);
             }
         }
-        let is_alone = keys
-            .iter()
-            .zip(&playlist.lists)
-            .all(|(key, list)| matches!(key, StreamKey::Compute | StreamKey::Load) || list.is_empty());
+        let mut others = keys.iter().zip(&playlist.lists).filter(|(key, _)| !matches!(key, StreamKey::Compute | StreamKey::Load));
+        let is_alone = !playlist.lists[COMPUTE].is_empty() && others.all(|(_, list)| list.is_empty());
         let (spans, ready, graphs, runs) = (Mutex::default(), Mutex::default(), Mutex::default(), AtomicU64::new(0));
         Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone })
     }

@@ -141,3 +141,31 @@ unsafe fn touch(operand: &Operand) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operand(bytes: &mut [u8]) -> Operand {
+        Operand { pointer: bytes.as_mut_ptr(), bytes: bytes.len() }
+    }
+
+    #[test]
+    fn an_exchange_leaves_what_it_would_if_all_had_the_same() {
+        let after = |kind, part, given: &[u8], length: usize| {
+            let (mut given, mut taken) = (given.to_vec(), vec![9; length]);
+            // SAFETY: both are vectors of their own.
+            unsafe { alone(kind, part, &operand(&mut given), &operand(&mut taken)) };
+            taken
+        };
+        assert_eq!(after(Collective::AllGather, 1, &[1, 2], 6), [1, 2, 1, 2, 1, 2]);
+        assert_eq!(after(Collective::ReduceScatter, 1, &[1, 2, 3, 4], 2), [3, 4]);
+        assert_eq!(after(Collective::AllToAll, 0, &[1, 2], 2), [1, 2]);
+        assert_eq!(after(Collective::Shift, 0, &[1, 2], 2), [1, 2]);
+        let mut numbers: Vec<u8> = (0..200).collect();
+        let one = operand(&mut numbers);
+        // SAFETY: an all-reduce has one place, this vector.
+        unsafe { alone(Collective::AllReduce, 0, &one, &one) };
+        assert!(numbers.iter().copied().eq(0..200), "a sum leaves numbers of the same size");
+    }
+}

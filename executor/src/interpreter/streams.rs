@@ -61,6 +61,9 @@ fn work(shared: &Arc<Shared>, slot: usize, mut line: Line, mut way: Option<Way>)
     let board = Arc::clone(shared);
     spin_only_while(move || board.board.sleeps_for(COMPUTE, slot));
     machine::flush_denormals();
+    if shared.keys[slot] != StreamKey::Load {
+        machine::run_in_short_slices();
+    }
     let mut step_number = 0;
     loop {
         loop {
@@ -76,6 +79,8 @@ fn work(shared: &Arc<Shared>, slot: usize, mut line: Line, mut way: Option<Way>)
         }
         let step = shared.step.read().unwrap_or_else(PoisonError::into_inner).clone();
         let playlist = &shared.playlists[step.program];
+        // Asked before the step ends: the next may begin as soon as it has.
+        let turn = shared.queues.as_ref().map_or(0, |queues| queues.mode().turn);
         let done = match (&shared.queues, &mut way) {
             (Some(queues), Some(way)) => device::stream(shared, queues, playlist, slot, &mut line, way, &step),
             _ => stream(shared, playlist, slot, &mut line, &step),
@@ -86,7 +91,7 @@ fn work(shared: &Arc<Shared>, slot: usize, mut line: Line, mut way: Option<Way>)
         shared.ended[slot].store(step_number, Ordering::SeqCst);
         shared.main.unpark();
         if let Some(queues) = &shared.queues
-            && let Err(error) = queues.make_ready(playlist, slot, &mut line, &step)
+            && let Err(error) = queues.make_ready(playlist, slot, turn, &mut line, &step)
         {
             shared.fail(error);
         }

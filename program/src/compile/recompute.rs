@@ -4,6 +4,7 @@ use super::emit::StageEmitter;
 use crate::plan::Recompute;
 use crate::program::Phase;
 use crate::schedule::Task;
+use crate::strategy::is_product;
 use foretell_models::{Operator, OperatorId, Pass, TensorId};
 
 impl StageEmitter<'_> {
@@ -33,11 +34,12 @@ impl StageEmitter<'_> {
         if let Recompute::FullLayers(layers) = recompute {
             repeated.truncate(layers);
         }
-        let may_drop = |operator: &Operator| recompute != Recompute::Selective || operator.kind.is_attention();
+        let is_kept = self.kept_nevertheless(recompute);
         let mut needed = vec![false; graph.operators.len()];
         for index in (0..graph.operators.len()).rev() {
             let operator = &graph.operators[index];
-            if operator.pass == Pass::Forward && !needed[index] {
+            // What is kept is not made again, and needs nothing that is.
+            if operator.pass == Pass::Forward && (!needed[index] || is_kept[index]) {
                 continue;
             }
             for input in &operator.inputs {
@@ -53,11 +55,45 @@ impl StageEmitter<'_> {
         let mut blocks = vec![Vec::new(); graph.blocks.len()];
         for id in self.forward_operators() {
             let operator = &graph.operators[id.0];
-            if needed[id.0] && repeated.contains(&operator.block) && may_drop(operator) {
+            if needed[id.0] && repeated.contains(&operator.block) && !is_kept[id.0] {
                 blocks[operator.block].push(id);
             }
         }
         blocks
+    }
+
+    /// Of each operator, whether what it makes is kept where its block is computed again.
+    fn kept_nevertheless(&self, recompute: Recompute) -> Vec<bool> {
+        let graph = &self.lowering.graph;
+        let kept = match recompute {
+            Recompute::Selective => return graph.operators.iter().map(|operator| !operator.kind.is_attention()).collect(),
+            Recompute::AllBut(kept) => kept,
+            _ => return vec![false; graph.operators.len()],
+        };
+        let sharding = &self.lowering.sharding;
+        let is_summed = |operator: &Operator| {
+            operator.outputs.iter().any(|output| sharding.produced(output.tensor).partial_axes().next().is_some())
+        };
+        // Of each block the products so far, and whether its attention is still to come.
+        let mut products = vec![0usize; graph.blocks.len()];
+        let mut is_before_attention = vec![false; graph.blocks.len()];
+        let forward = || graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
+        forward().filter(|one| one.kind.is_attention()).for_each(|one| is_before_attention[one.block] = true);
+        let mut is_kept = |operator: &Operator| {
+            if operator.pass != Pass::Forward {
+                return false;
+            }
+            if operator.kind.is_attention() {
+                is_before_attention[operator.block] = false;
+            }
+            let is_product = is_product(operator);
+            products[operator.block] += usize::from(is_product);
+            let is_odd = products[operator.block] % 2 == 1;
+            let of_products =
+                kept.products || (kept.odd_products && is_odd) || (kept.projections && is_before_attention[operator.block]);
+            (kept.attention && operator.kind.is_attention()) || (is_product && of_products) || (kept.sums && is_summed(operator))
+        };
+        graph.operators.iter().map(&mut is_kept).collect()
     }
 
     /// After a forward pass through a chunk, forgets what only the same block has read and can make again.

@@ -262,6 +262,80 @@ pub enum Recompute {
     Full,
     /// The first so many repeated blocks of each stage, from their input.
     FullLayers(usize),
+    /// Every repeated block from its input, but for what operators of these kinds made: a policy as PyTorch's selective checkpoints and JAX's
+    /// `remat` have it.
+    AllBut(Kept),
+}
+
+/// What of a block is kept though the rest of it is computed again. A plan file lists the kinds: `{all_but: [attention, odd_products]}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "Vec<Keep>", into = "Vec<Keep>")]
+pub struct Kept {
+    /// What attention made.
+    pub attention: bool,
+    /// What matrix products and convolutions made.
+    pub products: bool,
+    /// What the matrix products before a block's attention made: queries, keys and values (MaxText's `save_qkv_proj`).
+    pub projections: bool,
+    /// What the first of every two matrix products of a block made, in the order in which the block computes them (torchtitan).
+    pub odd_products: bool,
+    /// What is summed over ranks once it is made, so that no sum is made twice.
+    pub sums: bool,
+}
+
+/// A kind of operator whose results are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// [`Kept::attention`].
+    Attention,
+    /// [`Kept::products`].
+    Products,
+    /// [`Kept::projections`].
+    Projections,
+    /// [`Kept::odd_products`].
+    OddProducts,
+    /// [`Kept::sums`].
+    Sums,
+}
+
+impl From<Vec<Keep>> for Kept {
+    fn from(kinds: Vec<Keep>) -> Self {
+        let has = |kind| kinds.contains(&kind);
+        Self {
+            attention: has(Keep::Attention),
+            products: has(Keep::Products),
+            projections: has(Keep::Projections),
+            odd_products: has(Keep::OddProducts),
+            sums: has(Keep::Sums),
+        }
+    }
+}
+
+impl From<Kept> for Vec<Keep> {
+    fn from(kept: Kept) -> Self {
+        let all = [
+            (kept.attention, Keep::Attention),
+            (kept.products, Keep::Products),
+            (kept.projections, Keep::Projections),
+            (kept.odd_products, Keep::OddProducts),
+            (kept.sums, Keep::Sums),
+        ];
+        all.into_iter().filter_map(|(is_kept, kind)| is_kept.then_some(kind)).collect()
+    }
+}
+
+impl std::fmt::Display for Kept {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = Vec::from(*self).into_iter().map(|kind| match kind {
+            Keep::Attention => "attention",
+            Keep::Products => "products",
+            Keep::Projections => "projections",
+            Keep::OddProducts => "odd products",
+            Keep::Sums => "sums",
+        });
+        formatter.write_str(&names.collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// What lies in the memory of the device's host, and is copied to the device when it is needed.

@@ -81,18 +81,7 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
     let case = |(row, run): (Row, Run)| {
         let prepared = prepared.get(&key(&run))?.clone();
         let group = group(&row, &run);
-        let cluster = &run.cluster;
-        let kind = format!(
-            "{} {} {} {} {} {:?} {} {}",
-            key(&run),
-            cluster.device,
-            cluster.devices_per_node,
-            cluster.node_rate,
-            run.stack_name,
-            run.stack.overlap,
-            run.format,
-            run.others.len()
-        );
+        let kind = format!("{} {:?} {:?} {} {:?}", key(&run), run.clusters(), run.stack, run.format, run.workload());
         Some(Case { row, run, prepared, group, kind })
     };
     Ok(runs.into_iter().filter_map(case).collect())

@@ -10,7 +10,8 @@
 //! `cargo run --release -p foretell-score --example fit -- COMMAND`:
 //! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `declared FILE [SOURCE...]` prints the table of the declared rows (of
 //! these sources) and writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
-//! instructions take. Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
+//! instructions take; `without SOURCE,SOURCE...` fits without these sources and prints the table of their declared rows, once for each such set.
+//! Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
 
 mod cases;
 mod kernels;
@@ -33,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let time = solve::fit(&cases, Quantity::Step, &profiles)?;
             let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
             std::fs::write(file, report::yaml(&cases, &time, &memory, &profiles))?;
+            report::print(&cases, &time, &memory);
         }
         ["memory"] => {
             let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
@@ -52,9 +54,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{}", scores.table(Some(Part::Fit)));
             std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
         }
+        ["without", sets @ ..] if !sets.is_empty() => {
+            for set in sets {
+                without(&set.split(',').collect::<Vec<_>>())?;
+            }
+        }
         ["kernels", row, stage] => kernels::print(&profiles("")?, row, stage.parse()?)?,
-        _ => return Err("fit FILE, memory, declared FILE [SOURCE...], scores FILE or kernels ROW STAGE".into()),
+        _ => {
+            return Err(
+                "fit FILE, memory, declared FILE [SOURCE...], scores FILE, without SOURCE,SOURCE... or kernels ROW STAGE".into(),
+            );
+        }
     }
+    Ok(())
+}
+
+/// Fits without some sources, and prints what that foretells of their declared rows.
+fn without(sources: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
+    let is_left_out = |row: &Row| sources.contains(&row.table.as_str());
+    let priors = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
+    let cases: Vec<_> = cases::declared(&priors)?.into_iter().filter(|case| !is_left_out(&case.row)).collect();
+    let time = solve::fit(&cases, Quantity::Step, &priors)?;
+    let memory = solve::fit(&cases, Quantity::Memory, &priors)?;
+    let found = profiles(&report::yaml(&cases, &time, &memory, &priors))?;
+    let split = Split::library()?;
+    let rows: Vec<Row> = published()?.into_iter().filter(|row| split.part(row) == Part::Fit && is_left_out(row)).collect();
+    println!("without {sources:?}:\n{}", foretell_score::score(&rows, &split, &found).table(Some(Part::Fit)));
     Ok(())
 }
 

@@ -89,7 +89,6 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
     let _ = writeln!(text, "network: {{{}}}", line(&network));
     let [low, high] = unseen(cases, time);
     let _ = writeln!(text, "unseen: [{low:.3}, {high:.3}]");
-    print(cases, time, memory);
     text
 }
 
@@ -136,7 +135,8 @@ fn significant(value: f64) -> String {
     format!("{}", (value * scale).round() / scale)
 }
 
-fn print(cases: &[Case], time: &Fit, memory: &Fit) {
+/// What was found and what it misses by.
+pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
     for fit in [time, memory] {
         for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
             let moved = (value / parameter.prior).ln();

@@ -5,10 +5,10 @@
 //! the list alone, counted once; the stack's [`MemoryRules`](super::MemoryRules) make bytes of it.
 
 use super::format::ProductFormat;
-use super::kernels::{Trained, category};
-use super::stack::{AttentionKind, Category, StackKind};
+use super::kernels::Trained;
+use super::stack::{AttentionKind, StackKind};
 use foretell_models::Kernel;
-use foretell_program::{Buffer, BufferRole, Footprint, Instruction, Operation, Phase, StageProgram};
+use foretell_program::{Buffer, BufferRole, Footprint, Instruction, Operation, StageProgram};
 use foretell_units::{Bytes, DataType};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +27,6 @@ pub struct StageMemory {
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
-    /// Whether single operators are computed again, and not all of a block.
-    is_selective: bool,
     precision: DataType,
 }
 
@@ -39,19 +37,11 @@ struct Moment {
     logits: f64,
     /// Bytes of everything else.
     others: f64,
-    /// Of these what forward operators of each kind made and the backward pass reads.
-    kept: [f64; Category::COUNT],
 }
 
 impl Moment {
     fn total(&self) -> f64 {
         self.logits + self.others
-    }
-
-    /// What is there besides logits, where of what operators of a kind made only a share is kept.
-    fn others_of(&self, share: impl Fn(Category) -> f64) -> f64 {
-        let forgotten = |(category, bytes): (&Category, &f64)| (1.0 - share(*category)) * bytes;
-        self.others - Category::ALL.iter().zip(&self.kept).map(forgotten).sum::<f64>()
     }
 }
 
@@ -66,7 +56,6 @@ impl StageMemory {
             fullest: Default::default(),
             scores: kept_scores(list),
             logits: list.instructions.iter().map(logits).fold(0.0, f64::max),
-            is_selective: is_selective(list),
             precision,
         };
         for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
@@ -108,8 +97,7 @@ impl StageMemory {
         let logit = rules.logit + if stack.has_eager_loss { rules.eager_loss } else { 0.0 };
         let at = |moment: &Moment| {
             let copies = if moment.logits > 0.0 { self.logits * logit } else { 0.0 };
-            let others = if self.is_selective { moment.others_of(|kind| stack.kept_of(kind)) } else { moment.others };
-            (others * rules.activations + moment.logits, copies)
+            (moment.others * rules.activations + moment.logits, copies)
         };
         let fullest = self.fullest.iter().map(at).max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
         let (activations, copies) = fullest.unwrap_or_default();
@@ -151,62 +139,29 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
     gathered().all(|buffer| names.insert(&*buffer.name)).then(|| gathered().map(|buffer| buffer.bytes.value()).sum())
 }
 
-/// Whether of blocks that are computed again it is only single operators, such as attention.
-fn is_selective(list: &StageProgram) -> bool {
-    let mut again = list.instructions.iter().filter(|one| one.phase == Phase::Recompute).filter_map(category_of).peekable();
-    again.peek().is_some() && again.all(|category| category != Category::Product)
-}
-
-fn category_of(instruction: &Instruction) -> Option<Category> {
-    match &*instruction.operation {
-        Operation::Compute { kernel, .. } => Some(category(kernel)),
-        _ => None,
-    }
-}
-
-/// By buffer: what kind of forward operator made it, if it is kept for the backward pass.
-fn kept_for_gradients(list: &StageProgram) -> Vec<Option<Category>> {
-    let mut kept = vec![None; list.buffers.len()];
-    for instruction in list.instructions.iter().filter(|one| one.phase == Phase::Forward) {
-        let Some(category) = category_of(instruction) else { continue };
-        for id in &instruction.writes {
-            let buffer = list.buffer(*id);
-            let is_read_later =
-                buffer.lifetime.is_some_and(|(_, last)| list.instruction(last).phase != Phase::Forward && !buffer.persistent);
-            if let (BufferRole::Activation, true, Some(place)) = (buffer.role, is_read_later, kept.get_mut(id.0 as usize)) {
-                *place = Some(category);
-            }
-        }
-    }
-    kept
-}
-
 /// The moments at which most is alive besides logits of so many elements: where there are none, where one buffer has them, and where several have.
 /// What our memory plan lets a kernel write over counts beside what is written there: frameworks write results to memory of their own.
 fn fullest(list: &StageProgram, logits: f64) -> [Moment; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
     // What begins with an instruction does so before what ends with it has ended.
-    let mut changes: Vec<(u32, bool, f64, bool, Option<Category>)> = Vec::new();
-    for (buffer, kept) in list.buffers.iter().zip(kept_for_gradients(list)) {
+    let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
+    for buffer in &list.buffers {
         if let (Some((first, last)), false, None) = (buffer.lifetime, buffer.persistent, buffer.parent) {
             let (bytes, is_logits) = (buffer.bytes.value(), is_logits(buffer));
-            changes.push((first.0, false, bytes, is_logits, kept));
-            changes.push((last.0, true, -bytes, is_logits, kept));
+            changes.push((first.0, false, bytes, is_logits));
+            changes.push((last.0, true, -bytes, is_logits));
         }
     }
     changes.sort_by_key(|&(at, ends, ..)| (at, ends));
     let mut alive = Moment::default();
     let mut buffers = 0usize;
     let mut fullest = [Moment::default(); 3];
-    for (_, ends, bytes, is_logits, kept) in changes {
+    for (_, ends, bytes, is_logits) in changes {
         if is_logits {
             alive.logits += bytes;
             buffers = if ends { buffers.saturating_sub(1) } else { buffers + 1 };
         } else {
             alive.others += bytes;
-            if let Some(of_kind) = kept.and_then(|category| alive.kept.get_mut(category as usize)) {
-                *of_kind += bytes;
-            }
         }
         if let Some(most) = fullest.get_mut(buffers.min(2))
             && alive.total() > most.total()
@@ -309,28 +264,6 @@ mod tests {
         let held = |activations| memory.footprint(&stack(activations), ProductFormat::Bf16, Trained::All).activations.value();
         assert!(held(0.0) >= 2.0 * memory.logits, "{}", held(0.0));
         assert!(held(2.0) < 2.0 * held(1.0), "{} beside {}", held(2.0), held(1.0));
-    }
-
-    #[test]
-    fn who_computes_single_operators_again_keeps_what_the_stack_says_and_loses_nothing_else() {
-        let selective = Layout { micro_batch: 4, recompute: foretell_program::Recompute::Selective, ..Layout::default() };
-        let (selective, _) = memory(selective);
-        let (whole, _) = memory(Layout { micro_batch: 4, recompute: foretell_program::Recompute::Full, ..Layout::default() });
-        assert!(selective.is_selective && !whole.is_selective);
-        let profiles = crate::gpu::Profiles::library().expect("the library is sound");
-        let mut stack = profiles.stack("torchtitan").expect("known").clone();
-        stack.memory.activations = 1.0;
-        let mut held = |memory: &StageMemory, kept: &[(Category, f64)]| {
-            stack.kept = kept.iter().copied().collect();
-            memory.footprint(&stack, ProductFormat::Bf16, Trained::All).activations.value()
-        };
-        let all = held(&selective, &[]);
-        // Results of norms: two of four layers each, of 512 rows and 256 features in two bytes, and the last one's.
-        let norms = 9.0 * (4.0 * 128.0 * 256.0 * 2.0);
-        let without_norms = held(&selective, &[(Category::Norm, 0.0)]);
-        assert!(((all - without_norms) / norms - 1.0).abs() < 0.15, "{} of {norms}", all - without_norms);
-        assert!(held(&selective, &[(Category::Product, 0.5)]) < all);
-        assert_eq!(held(&whole, &[]), held(&whole, &[(Category::Norm, 0.0), (Category::Product, 0.0)]));
     }
 
     #[test]

@@ -13,6 +13,10 @@ fn unpadded() -> usize {
     1
 }
 
+fn selective() -> foretell_program::Recompute {
+    foretell_program::Recompute::Selective
+}
+
 fn one() -> f64 {
     1.0
 }
@@ -57,31 +61,6 @@ pub enum Category {
     Bucket,
     /// Pooling and everything else.
     Other,
-}
-
-impl Category {
-    /// How many there are.
-    pub(super) const COUNT: usize = Self::ALL.len();
-
-    /// All of them, in their order.
-    pub(super) const ALL: [Self; 16] = [
-        Category::Product,
-        Category::Attention,
-        Category::Exchange,
-        Category::Bias,
-        Category::BiasGradient,
-        Category::Activation,
-        Category::Residual,
-        Category::Norm,
-        Category::Rope,
-        Category::Rearrange,
-        Category::Embedding,
-        Category::Loss,
-        Category::Routing,
-        Category::Optimizer,
-        Category::Bucket,
-        Category::Other,
-    ];
 }
 
 /// How attention is computed.
@@ -233,10 +212,9 @@ pub struct StackKind {
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
-    /// Where single operators are computed again: the share of what forward operators of a kind made that is kept for the backward pass nevertheless;
-    /// 1, all that the Program keeps, where none is stated.
-    #[serde(default)]
-    pub kept: BTreeMap<Category, f64>,
+    /// What is computed again where the run says `selective`: each framework means something else.
+    #[serde(default = "selective")]
+    pub selective: foretell_program::Recompute,
     /// Whether, where the run does not say, more is computed again than that if it would not fit into the device's memory.
     #[serde(default)]
     pub recompute_to_fit: bool,
@@ -291,11 +269,6 @@ impl StackKind {
     /// The share of a kind's bytes that are moved.
     pub fn traffic_of(&self, category: Category) -> f64 {
         self.traffic.get(&category).copied().unwrap_or(1.0)
-    }
-
-    /// The share of what operators of a kind made that is kept where single operators are computed again.
-    pub fn kept_of(&self, category: Category) -> f64 {
-        self.kept.get(&category).copied().unwrap_or(1.0)
     }
 
     /// Kernels launched for an instruction of a kind.

@@ -8,7 +8,7 @@ const TOOL: &str = "NCCL's topology dump";
 const SWITCH_CLASS: &str = "0x068000";
 
 /// GPUs of the library by their PCI device number (The PCI ID Repository, vendor 10de).
-const DEVICES: [(&str, &str); 10] = [
+const DEVICES: [(&str, &str); 7] = [
     ("0x1db1", "v100-sxm-16g"),
     ("0x1db5", "v100-sxm-32g"),
     ("0x20b0", "a100-sxm-40g"),
@@ -16,9 +16,6 @@ const DEVICES: [(&str, &str); 10] = [
     ("0x2330", "h100-sxm-80g"),
     ("0x2335", "h200-sxm-141g"),
     ("0x26b9", "l40s"),
-    ("0x1DB1", "v100-sxm-16g"),
-    ("0x20B0", "a100-sxm-40g"),
-    ("0x20B2", "a100-sxm-80g"),
 ];
 
 /// Reads the file.
@@ -68,16 +65,21 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     if rates.iter().any(|rate| Some(*rate) != slowest) {
         notes.push("NICs of different rates are all taken for the slowest".into());
     }
-    let known = |number: &String| DEVICES.iter().find(|(device, _)| device == number).map(|(_, name)| (*name).to_owned());
     Ok(Machine {
         gpus,
-        device: device.as_ref().and_then(known),
+        device: device.as_deref().and_then(device_of),
         seen: device.map(|number| format!("PCI device {number}")),
         joined,
+        pcie: None,
         nics: rates.len(),
         nic_bandwidth: slowest.map(|rate| format!("{}Gbit/s", rate / 1e3)),
         notes,
     })
+}
+
+/// The library's name of a GPU, by its PCI device number as NCCL writes it.
+pub(super) fn device_of(number: &str) -> Option<String> {
+    DEVICES.iter().find(|(device, _)| device.eq_ignore_ascii_case(number)).map(|(_, name)| (*name).to_owned())
 }
 
 /// An opening tag.

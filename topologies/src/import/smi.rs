@@ -45,5 +45,5 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
     if joined != Joined::Pcie && wires.iter().any(|row| row.iter().filter(|&&wires| wires > 0).count() + 1 < gpus) {
         notes.push("not every pair of GPUs has an NVLink; they are spread over all pairs here".into());
     }
-    Ok(Machine { gpus, device: None, seen: None, joined, nics, nic_bandwidth: None, notes })
+    Ok(Machine { gpus, device: None, seen: None, joined, pcie: None, nics, nic_bandwidth: None, notes })
 }

@@ -78,6 +78,8 @@ pub(crate) struct Launch {
 pub(crate) struct Factor {
     pub(crate) address: DeviceAddress,
     pub(crate) is_transposed: bool,
+    /// Elements from a row in memory to the next, where rows do not lie one behind the other.
+    pub(crate) pitch: Option<usize>,
 }
 
 /// What is done to a product in the same pass.
@@ -89,7 +91,8 @@ pub(crate) struct Epilogue {
     pub(crate) relu: bool,
 }
 
-/// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, dense and row-major, and as many times as the batch has matrices.
+/// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, row-major, and as many times as the batch has matrices. Those of a
+/// batch are dense and lie one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Product {
     pub(crate) batch: usize,
@@ -99,6 +102,8 @@ pub(crate) struct Product {
     pub(crate) left: Factor,
     pub(crate) right: Factor,
     pub(crate) result: DeviceAddress,
+    /// As that of a factor.
+    pub(crate) result_pitch: Option<usize>,
     /// The format of the factors.
     pub(crate) input: DataType,
     /// The format of the result: that of the factors, or single precision.
@@ -108,6 +113,22 @@ pub(crate) struct Product {
     pub(crate) epilogue: Epilogue,
     /// Whether factors in single precision may be rounded to the nineteen bits that tensor cores take.
     pub(crate) tf32: bool,
+}
+
+impl Product {
+    /// Rows and columns of a matrix as it lies in memory, and elements from a row to the next: of the left factor, the right one and the result.
+    pub(crate) fn stored(&self) -> [[usize; 3]; 3] {
+        let Product { rows, columns, contracted, left, right, .. } = *self;
+        let stored = |[rows, columns]: [usize; 2], is_transposed: bool, pitch: Option<usize>| {
+            let [rows, columns] = if is_transposed { [columns, rows] } else { [rows, columns] };
+            [rows, columns, pitch.unwrap_or(columns)]
+        };
+        [
+            stored([rows, contracted], left.is_transposed, left.pitch),
+            stored([contracted, columns], right.is_transposed, right.pitch),
+            stored([rows, columns], false, self.result_pitch),
+        ]
+    }
 }
 
 /// A device as one rank uses it. Work on a stream is asynchronous unless a function says otherwise.

@@ -4,13 +4,18 @@ use super::CudaError;
 use super::queue::{Grid, Queue, Work};
 use foretell_models::Kernel;
 
-/// Rows that one block sums of a column at least, and the most blocks that share a column.
+/// Rows that one block sums of a column at least; how many blocks there should be, to keep a large GPU busy; the most that share a column.
 const CHUNK: usize = 256;
-const MOST_CHUNKS: usize = 128;
+const BLOCKS: usize = 1024;
+const MOST_CHUNKS: usize = 512;
+/// Columns of a block, and of one that sums what such blocks left: as `kernels/sums.cu` has them.
+pub(super) const COLUMNS: usize = 64;
+pub(super) const SUMMED_COLUMNS: usize = 32;
 
 /// Rows of a chunk, and how many chunks there are: from the sizes alone, so that sums are the same on every device.
-pub(super) fn chunks(rows: usize) -> (usize, usize) {
-    let of_chunk = rows.div_ceil(MOST_CHUNKS).max(CHUNK);
+pub(super) fn chunks(rows: usize, columns: usize) -> (usize, usize) {
+    let most = (BLOCKS / columns.div_ceil(COLUMNS).max(1)).clamp(8, MOST_CHUNKS);
+    let of_chunk = rows.div_ceil(most).max(CHUNK);
     (of_chunk, rows.div_ceil(of_chunk).max(1))
 }
 
@@ -84,13 +89,14 @@ impl Queue<'_> {
         [rows, columns, stride]: [usize; 3],
         sums: usize,
     ) -> Result<(), CudaError> {
-        let (of_chunk, chunks) = chunks(rows);
+        let (of_chunk, chunks) = chunks(rows, columns);
         self.scratch(chunks * sums * columns * size_of::<f32>())?;
         let parts = [rows, columns, of_chunk, stride];
         // SAFETY: the caller's promise; the scratch is as large as the parts.
         unsafe {
-            self.launch(Work::new(function, Grid::Blocks([columns.div_ceil(32), chunks, 1]), &parts))?;
-            self.launch(Work::new("column_sums", Grid::Elements(sums * columns), &[chunks, columns, sums]))
+            self.launch(Work::new(function, Grid::Blocks([columns.div_ceil(COLUMNS), chunks, 1]), &parts))?;
+            let grid = Grid::Rows((sums * columns).div_ceil(SUMMED_COLUMNS));
+            self.launch(Work::new("column_sums", grid, &[chunks, columns, sums]))
         }
     }
 

@@ -38,6 +38,7 @@ use foretell_models::{Kernel, RelativePositions};
 use foretell_units::DataType;
 use queue::Queue;
 use std::collections::HashMap;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Runs kernels on one GPU. Owns its stream, scratch memory, which grows to the largest kernel's need, and what is told to all kernels of a step.
@@ -47,6 +48,8 @@ pub(crate) struct CudaBackend {
     stream: StreamHandle,
     step: DeviceAddress,
     fault: DeviceAddress,
+    /// Where faults are copied to: a copy to other memory of the host may hold up what else is asked of the driver.
+    found: NonNull<Fault>,
     scratch: Scratch,
     /// What is computed from sizes alone on the host and looked up by kernels, by what it follows from.
     tables: HashMap<BucketsOf, DeviceAddress>,
@@ -80,10 +83,11 @@ impl CudaBackend {
         let stream = driver.create_stream()?;
         let step = driver.allocate(size_of::<Step>())?;
         let fault = driver.allocate(size_of::<Fault>())?;
+        let found = driver.allocate_pinned(size_of::<Fault>())?.cast();
         let scratch = Scratch { address: driver.allocate(INITIAL_SCRATCH)?, bytes: INITIAL_SCRATCH, outgrown: Vec::new() };
         // SAFETY: the memory was just allocated, of that size.
         unsafe { driver.clear(fault, size_of::<Fault>(), stream) }?;
-        Ok(Self { driver, stream, step, fault, scratch, tables: HashMap::new(), told: None, names: Vec::new() })
+        Ok(Self { driver, stream, step, fault, found, scratch, tables: HashMap::new(), told: None, names: Vec::new() })
     }
 
     /// The stream on which its kernels run.
@@ -120,10 +124,11 @@ impl CudaBackend {
 
     /// Waits for the stream, and says whether a kernel found an index out of range since the last time.
     pub(crate) fn check(&mut self) -> Result<(), BackendError> {
-        let mut fault = Fault::default();
-        // SAFETY: the place is as large as the structure, and lives until the stream is done.
-        unsafe { self.driver.copy_out((&raw mut fault).cast(), self.fault, size_of::<Fault>(), self.stream) }?;
+        // SAFETY: the place is as large as the structure, and lives as long as the backend.
+        unsafe { self.driver.copy_out(self.found.as_ptr().cast(), self.fault, size_of::<Fault>(), self.stream) }?;
         self.driver.synchronize(self.stream)?;
+        // SAFETY: the copy is done; a fault may be any bits.
+        let fault = unsafe { self.found.read() };
         if fault.kernel == 0 {
             return Ok(());
         }
@@ -161,9 +166,14 @@ impl Backend for CudaBackend {
     }
 }
 
+// SAFETY: the place for faults is the backend's own.
+unsafe impl Send for CudaBackend {}
+
 impl Drop for CudaBackend {
     fn drop(&mut self) {
         let _ = self.driver.synchronize(self.stream);
+        // SAFETY: the memory is the backend's own, and its stream is done.
+        unsafe { self.driver.free_pinned(self.found.cast()) };
         let own = [self.step, self.fault, self.scratch.address];
         let outgrown = std::mem::take(&mut self.scratch.outgrown);
         for address in own.into_iter().chain(self.tables.values().copied()).chain(outgrown) {

@@ -1,9 +1,14 @@
 //! Norms of rows, and batch normalisation.
 
 use super::CudaError;
-use super::elementwise::chunks;
-use super::queue::{Grid, Queue, Work};
+use super::elementwise::{COLUMNS, SUMMED_COLUMNS, chunks};
+use super::queue::{BLOCK, Grid, Queue, Work};
 use foretell_models::Kernel;
+
+/// Bytes that one access to memory moves.
+const PACK: usize = 16;
+/// Threads of a warp.
+const WARP: usize = 32;
 
 impl Queue<'_> {
     /// Queues a kernel of this family; whether it is one.
@@ -51,34 +56,38 @@ impl Queue<'_> {
     }
 
     unsafe fn rows(&mut self, function: &'static str, [rows, features]: [usize; 2], epsilon: f32) -> Result<(), CudaError> {
+        // As many as have a pack each, where rows are read by packs.
+        let packs = (features * self.width()).div_ceil(PACK);
+        let threads = packs.next_multiple_of(WARP).clamp(WARP, BLOCK);
         // SAFETY: the caller's promise.
-        unsafe { self.launch(Work { numbers: &[epsilon], ..Work::new(function, Grid::Rows(rows), &[rows, features]) }) }
+        unsafe { self.launch(Work { numbers: &[epsilon], threads, ..Work::new(function, Grid::Rows(rows), &[rows, features]) }) }
     }
 
     unsafe fn batch_norm(&mut self, [groups, positions, channels]: [usize; 3]) -> Result<(), CudaError> {
-        let (of_chunk, chunks) = chunks(positions);
+        let (of_chunk, chunks) = chunks(positions, channels);
         self.scratch(groups * chunks * 2 * channels * size_of::<f32>())?;
         let has_statistics = usize::from(self.call.writes.len() > 2);
         let elements = groups * positions * channels;
         // SAFETY: the caller's promise; the scratch is as large as the parts.
         unsafe {
-            let grid = Grid::Blocks([channels.div_ceil(32), chunks, groups]);
+            let grid = Grid::Blocks([channels.div_ceil(COLUMNS), chunks, groups]);
             self.launch(Work::new("batch_norm_parts", grid, &[positions, channels, of_chunk, chunks]))?;
             let sizes = [positions, channels, groups, chunks, has_statistics];
-            self.launch(Work::new("batch_norm_statistics", Grid::Elements(channels), &sizes))?;
+            let channels_at_once = Grid::Rows(channels.div_ceil(SUMMED_COLUMNS));
+            self.launch(Work::new("batch_norm_statistics", channels_at_once, &sizes))?;
             self.launch(Work::new("batch_norm", Grid::Elements(elements), &[elements, channels, positions * channels]))
         }
     }
 
     unsafe fn batch_norm_input_gradient(&mut self, [groups, positions, channels]: [usize; 3]) -> Result<(), CudaError> {
-        let (of_chunk, chunks) = chunks(positions);
+        let (of_chunk, chunks) = chunks(positions, channels);
         self.scratch(groups * chunks * 2 * channels * size_of::<f32>())?;
         let elements = groups * positions * channels;
         // SAFETY: the caller's promise; the scratch is as large as the parts.
         unsafe {
-            let grid = Grid::Blocks([channels.div_ceil(32), chunks, groups]);
+            let grid = Grid::Blocks([channels.div_ceil(COLUMNS), chunks, groups]);
             self.launch(Work::new("batch_norm_gradient_parts", grid, &[positions, channels, of_chunk, chunks]))?;
-            let sums = Grid::Elements(groups * 2 * channels);
+            let sums = Grid::Blocks([(2 * channels).div_ceil(SUMMED_COLUMNS), groups, 1]);
             self.launch(Work::new("batch_norm_gradient_sums", sums, &[channels, groups, chunks]))?;
             let sizes = [elements, channels, positions * channels, positions];
             self.launch(Work::new("batch_norm_input_gradient", Grid::Elements(elements), &sizes))

@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// The oldest driver whose calls are all there.
 const OLDEST_DRIVER: i32 = 12_080;
-/// Shared memory that a block has without asking.
+/// Shared memory that a block has without asking: what a kernel declares and what its launch adds, together.
 const SHARED_UNASKED: u32 = 48 * 1024;
 
 /// One GPU, as this process uses it.
@@ -30,6 +30,8 @@ pub(crate) struct NvidiaDriver {
     /// By name and precision.
     functions: Mutex<HashMap<(&'static str, u32), Function>>,
     products: Mutex<Option<Products>>,
+    /// Whether the library's products are used; else those of our own kernel, as where there is no library.
+    has_library: bool,
     communicators: nccl::Communicators,
     reach: Reach,
 }
@@ -43,7 +45,7 @@ pub(crate) enum Reach {
     Host,
 }
 
-/// A kernel, and the shared memory that was asked for.
+/// A kernel, and the shared memory that its launches may add: what is there without asking, or what was asked for.
 type Function = (Handle<sys::CUfunction>, u32);
 
 /// A pointer that the driver gave and that any thread may give back to it.
@@ -136,9 +138,16 @@ impl NvidiaDriver {
             modules: Mutex::default(),
             functions: Mutex::default(),
             products: Mutex::default(),
+            has_library: true,
             communicators: nccl::Communicators::default(),
             reach,
         })
+    }
+
+    /// As where cuBLASLt is not there.
+    #[cfg(test)]
+    pub(crate) fn without_products(self) -> Self {
+        Self { has_library: false, ..self }
     }
 
     /// The driver's calls are about the calling thread's device.
@@ -152,7 +161,15 @@ impl NvidiaDriver {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let (function, asked) = match functions.get(&key) {
             Some(&known) => known,
-            None => (Handle(self.find(launch, key.1)?), SHARED_UNASKED),
+            None => {
+                let function = self.find(launch, key.1)?;
+                let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+                // SAFETY: the function is of a loaded module.
+                let declared = called("asking for a kernel's shared memory", unsafe {
+                    result::function::get_function_attribute(function, attribute)
+                })?;
+                (Handle(function), SHARED_UNASKED.saturating_sub(declared.max(0) as u32))
+            }
         };
         let shared = asked.max(launch.shared);
         if shared > asked {
@@ -293,6 +310,9 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
+        if !self.has_library {
+            return Err(CudaError::MissingLibrary { library: Library::CublasLt });
+        }
         self.enter()?;
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         let products = match &mut *products {
@@ -304,6 +324,9 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.enter()?;
         // SAFETY: the caller's promise.
         let done = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from.cast(), bytes, stream_of(stream)) };
@@ -311,6 +334,9 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn copy_out(&self, to: *mut u8, from: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.enter()?;
         // SAFETY: the caller's promise.
         let done = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from.0, bytes, stream_of(stream)) };
@@ -318,6 +344,9 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn clear(&self, to: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         self.enter()?;
         // SAFETY: the caller's promise.
         called("clearing memory", unsafe { result::memset_d8_async(to.0, 0, bytes, stream_of(stream)) })

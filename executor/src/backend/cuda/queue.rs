@@ -158,7 +158,9 @@ impl<'a> Queue<'a> {
         let Product { batch, rows, columns, contracted, left, right, epilogue, .. } = product;
         let is_single = product.output != product.input || self.call.precision == DataType::Fp32;
         let flags = [left.is_transposed, right.is_transposed, epilogue.bias.is_some(), epilogue.relu, is_single].map(usize::from);
-        let sizes = [rows, columns, contracted, flags[0], flags[1], flags[2], flags[3], flags[4]];
+        let [left_pitch, right_pitch, result_pitch] = product.stored().map(|[.., pitch]| pitch);
+        let sizes =
+            [rows, columns, contracted, flags[0], flags[1], flags[2], flags[3], flags[4], left_pitch, right_pitch, result_pitch];
         let tiles = rows.div_ceil(16) * columns.div_ceil(16);
         let work = Work::new("product", Grid::Blocks([tiles, 1, batch]), &sizes);
         let mut arguments = self.arguments(&work);
@@ -180,7 +182,8 @@ impl<'a> Queue<'a> {
         let input = self.call.precision;
         let epilogue = Epilogue::default();
         let (batch, accumulate, tf32) = (1, false, self.tf32);
-        Product { batch, rows, columns, contracted, left, right, result, input, output: input, accumulate, epilogue, tf32 }
+        let (output, result_pitch) = (input, None);
+        Product { batch, rows, columns, contracted, left, right, result, result_pitch, input, output, accumulate, epilogue, tf32 }
     }
 
     /// For each distance between a query and a key its bucket, in the device's memory.

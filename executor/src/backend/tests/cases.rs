@@ -214,5 +214,25 @@ pub(super) fn cases() -> Vec<Kernel> {
     for [rows, columns, start, part] in [[1, 3, 1, 2], [4, 10, 0, 3], [3, 70, 30, 40]] {
         cases.extend([Kernel::TakeColumns { rows, columns, start, part }, Kernel::PutColumns { rows, columns, start, part }]);
     }
+    // What GPUs read by packs of sixteen bytes: several packs a thread, other columns at each turn and the same, several chunks of rows.
+    for [groups, positions, channels] in [[2, 1500, 96], [1, 4100, 64]] {
+        cases.extend([
+            Kernel::BatchNorm { groups, positions, channels },
+            Kernel::BatchNormInputGradient { groups, positions, channels },
+            Kernel::BiasAdd { rows: positions, columns: channels },
+            Kernel::BiasGradient { rows: positions, columns: channels },
+        ]);
+    }
+    let (rows, features) = (3, 4096);
+    cases.extend([
+        Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) },
+        Kernel::LayerNormInputGradient { rows, features },
+        Kernel::LayerNormWeightGradient { rows: 600, features: 104 },
+        Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
+        Kernel::RmsNormInputGradient { rows, features },
+        Kernel::RmsNormWeightGradient { rows: 600, features: 104 },
+        Kernel::CrossEntropy { rows, classes: features + 3 },
+        Kernel::CrossEntropyGradient { rows, classes: features + 3, normalizer: 7, parts: 1, scaled: false },
+    ]);
     cases
 }

@@ -199,6 +199,54 @@ template <int READS, typename F> __device__ __forceinline__ void map_elements(co
     }
 }
 
+// The same where what is done to an element follows from its column too, and from the group of so many elements (whole rows) that it is in:
+// `load(group, column, constants)` says how, `f(constants, reads)` does it. A thread keeps the constants of its columns for as long as it
+// stays in them, which it does where all threads together go on by whole rows: no division and no look-up an element.
+template <int READS, int CONSTANTS, typename L, typename F>
+__device__ __forceinline__ void map_columns(const Arguments &arguments, index elements, index columns, index group, L load, F f) {
+    const int width = 16 / sizeof(number);
+    number *y = written<number>(arguments, 0);
+    long_word together = (long_word)y | (long_word)(columns * sizeof(number));
+    for (int place = 0; place < READS; place++) {
+        together |= (long_word)arguments.reads[place];
+    }
+    const index packs = together % 16 == 0 ? elements / width : 0;
+    float constants[width][CONSTANTS];
+    index known_group = -1, known_column = -1;
+    for (index pack = this_thread(); pack < packs; pack += all_threads()) {
+        Pack given[READS], result;
+        for (int place = 0; place < READS; place++) {
+            given[place] = read<Pack>(arguments, place)[pack];
+        }
+        const index own_group = pack * width / group, column = pack * width % columns;
+        if (own_group != known_group || column != known_column) {
+#pragma unroll
+            for (int i = 0; i < width; i++) {
+                load(own_group, column + i, constants[i]);
+            }
+            known_group = own_group;
+            known_column = column;
+        }
+#pragma unroll
+        for (int i = 0; i < width; i++) {
+            float x[READS];
+            for (int place = 0; place < READS; place++) {
+                x[place] = widen(given[place].numbers[i]);
+            }
+            narrow(result.numbers[i], f(constants[i], x));
+        }
+        ((Pack *)y)[pack] = result;
+    }
+    for (index i = packs * width + this_thread(); i < elements; i += all_threads()) {
+        float x[READS];
+        for (int place = 0; place < READS; place++) {
+            x[place] = widen(read<number>(arguments, place)[i]);
+        }
+        load(i / group, i % columns, constants[0]);
+        narrow(y[i], f(constants[0], x));
+    }
+}
+
 // ---- dropout -----------------------------------------------------------------------------------------------------------------------
 
 // The hash of foretell's CPU backend (backend/cpu/dropout.rs): whether an element is kept follows from its place in the whole batch.

@@ -7,6 +7,16 @@ struct RowSummary {
     float sum;
 };
 
+// Numbers of a row that a thread has on their way at a time: rows of a vocabulary are seldom aligned, so that each is an access of its own.
+enum { AT_ONCE = 8 };
+__device__ __forceinline__ void take(float (&x)[AT_ONCE], const number *row, index start, index classes) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++) {
+        const index i = start + n * blockDim.x;
+        x[n] = i < classes ? widen(row[i]) : -INFINITY;
+    }
+}
+
 __device__ __forceinline__ RowSummary merged(RowSummary a, RowSummary b) {
     const bool a_first = a.largest > b.largest || (a.largest == b.largest && a.place <= b.place);
     const RowSummary first = a_first ? a : b, second = a_first ? b : a;
@@ -19,15 +29,23 @@ __device__ RowSummary summarised(const number *row, index classes) {
     __shared__ float largests[32], sums[32];
     __shared__ index places[32];
     RowSummary own = {-INFINITY, classes, 0.0f};
-    for (index i = threadIdx.x; i < classes; i += blockDim.x) {
-        const float x = widen(row[i]);
-        if (x > own.largest || own.place == classes) {
-            own.sum = own.sum == 0.0f ? 1.0f : own.sum * expf(own.largest - x) + 1.0f;
-            own.largest = x;
-            own.place = i;
-        } else {
-            own.sum += expf(x - own.largest);
+    for (index start = threadIdx.x; start < classes; start += AT_ONCE * blockDim.x) {
+        float x[AT_ONCE];
+        take(x, row, start, classes);
+        RowSummary some = {-INFINITY, classes, 0.0f};
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            const index i = start + n * blockDim.x;
+            if (i < classes && (x[n] > some.largest || some.place == classes)) {
+                some.largest = x[n];
+                some.place = i;
+            }
         }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            some.sum += start + n * blockDim.x < classes ? expf(x[n] - some.largest) : 0.0f;
+        }
+        own = merged(own, some);
     }
     for (int apart = 16; apart > 0; apart /= 2) {
         RowSummary other;
@@ -144,9 +162,18 @@ KERNEL(cross_entropy_gradient) {
         const int label = read<int>(arguments, 1)[row];
         const float log_sum = read<float>(arguments, 2)[row];
         const bool counts = label != -1 && (threadIdx.x != 0 || is_within(arguments, label, arguments.sizes[3], row));
-        for (index i = threadIdx.x; i < classes; i += blockDim.x) {
-            const float target = first + i == label ? factor : 0.0f;
-            narrow(dlogits[i], counts ? factor * expf(widen(logits[i]) - log_sum) - target : 0.0f);
+        // What is read is read before anything is written, as it may be the same.
+        for (index start = threadIdx.x; start < classes; start += AT_ONCE * blockDim.x) {
+            float x[AT_ONCE];
+            take(x, logits, start, classes);
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const index i = start + n * blockDim.x;
+                if (i < classes) {
+                    const float target = first + i == label ? factor : 0.0f;
+                    narrow(dlogits[i], counts ? factor * expf(x[n] - log_sum) - target : 0.0f);
+                }
+            }
         }
     }
 }

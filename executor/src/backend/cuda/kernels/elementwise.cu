@@ -77,7 +77,10 @@ KERNEL(silu_multiply_gradient) {
 KERNEL(bias_add) {
     const number *bias = read<number>(arguments, 1);
     const index columns = arguments.sizes[1];
-    map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) { return x[0] + widen(bias[i % columns]); });
+    map_columns<1, 1>(
+        arguments, arguments.sizes[0], columns, arguments.sizes[0],
+        [=](index, index column, float *constants) { constants[0] = widen(bias[column]); },
+        [](const float *of, const float *x) { return x[0] + of[0]; });
 }
 
 // sizes: elements, elements of a sample here, index of the first of them in its sample, number of the first sample, site, threshold

@@ -99,23 +99,82 @@ KERNEL(global_average_pool_gradient) {
     }
 }
 
+// What images are moved by: as many channels as sixteen bytes have, or one.
+struct One {
+    number numbers[1];
+};
+template <typename Unit> __device__ __forceinline__ void columns_by(const Window &w, const number *images, number *scratch) {
+    const int width = sizeof(Unit) / sizeof(number);
+    const Unit *x = (const Unit *)images;
+    Unit *columns = (Unit *)scratch, zero;
+    for (int i = 0; i < width; i++) {
+        narrow(zero.numbers[i], 0.0f);
+    }
+    // Half as wide as other counters, as divisions are: the host makes chunks smaller than that.
+    const word units = (word)(w.channels / width), size = (word)w.size, out_height = (word)w.out_height, out_width = (word)w.out_width;
+    const word all = (word)(w.images * w.out_height * w.out_width) * size * size * units;
+    for (word i = (word)this_thread(); i < all; i += (word)all_threads()) {
+        const word unit = i % units, taps = i / units, tap = taps % (size * size), pixel = taps / (size * size);
+        const word line = pixel / out_width, image = line / out_height;
+        const index in_row = (index)(line % out_height) * w.stride + tap / size - w.padding;
+        const index in_column = (index)(pixel % out_width) * w.stride + tap % size - w.padding;
+        const bool is_there = in_row >= 0 && in_row < w.height && in_column >= 0 && in_column < w.width;
+        columns[i] = is_there ? x[((image * w.height + in_row) * w.width + in_column) * units + unit] : zero;
+    }
+}
+
 // The pixels under each window in a row: reads x; writes to scratch [images, out_height, out_width, size, size, channels]. The images are
 // those of a chunk; sizes 9: the first of them
 KERNEL(window_columns) {
     const Window w = window(arguments);
     const number *x = read<number>(arguments, 0) + arguments.sizes[9] * w.height * w.width * w.channels;
     number *columns = (number *)arguments.scratch;
-    const index elements = w.images * w.out_height * w.out_width * w.size * w.size * w.channels;
-    for (index i = this_thread(); i < elements; i += all_threads()) {
-        const index channel = i % w.channels, tap = i / w.channels % (w.size * w.size), pixel = i / w.channels / (w.size * w.size);
-        const index in_row = pixel / w.out_width % w.out_height * w.stride + tap / w.size - w.padding;
-        const index in_column = pixel % w.out_width * w.stride + tap % w.size - w.padding;
-        const index image = pixel / w.out_width / w.out_height;
-        if (in_row >= 0 && in_row < w.height && in_column >= 0 && in_column < w.width) {
-            columns[i] = x[((image * w.height + in_row) * w.width + in_column) * w.channels + channel];
-        } else {
-            narrow(columns[i], 0.0f);
+    if (((long_word)x | (long_word)columns | (long_word)(w.channels * sizeof(number))) % 16 == 0) {
+        columns_by<Pack>(w, x, columns);
+    } else {
+        columns_by<One>(w, x, columns);
+    }
+}
+
+template <typename Unit> __device__ __forceinline__ void sums_by(const Window &w, number *images, const float *columns) {
+    const int width = sizeof(Unit) / sizeof(number);
+    struct alignas(sizeof(float) * width < 16 ? sizeof(float) * width : 16) Singles {
+        float numbers[width];
+    };
+    const Singles *singles = (const Singles *)columns;
+    Unit *dx = (Unit *)images;
+    const word units = (word)(w.channels / width), height = (word)w.height, along_row = (word)w.width;
+    const int size = (int)w.size, stride = (int)w.stride, padding = (int)w.padding;
+    const word all = (word)(w.images * w.height * w.width) * units;
+    for (word i = (word)this_thread(); i < all; i += (word)all_threads()) {
+        const word unit = i % units, place = i / units, line = place / along_row, image = line / height;
+        const int row = (int)(line % height) + padding, column = (int)(place % along_row) + padding;
+        float sums[width];
+        for (int n = 0; n < width; n++) {
+            sums[n] = 0.0f;
         }
+        for (int r = 0; r < size && r <= row; r++) {
+            const int down = (row - r) / stride;
+            if (down * stride != row - r || down >= w.out_height) {
+                continue;
+            }
+            for (int c = 0; c < size && c <= column; c++) {
+                const int along = (column - c) / stride;
+                if (along * stride != column - c || along >= w.out_width) {
+                    continue;
+                }
+                const index pixel = (image * w.out_height + down) * w.out_width + along;
+                const Singles said = singles[(pixel * size * size + r * size + c) * units + unit];
+                for (int n = 0; n < width; n++) {
+                    sums[n] += said.numbers[n];
+                }
+            }
+        }
+        Unit result;
+        for (int n = 0; n < width; n++) {
+            narrow(result.numbers[n], sums[n]);
+        }
+        dx[i] = result;
     }
 }
 
@@ -124,24 +183,9 @@ KERNEL(window_sums) {
     const Window w = window(arguments);
     number *dx = written<number>(arguments, 0) + arguments.sizes[9] * w.height * w.width * w.channels;
     const float *columns = (const float *)arguments.scratch;
-    for (index i = this_thread(); i < w.images * w.height * w.width * w.channels; i += all_threads()) {
-        const index channel = i % w.channels, column = i / w.channels % w.width;
-        const index row = i / w.channels / w.width % w.height, image = i / w.channels / w.width / w.height;
-        float sum = 0.0f;
-        for (index r = 0; r < w.size; r++) {
-            const index down = row + w.padding - r;
-            if (down < 0 || down % w.stride != 0 || down / w.stride >= w.out_height) {
-                continue;
-            }
-            for (index c = 0; c < w.size; c++) {
-                const index along = column + w.padding - c;
-                if (along < 0 || along % w.stride != 0 || along / w.stride >= w.out_width) {
-                    continue;
-                }
-                const index pixel = (image * w.out_height + down / w.stride) * w.out_width + along / w.stride;
-                sum += columns[(pixel * w.size * w.size + r * w.size + c) * w.channels + channel];
-            }
-        }
-        narrow(dx[i], sum);
+    if (((long_word)dx | (long_word)columns | (long_word)(w.channels * sizeof(number))) % 16 == 0) {
+        sums_by<Pack>(w, dx, columns);
+    } else {
+        sums_by<One>(w, dx, columns);
     }
 }

@@ -21,6 +21,19 @@ struct alignas(16) FourWords {
 };
 KERNEL(move_16) { move_blocks<FourWords>(arguments); }
 
+// sizes: rows, numbers of a row, numbers from a row to the next of what is read, and of what is written; a block a row
+KERNEL(space_rows) {
+    const index columns = arguments.sizes[1];
+    for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
+        const number *__restrict__ from = read<number>(arguments, 0) + row * arguments.sizes[2];
+        number *__restrict__ to = written<number>(arguments, 0) + row * arguments.sizes[3];
+#pragma unroll 8
+        for (index i = threadIdx.x; i < columns; i += blockDim.x) {
+            to[i] = from[i];
+        }
+    }
+}
+
 // Reads ids, table; writes y. sizes: tokens, hidden, the first row of the part, its rows, rows of all parts
 KERNEL(embedding) {
     const int *ids = read<int>(arguments, 0);

@@ -2,13 +2,14 @@
 // precision. D[rows, columns] = A · B, each of A and B as it is or transposed in memory; the grid's third dimension is a batch.
 
 // Reads A, B (, bias); writes D. sizes: rows, columns, contracted, whether A is transposed, whether B is, whether there is a bias, whether a
-// ReLU is applied, whether D is in single precision
+// ReLU is applied, whether D is in single precision, elements from a row in memory to the next of A, of B and of D
 KERNEL(product) {
     __shared__ float a_tile[16][17], b_tile[16][17];
     const index rows = arguments.sizes[0], columns = arguments.sizes[1], contracted = arguments.sizes[2];
     const bool a_transposed = arguments.sizes[3] != 0, b_transposed = arguments.sizes[4] != 0;
     const number *a = read<number>(arguments, 0) + (index)blockIdx.z * rows * contracted;
     const number *b = read<number>(arguments, 1) + (index)blockIdx.z * contracted * columns;
+    const index a_pitch = arguments.sizes[8], b_pitch = arguments.sizes[9];
     const int down = threadIdx.x / 16, along = threadIdx.x % 16;
     const index column_tiles = (columns + 15) / 16;
     const index row = blockIdx.x / column_tiles * 16 + down, column = blockIdx.x % column_tiles * 16 + along;
@@ -16,9 +17,9 @@ KERNEL(product) {
     for (index start = 0; start < contracted; start += 16) {
         const index a_k = start + along, b_k = start + down;
         a_tile[down][along] =
-            row < rows && a_k < contracted ? widen(a[a_transposed ? a_k * rows + row : row * contracted + a_k]) : 0.0f;
+            row < rows && a_k < contracted ? widen(a[a_transposed ? a_k * a_pitch + row : row * a_pitch + a_k]) : 0.0f;
         b_tile[down][along] =
-            column < columns && b_k < contracted ? widen(b[b_transposed ? column * contracted + b_k : b_k * columns + column]) : 0.0f;
+            column < columns && b_k < contracted ? widen(b[b_transposed ? column * b_pitch + b_k : b_k * b_pitch + column]) : 0.0f;
         __syncthreads();
         for (int k = 0; k < 16; k++) {
             sum += a_tile[down][k] * b_tile[k][along];
@@ -32,7 +33,7 @@ KERNEL(product) {
         if (arguments.sizes[6] != 0) {
             sum = sum > 0.0f ? sum : 0.0f;
         }
-        const index at = ((index)blockIdx.z * rows + row) * columns + column;
+        const index at = ((index)blockIdx.z * rows + row) * arguments.sizes[10] + column;
         if (arguments.sizes[7] != 0) {
             put(arguments, written<float>(arguments, 0) + at, sum);
         } else {

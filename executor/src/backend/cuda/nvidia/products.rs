@@ -32,6 +32,7 @@ unsafe impl Send for Products {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     sizes: [usize; 4],
+    pitches: [usize; 3],
     is_transposed: [bool; 2],
     formats: [DataType; 2],
     accumulate: bool,
@@ -46,6 +47,7 @@ impl Shape {
         let aligned = |address: DeviceAddress| 1 << address.0.trailing_zeros().min(MOST_ALIGNED.trailing_zeros());
         Self {
             sizes: [product.batch, product.rows, product.columns, product.contracted],
+            pitches: product.stored().map(|[.., pitch]| pitch),
             is_transposed: [product.left.is_transposed, product.right.is_transposed],
             formats: [product.input, product.output],
             accumulate: product.accumulate,
@@ -112,16 +114,10 @@ impl Descriptions {
         if let Some(bias) = product.epilogue.bias {
             own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.0)?;
         }
-        let Product { rows, columns, contracted, .. } = *product;
-        let stored =
-            |[rows, columns]: [usize; 2], factor: Factor| if factor.is_transposed { [columns, rows] } else { [rows, columns] };
-        for ([rows, columns], data_type) in [
-            (stored([contracted, columns], product.right), product.input),
-            (stored([rows, contracted], product.left), product.input),
-            ([rows, columns], product.output),
-        ] {
+        let [left, right, out] = product.stored();
+        for ([rows, columns, pitch], data_type) in [(right, product.input), (left, product.input), (out, product.output)] {
             // By rows here is by columns, and the other way round, there.
-            let layout = called(result::create_matrix_layout(format_of(data_type), columns as u64, rows as u64, columns as i64))?;
+            let layout = called(result::create_matrix_layout(format_of(data_type), columns as u64, rows as u64, pitch as i64))?;
             own.layouts.push(layout);
             if product.batch > 1 {
                 use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
@@ -173,6 +169,8 @@ impl Products {
             }
         };
         let Product { rows, columns, contracted, .. } = *product;
+        // Epilogues read the bias by sixteen bytes, whatever the heuristics were told of the matrices (Marian's `prod.cpp`, found on an A100).
+        let algorithm = algorithm.filter(|_| product.epilogue.bias.is_none_or(|bias| bias.0.is_multiple_of(16)));
         let algorithm = algorithm.ok_or(CudaError::ProductNotSupported { rows, columns, contracted })?;
         let (alpha, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
         let pointer = |address: DeviceAddress| address.pointer().cast::<c_void>();

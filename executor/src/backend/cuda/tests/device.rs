@@ -27,6 +27,7 @@ pub(crate) enum Told {
     Record { event: EventHandle, stream: StreamHandle },
     Wait { event: EventHandle, stream: StreamHandle },
     Exchange { stream: StreamHandle },
+    Synchronize { stream: StreamHandle },
     Captured,
     Graph { stream: StreamHandle },
 }
@@ -34,8 +35,24 @@ pub(crate) enum Told {
 /// What is done.
 type Task = Arc<dyn Fn() + Send + Sync>;
 
-/// The streams whose work is remembered, that work, and the events by which other streams come in.
-type Capture = (Vec<StreamHandle>, Vec<Task>, Vec<EventHandle>);
+/// Work that is remembered instead of done.
+struct Capture {
+    /// The stream whose work it is first of all, and those that came in by waiting for an event of it.
+    streams: Vec<StreamHandle>,
+    work: Vec<Task>,
+    /// Events that were recorded in it, with the streams whose work lies before each.
+    events: HashMap<EventHandle, Vec<StreamHandle>>,
+    /// By stream: those whose work it has waited for, itself too.
+    joined: HashMap<StreamHandle, Vec<StreamHandle>>,
+    /// What the driver does not allow, if something was asked for.
+    broken: Option<&'static str>,
+}
+
+impl Capture {
+    fn has(&self, stream: StreamHandle) -> bool {
+        self.streams.contains(&stream)
+    }
+}
 
 /// A piece of a stream's work.
 #[derive(Clone)]
@@ -132,9 +149,32 @@ impl TestDevice {
         state.told.push(told);
         let work: Task = Arc::new(work);
         match &mut state.capturing {
-            Some((streams, captured, _)) if streams.contains(&stream) => captured.push(work),
+            Some(capture) if capture.has(stream) => {
+                capture.work.push(work);
+                // Whoever had waited for this stream has not waited for this.
+                let others = capture.joined.iter_mut().filter(|(other, _)| **other != stream);
+                others.for_each(|(_, joined)| joined.retain(|one| *one != stream));
+            }
             _ => state.streams[&stream].push(Work::Do(work)),
         }
+    }
+
+    /// Refuses what ends a capture in failure.
+    fn forbid(&self, what: &'static str, is_part: impl Fn(&Capture) -> bool) -> Result<(), CudaError> {
+        match &mut self.lock().capturing {
+            Some(capture) if is_part(capture) => {
+                capture.broken = Some(what);
+                Err(CudaError::Call { doing: "capturing a step", reason: what.into() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether memory of the host is what the device copies from and to by itself.
+    fn is_pinned(&self, pointer: *const u8) -> bool {
+        let state = self.lock();
+        let before = state.pinned.range(..=pointer.addr()).next_back();
+        before.is_some_and(|(start, length)| pointer.addr() < start + length.max(&1))
     }
 
     /// Does a stream's work until `until` says that it is enough, or there is none left.
@@ -262,6 +302,8 @@ impl Driver for TestDevice {
     }
 
     fn synchronize(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        self.lock().told.push(Told::Synchronize { stream });
+        self.forbid("a stream that is captured is waited for", |capture| capture.has(stream))?;
         self.advance(stream, &|_: &State| false);
         Ok(())
     }
@@ -276,10 +318,11 @@ impl Driver for TestDevice {
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CudaError> {
         let mut state = self.lock();
         state.told.push(Told::Record { event, stream });
-        if let Some((streams, _, events)) = &mut state.capturing
-            && streams.contains(&stream)
+        if let Some(capture) = &mut state.capturing
+            && capture.has(stream)
         {
-            events.push(event);
+            let before = capture.joined[&stream].clone();
+            capture.events.insert(event, before);
             return Ok(());
         }
         let known = state.events.get_mut(&event).unwrap();
@@ -292,13 +335,19 @@ impl Driver for TestDevice {
     fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), CudaError> {
         let mut state = self.lock();
         state.told.push(Told::Wait { event, stream });
-        if let Some((streams, _, events)) = &mut state.capturing
-            && events.contains(&event)
-        {
-            if !streams.contains(&stream) {
-                streams.push(stream);
+        if let Some(capture) = &mut state.capturing {
+            if let Some(before) = capture.events.get(&event).cloned() {
+                if !capture.has(stream) {
+                    capture.streams.push(stream);
+                }
+                let joined = capture.joined.entry(stream).or_insert_with(|| vec![stream]);
+                joined.extend(before);
+                return Ok(());
             }
-            return Ok(());
+            if capture.has(stream) {
+                capture.broken = Some("a captured stream waits for an event outside");
+                return Err(CudaError::Call { doing: "capturing a step", reason: "an event outside is waited for".into() });
+            }
         }
         let times = state.events[&event].0;
         // An event that was never recorded holds nobody up.
@@ -309,6 +358,7 @@ impl Driver for TestDevice {
     }
 
     fn finish(&self, event: EventHandle) -> Result<(), CudaError> {
+        self.forbid("an event that is captured is waited for", |capture| capture.events.contains_key(&event))?;
         let times = self.lock().events[&event].0;
         self.until_happened(event, times);
         Ok(())
@@ -342,11 +392,10 @@ impl Driver for TestDevice {
     }
 
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
-        let is_pinned = {
-            let state = self.lock();
-            let before = state.pinned.range(..=from.addr()).next_back();
-            before.is_some_and(|(start, length)| from.addr() < start + length.max(&1))
-        };
+        let is_pinned = self.is_pinned(from);
+        if !is_pinned {
+            self.forbid("memory that is not pinned is copied", |capture| capture.has(stream))?;
+        }
         let (to, told) = (Address(to.0 as usize), Told::CopyIn { bytes, stream });
         if is_pinned {
             let from = Address(from.expose_provenance());
@@ -362,6 +411,9 @@ impl Driver for TestDevice {
     }
 
     unsafe fn copy_out(&self, to: *mut u8, from: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
+        if !self.is_pinned(to) {
+            self.forbid("memory that is not pinned is copied to", |capture| capture.has(stream))?;
+        }
         let (to, from) = (Address(to.expose_provenance()), Address(from.0 as usize));
         // SAFETY: the caller's promise.
         let work = move || unsafe { std::ptr::copy_nonoverlapping(from.pointer(), to.pointer(), bytes) };
@@ -377,14 +429,20 @@ impl Driver for TestDevice {
     }
 
     fn begin_capture(&self, stream: StreamHandle) -> Result<(), CudaError> {
-        self.lock().capturing = Some((vec![stream], Vec::new(), Vec::new()));
+        let joined = HashMap::from([(stream, vec![stream])]);
+        let (work, events) = (Vec::new(), HashMap::new());
+        self.lock().capturing = Some(Capture { streams: vec![stream], work, events, joined, broken: None });
         Ok(())
     }
 
-    fn end_capture(&self, _: StreamHandle) -> Result<GraphHandle, CudaError> {
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, CudaError> {
         let mut state = self.lock();
         state.told.push(Told::Captured);
-        let (_, work, _) = state.capturing.take().unwrap();
+        let Capture { streams, work, joined, broken, .. } = state.capturing.take().unwrap();
+        let is_whole = streams.iter().all(|one| joined[&stream].contains(one));
+        if let Some(reason) = broken.or((!is_whole).then_some("a stream that came in was not joined")) {
+            return Err(CudaError::Call { doing: "capturing a step", reason: reason.into() });
+        }
         let graph = GraphHandle(state.new_number());
         state.graphs.insert(graph, work);
         Ok(graph)
@@ -414,16 +472,18 @@ unsafe fn multiply(product: &Product) {
     // SAFETY: the caller's promise, here and below.
     let number = |address: DeviceAddress, at: usize| unsafe { get(address, input, at) };
     for image in 0..batch {
-        let matrix = |factor: Factor, [rows, columns]: [usize; 2]| -> Vec<f64> {
-            let base = image * rows * columns;
+        let [left_stored, right_stored, [.., result_pitch]] = product.stored();
+        let matrix = |factor: Factor, [rows, columns]: [usize; 2], [stored, _, pitch]: [usize; 3]| -> Vec<f64> {
+            let base = image * stored * pitch;
             (0..rows * columns)
                 .map(|at| match factor.is_transposed {
-                    true => number(factor.address, base + at % columns * rows + at / columns),
-                    false => number(factor.address, base + at),
+                    true => number(factor.address, base + at % columns * pitch + at / columns),
+                    false => number(factor.address, base + at / columns * pitch + at % columns),
                 })
                 .collect()
         };
-        let (left, right) = (matrix(left, [rows, contracted]), matrix(right, [contracted, columns]));
+        let left = matrix(left, [rows, contracted], left_stored);
+        let right = matrix(right, [contracted, columns], right_stored);
         let mut sums = vec![0.0; columns];
         for row in 0..rows {
             sums.fill(0.0);
@@ -432,7 +492,7 @@ unsafe fn multiply(product: &Product) {
                 sums.iter_mut().zip(&right[k * columns..]).for_each(|(sum, other)| *sum += factor * other);
             }
             for (column, sum) in sums.iter().enumerate() {
-                let at = (image * rows + row) * columns + column;
+                let at = (image * rows + row) * result_pitch + column;
                 let mut value = sum + epilogue.bias.map_or(0.0, |bias| number(bias, column));
                 if accumulate {
                     // SAFETY: the caller's promise.

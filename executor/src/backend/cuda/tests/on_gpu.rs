@@ -14,10 +14,16 @@ pub(crate) struct GpuBackend {
 }
 
 impl GpuBackend {
-    /// On the GPU that was asked for, if one was.
-    pub(crate) fn wanted() -> Option<Self> {
+    /// Whether one was asked for.
+    pub(crate) fn is_wanted() -> bool {
+        std::env::var_os(GPU).is_some()
+    }
+
+    /// On the GPU that was asked for, if one was; with the library's products, or with its own.
+    pub(crate) fn wanted(makes_products: bool) -> Option<Self> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
-        let driver: Arc<dyn Driver> = Arc::new(NvidiaDriver::open(index, Reach::Host).unwrap());
+        let driver = NvidiaDriver::open(index, Reach::Host).unwrap();
+        let driver: Arc<dyn Driver> = Arc::new(if makes_products { driver } else { driver.without_products() });
         Some(Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver })
     }
 }

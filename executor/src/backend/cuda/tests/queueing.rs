@@ -3,7 +3,7 @@
 use super::device::{TestDevice, Told};
 use crate::backend::cuda::{CudaBackend, Driver as _};
 use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall, Operand};
-use foretell_models::Kernel;
+use foretell_models::{Kernel, WeightLayout};
 use foretell_units::DataType;
 
 fn call<'a>(kernel: &'a Kernel, reads: &'a [Operand], writes: &'a [Operand], parameters: &'a Hyperparameters) -> KernelCall<'a> {
@@ -57,4 +57,43 @@ fn scratch_memory_grows_to_the_largest_kernel_and_all_is_given_back() {
     let held = device.allocated();
     drop(again);
     assert!(device.allocated() < held && before == 0);
+}
+
+#[test]
+fn a_product_whose_rows_tensor_cores_do_not_take_is_made_of_rows_in_scratch_memory() {
+    let Some(device) = TestDevice::new(true) else { return };
+    let mut backend = CudaBackend::new(device.clone()).unwrap();
+    let memory = device.allocate(1 << 16).unwrap();
+    let operand = |numbers: usize| Operand { pointer: memory.pointer(), bytes: 2 * numbers };
+    let (rows, columns, contracted, weight) = (40, 13, 16, WeightLayout::OutIn);
+    let parameters = Hyperparameters::default();
+    let mut products = |kernel: Kernel, reads: [usize; 2], written: usize| {
+        device.told();
+        let (reads, writes) = (reads.map(operand), [Operand { pointer: memory.pointer(), bytes: written }]);
+        let call = KernelCall { precision: DataType::Bf16, ..call(&kernel, &reads, &writes, &parameters) };
+        // SAFETY: the operands are the device's memory; what comes of them is not looked at.
+        unsafe { backend.enqueue(&call) }.unwrap();
+        let product = |told| if let Told::Multiply { product, .. } = told { Some(product) } else { None };
+        device.told().into_iter().filter_map(product).collect::<Vec<_>>()
+    };
+    // Rows of 13 numbers: in a kilobyte 32 rows of 16 at a time.
+    let forward = products(
+        Kernel::Matmul { rows, columns, contracted, weight, bias: false, relu: false },
+        [rows * contracted, columns * contracted],
+        2 * rows * columns,
+    );
+    assert_eq!(forward.iter().map(|product| product.rows).collect::<Vec<_>>(), [32, 8]);
+    let slopes = [rows * columns, columns * contracted];
+    let of_input = products(Kernel::MatmulInputGradient { rows, columns, contracted, weight }, slopes, 2 * rows * contracted);
+    assert_eq!(of_input.iter().map(|product| product.rows).collect::<Vec<_>>(), [32, 8]);
+    let slopes = [rows * columns, rows * contracted];
+    let of_weight =
+        products(Kernel::MatmulWeightGradient { rows, columns, contracted, weight }, slopes, 4 * columns * contracted);
+    assert_eq!(
+        of_weight.iter().map(|product| (product.contracted, product.accumulate)).collect::<Vec<_>>(),
+        [(32, false), (8, true)]
+    );
+    for product in forward.iter().chain(&of_input).chain(&of_weight) {
+        assert!(product.stored().iter().all(|[.., pitch]| pitch % 8 == 0), "{product:?}");
+    }
 }
