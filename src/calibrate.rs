@@ -289,7 +289,7 @@ impl Needs {
                     self.longest_message = self.longest_message.max(*bytes);
                     self.messages.entry(*bytes).or_default().extend(distances.first());
                 }
-                Operation::Receive { .. } | Operation::Load { .. } => {}
+                Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => {}
             }
         }
         self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
@@ -334,7 +334,7 @@ fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
                 touched += operands.map(|&id| stage.buffer(id).bytes.count()).sum::<u64>();
             }
             Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => exchanges += 1,
-            Operation::Load { .. } => {}
+            Operation::Load { .. } | Operation::Copy { .. } => {}
         }
     }
     (exchanges > 0).then(|| Bytes::new(touched / exchanges))

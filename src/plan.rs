@@ -74,7 +74,7 @@ pub struct Choices {
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Bytes>,
     /// Choices that are yours: data, tensor, pipeline, context, expert, micro_batch, schedule, virtual_stages, recompute, zero, shard_group,
-    /// sequence_parallel, bucket, stage_places, stages
+    /// offload, collective, sequence_parallel, bucket, stage_places, stages
     #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
     pub fix: Fixed,
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]
@@ -179,6 +179,17 @@ impl Choices {
         }
     }
 
+    /// The number formats that are left open, or the one that is not.
+    pub fn formats(&self, setting: &Setting) -> Vec<DataType> {
+        let mut formats = vec![setting.base.precision];
+        for format in self.precision.iter().copied().map(DataType::from) {
+            if !formats.contains(&format) {
+                formats.push(format);
+            }
+        }
+        formats
+    }
+
     /// Searches: with each of the number formats that are left open.
     pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
@@ -187,8 +198,8 @@ impl Choices {
             let hint = "allow more, or leave out `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` is as cheap as that; hint: {hint}", setting.topology.name())));
         }
-        let open = self.precision.get(1..).unwrap_or_default();
-        if !open.is_empty() && self.objective != Objective::Time {
+        let formats = self.formats(setting);
+        if formats.len() > 1 && self.objective != Objective::Time {
             let hint = "leave out `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats are compared by the time of a step alone; hint: {hint}")));
         }
@@ -208,7 +219,7 @@ impl Choices {
             Ok(plan(&request)?)
         };
         let mut planned = search(&setting.base);
-        for precision in open.iter().copied().map(DataType::from).filter(|&other| other != setting.base.precision) {
+        for &precision in &formats[1..] {
             // What does not fit in one format may in another.
             planned = match (planned, search(&Plan { precision, ..setting.base.clone() })) {
                 (Ok(one), Ok(other)) => Ok(one.with(other, top)),
@@ -312,11 +323,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     if arguments.scaling.is_some() || arguments.front {
-        if arguments.choices.precision.len() > 1 {
-            return Err(Failure::Input(
-                "`--scaling` and `--front` are of one number format; hint: name one `--precision`".into(),
-            ));
-        }
         return points(arguments, &setting, json);
     }
     let planned = match arguments.choices.search(&setting, profile.as_ref(), arguments.top) {

@@ -4,11 +4,11 @@ use crate::failure::Failure;
 use crate::plan::{Choices, Setting};
 use crate::predict;
 use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
-use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
+use foretell_program::{Layout, Offload, Plan, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_simulator::{Folding, WhatIf, predict as foretell};
 use foretell_topologies::{DeviceId, Topology};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, DataType, Seconds};
 use serde::Serialize;
 
 /// What is asked of those that are shown: whether they would still stand in that order.
@@ -24,11 +24,12 @@ pub fn explanation(
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
     let mut text = format!(
-        "searched {} layouts in {:.2} s: {} are the same Program as another, {} do not divide the model, {} do not fit, {} cannot be better by \
-         their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
+        "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload what fits without, {} do not divide the model, {} do \
+         not fit, {} cannot be better by their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
+        search.needless,
         search.indivisible,
         search.out_of_memory,
         search.bounded_out,
@@ -67,8 +68,10 @@ fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) 
     } else {
         format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
     };
+    let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
+    let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
     Ok(format!(
-        "{first}; kernels take {kernels:.1} % of it, and the fullest device holds {full} of {limit} ({of_limit:.0} %){memory}"
+        "{first}; kernels take {kernels:.1} % of it, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
     ))
 }
 
@@ -126,6 +129,8 @@ pub fn words(layout: &Layout) -> String {
     add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
     add(layout.sequence_parallel, "sequence parallel".into());
     add(layout.recompute != Recompute::None, format!("recompute {:?}", layout.recompute).to_lowercase());
+    add(layout.offload == Offload::Optimizer, "optimizer state on the hosts".into());
+    add(!layout.collective.is_automatic(), format!("all-reduces by {}", layout.collective.name()));
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
     add(!layout.operators.is_empty(), "operators placed one by one".into());
     add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
@@ -207,6 +212,8 @@ pub struct Point {
     pub nodes: usize,
     /// The layout in words.
     pub layout: String,
+    /// The number format.
+    pub precision: DataType,
     /// The step.
     pub step_seconds: f64,
     /// Samples over it.
@@ -255,24 +262,38 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
     if topology.device_count() < devices {
         return Ok(None);
     }
-    let costs = predict::costs(None, &topology, &setting.base)?;
-    let request = Request {
-        fixed: choices.fix.clone(),
-        devices,
-        memory_limit: memory.or(choices.memory_limit),
-        ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &setting.base)
+    let mut planned: Option<Planned> = None;
+    let formats = choices.formats(setting);
+    for &precision in &formats {
+        let base = Plan { precision, ..setting.base.clone() };
+        let costs = predict::costs(None, &topology, &base)?;
+        let request = Request {
+            fixed: choices.fix.clone(),
+            devices,
+            memory_limit: memory.or(choices.memory_limit),
+            ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &base)
+        };
+        let found = match plan(&request) {
+            Ok(planned) => planned,
+            // What does not fit in one format may in another.
+            Err(PlannerError::OutOfMemory { .. } | PlannerError::NoLayout { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        planned = Some(match planned {
+            Some(before) => before.with(found, 1),
+            None => found,
+        });
+    }
+    let Some((planned, best)) = planned.as_ref().and_then(|planned| Some((planned, planned.candidates.first()?))) else {
+        return Ok(None);
     };
-    let planned = match plan(&request) {
-        Ok(planned) => planned,
-        Err(PlannerError::OutOfMemory { .. } | PlannerError::NoLayout { .. }) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let Some(best) = planned.candidates.first() else { return Ok(None) };
     let ranks = best.plan.mesh()?.world_size();
+    let format = if formats.len() > 1 { format!("{}, ", best.plan.precision) } else { String::new() };
     Ok(Some(Point {
         devices: ranks,
         nodes: topology.node_count(),
-        layout: words(&best.plan.layout),
+        layout: format!("{format}{}", words(&best.plan.layout)),
+        precision: best.plan.precision,
         step_seconds: best.prediction.step_seconds.value(),
         samples_per_second: best.prediction.samples_per_second,
         memory_bytes: best.prediction.peak_memory_bytes.iter().map(|bytes| bytes.count()).max().unwrap_or(0),

@@ -7,9 +7,9 @@ use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, Recompute, Stag
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, device_memory, device_memory_by_stage,
-    predict_with, simulate,
+    host_memory, predict_with, simulate,
 };
-use foretell_topologies::Topology;
+use foretell_topologies::{Architecture, Topology};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -26,6 +26,8 @@ pub struct Foretold {
     pub undisturbed: Option<Seconds>,
     /// The first device that has too little memory, if any has.
     misfit: Option<Misfit>,
+    /// What the ranks of a node have on its host, where that is more than it has.
+    crowded: Option<Bytes>,
 }
 
 /// Whether several ranks may share a device.
@@ -65,7 +67,7 @@ pub fn foretell_with(loaded: &LoadedPlan, profile: Option<&Profile>, options: &O
     let memory = Memory::of(&compiled, &loaded.plan, &loaded.topology, &costs);
     let mut prediction = memory.applied(prediction);
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    Ok(Foretold { compiled, prediction, simulation, undisturbed, misfit: memory.misfit })
+    Ok(Foretold { compiled, prediction, simulation, undisturbed, misfit: memory.misfit, crowded: memory.crowded })
 }
 
 /// What devices hold of a plan's Programs.
@@ -74,6 +76,8 @@ pub struct Memory {
     peaks: Vec<Bytes>,
     footprints: Vec<Footprint>,
     misfit: Option<Misfit>,
+    /// What the ranks of a node have on its host, where that is more than it has.
+    crowded: Option<Bytes>,
 }
 
 impl Memory {
@@ -87,7 +91,10 @@ impl Memory {
         let is_own = plan.stack.is_own();
         let mut need_of = |rank: Rank, kind: usize| {
             if is_own {
-                return compiled.arena_of(rank);
+                // A processor's memory is its host's.
+                let is_host = topology.device_kinds()[kind].architecture == Architecture::Cpu;
+                let on_host = if is_host { compiled.host_arena_of(rank) } else { Bytes::ZERO };
+                return compiled.arena_of(rank) + on_host;
             }
             let list = training.list_index(rank);
             let held = || device_memory(&training.lists[list], training.precision, costs, kind).total();
@@ -112,14 +119,16 @@ impl Memory {
             footprints = device_memory_by_stage(training, topology, costs);
             peaks = footprints.iter().map(Footprint::total).collect();
         }
-        Self { peaks, footprints, misfit }
+        let on_hosts = host_memory(training, topology);
+        let crowded = (!on_hosts.fits).then_some(on_hosts.fullest_node);
+        Self { peaks, footprints, misfit, crowded }
     }
 
     /// A prediction that says so.
     pub fn applied(&self, mut prediction: Prediction) -> Prediction {
         prediction.peak_memory_bytes.clone_from(&self.peaks);
         prediction.memory_by_component.clone_from(&self.footprints);
-        prediction.fits = self.misfit.is_none();
+        prediction.fits = self.misfit.is_none() && self.crowded.is_none();
         prediction
     }
 }
@@ -133,12 +142,18 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Res
 
 /// Refuses a plan that does not fit its devices.
 pub fn fitting(foretold: &Foretold, loaded: &LoadedPlan) -> Result<(), Failure> {
+    let plan = loaded.path.display();
+    if let Some(held) = &foretold.crowded {
+        let hint = "use `offload: none`, a higher `zero`, or more nodes";
+        return Err(Failure::Undone(format!(
+            "{plan}: the plan does not fit: the ranks of a node have {held} on its host, which is more than it has; hint: {hint}"
+        )));
+    }
     let Some(Misfit { stage, ranks, need, kind, limit }) = &foretold.misfit else {
         return Ok(());
     };
     let who = if *ranks > 1 { format!("stage {stage} and what shares its device need") } else { format!("stage {stage} needs") };
     let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
-    let plan = loaded.path.display();
     Err(Failure::Undone(format!(
         "{plan}: the plan does not fit: {who} {need}, but a device of `{kind}` has {limit}; hint: {hint}"
     )))

@@ -1,8 +1,9 @@
-//! A rank's one allocation: as large as the memory plan says, mapped and touched before the first step, never grown. It is the host's memory, or a
-//! GPU's, of which the host has the addresses alone.
+//! A rank's two allocations: as large as the memory plan says, mapped and touched before the first step, never grown. That of the device's memory is
+//! the host's, or a GPU's, of which the host has the addresses alone; that of the host's memory is pinned where a GPU copies from and to it.
 
 use crate::backend::cuda::{CudaError, DeviceAddress, Driver};
 use crate::error::ExecutorError;
+use foretell_program::{Buffer, MemoryKind};
 use foretell_units::Bytes;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ptr::NonNull;
@@ -13,8 +14,18 @@ use std::sync::Arc;
 pub struct Arena {
     start: NonNull<u8>,
     length: usize,
-    /// The GPU whose memory it is; none where it is the host's.
-    driver: Option<Arc<dyn Driver>>,
+    owner: Owner,
+}
+
+/// Whose memory it is.
+#[derive(Debug)]
+enum Owner {
+    /// The host's, mapped.
+    Host,
+    /// The host's, pinned for a GPU.
+    Pinned(Arc<dyn Driver>),
+    /// A GPU's.
+    Device(Arc<dyn Driver>),
 }
 
 // SAFETY: the arena is plain memory. Who may touch which part of it when is the Program's to say, by its dependencies;
@@ -43,7 +54,7 @@ impl Arena {
             // SAFETY: `page` is inside the mapping.
             unsafe { start.add(page).write_volatile(0) };
         }
-        Ok(Self { start, length, driver: None })
+        Ok(Self { start, length, owner: Owner::Host })
     }
 
     /// Allocates `size` bytes of a GPU's memory, zeroed.
@@ -55,7 +66,7 @@ impl Arena {
         })?;
         let none = || ExecutorError::OutOfMemory { wanted: size, reason: "no address".into() };
         let start = NonNull::new(address.pointer()).ok_or_else(none)?;
-        let arena = Self { start, length, driver: Some(Arc::clone(&driver)) };
+        let arena = Self { start, length, owner: Owner::Device(Arc::clone(&driver)) };
         let stream = driver.create_stream()?;
         // SAFETY: the memory was just allocated, of that length.
         unsafe { driver.clear(address, length, stream) }?;
@@ -63,9 +74,23 @@ impl Arena {
         Ok(arena)
     }
 
+    /// Allocates `size` bytes of the host's memory that a GPU copies from and to by itself, zeroed.
+    pub(crate) fn pinned(size: Bytes, driver: Arc<dyn Driver>) -> Result<Self, ExecutorError> {
+        let length = (size.count() as usize).max(1);
+        let start = driver
+            .allocate_pinned(length)
+            .map_err(|error| ExecutorError::OutOfMemory { wanted: size, reason: format!("of the host's memory: {error}") })?;
+        // SAFETY: the memory was just allocated, of that length.
+        unsafe { start.write_bytes(0, length) };
+        Ok(Self { start, length, owner: Owner::Pinned(driver) })
+    }
+
     /// The GPU whose memory it is, if it is one's.
     pub(crate) fn driver(&self) -> Option<&Arc<dyn Driver>> {
-        self.driver.as_ref()
+        match &self.owner {
+            Owner::Device(driver) => Some(driver),
+            Owner::Host | Owner::Pinned(_) => None,
+        }
     }
 
     /// Its size.
@@ -82,12 +107,53 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if let Some(driver) = &self.driver {
+        match &self.owner {
             // SAFETY: the memory was allocated by this driver, and nobody uses it any more.
-            unsafe { driver.free(DeviceAddress::of(self.start.as_ptr())) };
-            return;
+            Owner::Device(driver) => unsafe { driver.free(DeviceAddress::of(self.start.as_ptr())) },
+            // SAFETY: as above.
+            Owner::Pinned(driver) => unsafe { driver.free_pinned(self.start) },
+            Owner::Host => {
+                // SAFETY: the mapping was made in `new` and nobody uses it any more. Failing to unmap leaks it, no more.
+                let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+            }
         }
-        // SAFETY: the mapping was made in `new` and nobody uses it any more. Failing to unmap leaks it, no more.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+/// A rank's memory: the arenas of its device and of the host.
+#[derive(Debug)]
+pub(crate) struct Arenas {
+    pub(crate) device: Arena,
+    pub(crate) host: Arena,
+}
+
+impl Arenas {
+    /// So many bytes on the device, and so many on the host. The device is a GPU, or the host's processor.
+    pub(crate) fn new(device: Bytes, host: Bytes, driver: Option<&Arc<dyn Driver>>) -> Result<Self, ExecutorError> {
+        Ok(match driver {
+            Some(driver) if host > Bytes::ZERO => {
+                Self { device: Arena::on_device(device, Arc::clone(driver))?, host: Arena::pinned(host, Arc::clone(driver))? }
+            }
+            Some(driver) => Self { device: Arena::on_device(device, Arc::clone(driver))?, host: Arena::new(host)? },
+            None => Self { device: Arena::new(device)?, host: Arena::new(host)? },
+        })
+    }
+
+    /// The arena in which a buffer lies.
+    pub(crate) fn of(&self, buffer: &Buffer) -> &Arena {
+        match buffer.memory {
+            MemoryKind::Device => &self.device,
+            MemoryKind::Host => &self.host,
+        }
+    }
+
+    /// The address of a buffer, checked to lie inside with all of its bytes.
+    pub(crate) fn at(&self, buffer: &Buffer) -> Option<*mut u8> {
+        self.of(buffer).at(buffer.offset, buffer.bytes)
+    }
+
+    /// The GPU whose memory the device's is, if it is one's.
+    pub(crate) fn driver(&self) -> Option<&Arc<dyn Driver>> {
+        self.device.driver()
     }
 }

@@ -1,7 +1,7 @@
 //! The start of every parameter: drawn for the whole tensor from a stream of its own, of which each rank keeps its share.
 //! So a parameter starts the same in every layout.
 
-use crate::arena::Arena;
+use crate::arena::Arenas;
 use crate::backend::cuda::DeviceAddress;
 use crate::error::ExecutorError;
 use crate::half::Half;
@@ -18,27 +18,23 @@ pub(crate) fn initialise(
     graph: &Graph,
     mesh: &StageMesh,
     coordinates: Coordinates,
-    arena: &Arena,
+    arenas: &Arenas,
     seed: u64,
 ) -> Result<(), ExecutorError> {
     let start = Start { graph, mesh, coordinates, seed };
-    let placed: Vec<(&Buffer, &Initial, *mut u8)> = stage
-        .buffers
-        .iter()
-        .filter_map(|buffer| Some((buffer, buffer.initial.as_deref()?, arena.at(buffer.offset, buffer.bytes)?)))
-        .collect();
-    let Some(driver) = arena.driver() else {
-        for (buffer, initial, place) in placed {
-            // SAFETY: the place lies inside the arena, is aligned and as long as the buffer, and nobody uses the arena yet.
-            unsafe { start.fill(buffer, initial, place) };
-        }
-        return Ok(());
-    };
+    let places = stage.buffers.iter().filter_map(|buffer| Some((buffer, buffer.initial.as_deref()?, arenas.at(buffer)?)));
+    let (far, near): (Vec<(&Buffer, &Initial, *mut u8)>, Vec<_>) =
+        places.partition(|(buffer, ..)| arenas.of(buffer).driver().is_some());
+    for (buffer, initial, place) in near {
+        // SAFETY: the place lies inside its arena, is aligned and as long as the buffer, and nobody uses the arena yet.
+        unsafe { start.fill(buffer, initial, place) };
+    }
+    let Some(driver) = arenas.driver() else { return Ok(()) };
     // A GPU's memory is filled from copies, in words, so that they are aligned. The processor's cores have nothing else to do: they make several
     // at once, each of which is drawn from a stream of its own.
     let stream = driver.create_stream()?;
     let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    for some in placed.chunks(at_once) {
+    for some in far.chunks(at_once) {
         let mut copies: Vec<Vec<u32>> =
             some.iter().map(|(buffer, ..)| vec![0; (buffer.bytes.count() as usize).div_ceil(4)]).collect();
         std::thread::scope(|scope| {
@@ -176,12 +172,12 @@ fn take_share(
 mod tests {
     use super::*;
     use foretell_models::{GraphOptions, Model};
-    use foretell_program::{BufferRole, Layout, Plan, Rank, compile};
+    use foretell_program::{BufferRole, Layout, Offload, Plan, Rank, compile};
     use foretell_units::DataType;
 
     /// A buffer's numbers as they lie in the arena.
-    fn bits<T: Copy>(arena: &Arena, buffer: &foretell_program::Buffer) -> Vec<T> {
-        let pointer = arena.at(buffer.offset, buffer.bytes).expect("it lies in the arena").cast::<T>();
+    fn bits<T: Copy>(arenas: &Arenas, buffer: &foretell_program::Buffer) -> Vec<T> {
+        let pointer = arenas.at(buffer).expect("it lies in the arena").cast::<T>();
         // SAFETY: the place lies inside the arena and is aligned; no thread runs.
         unsafe { std::slice::from_raw_parts(pointer, buffer.shape.iter().product()) }.to_vec()
     }
@@ -189,20 +185,23 @@ mod tests {
     #[test]
     fn parameters_are_the_nearest_to_their_master_copies_which_start_as_in_single_precision() {
         let model = Model::Mlp { widths: vec![12, 8, 6] };
-        let started = |precision: DataType| {
-            let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, ..Layout::default() }, 4) };
+        let started = |precision: DataType, offload: Offload| {
+            let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, offload, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");
             let graph = model.graph("mlp", &GraphOptions::ONE).expect("it is a model");
             let (mesh, stage) = (&compiled.training.mesh, compiled.training.list_of(Rank(1)).clone());
-            let arena = Arena::new(stage.arena).expect("a small arena");
+            let arena = Arenas::new(stage.arena, stage.host_arena, None).expect("a small arena");
             initialise(&stage, &graph, mesh.stage(0), mesh.coordinates(Rank(1)), &arena, 3).expect("it is filled");
             (stage, arena)
         };
-        let (single, single_arena) = started(DataType::Fp32);
-        for (precision, half) in [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)] {
-            let (mixed, arena) = started(precision);
+        let (single, single_arena) = started(DataType::Fp32, Offload::None);
+        let formats = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)].into_iter();
+        for ((precision, half), offload) in formats.flat_map(|format| Offload::ALL.map(|offload| (format, offload))) {
+            let (mixed, arena) = started(precision, offload);
             let roots = |stage: &StageProgram, role| -> Vec<foretell_program::Buffer> {
-                stage.buffers.iter().filter(|buffer| buffer.role == role && buffer.parent.is_none()).cloned().collect()
+                let own =
+                    |buffer: &&foretell_program::Buffer| buffer.role == role && buffer.parent.is_none() && buffer.persistent;
+                stage.buffers.iter().filter(own).cloned().collect()
             };
             let expected = roots(&single, BufferRole::Parameter);
             let (parameters, states) = (roots(&mixed, BufferRole::Parameter), roots(&mixed, BufferRole::OptimizerState));

@@ -19,7 +19,7 @@ mod ways;
 pub(crate) use playlist::StreamKey;
 pub(crate) use rehearsal::Rehearsal;
 
-use crate::arena::Arena;
+use crate::arena::Arenas;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{CpuBackend, Hyperparameters};
 use crate::board::{Board, MOST_STREAMS};
@@ -96,12 +96,12 @@ const END: u64 = u64::MAX;
 const COMPUTE: usize = 0;
 
 impl Interpreter {
-    /// Prepares `programs` for `rank` over one arena and starts the threads of their streams. What the arena holds is lost where GPUs reach each
-    /// other directly: it is all zeros afterwards.
+    /// Prepares `programs` for `rank` over the same arenas and starts the threads of their streams. What the device's arena holds is lost where GPUs
+    /// reach each other directly: it is all zeros afterwards.
     pub(crate) fn start(
         programs: &[&Program],
         rank: Rank,
-        arena: &Arena,
+        arenas: &Arenas,
         transport: Arc<dyn Transport>,
         samples: Arc<Samples>,
     ) -> Result<Self, ExecutorError> {
@@ -116,14 +116,14 @@ impl Interpreter {
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
         let playlists =
-            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arena)).collect::<Result<Vec<_>, _>>()?;
-        let (processor, queues) = match arena.driver() {
+            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arenas)).collect::<Result<Vec<_>, _>>()?;
+        let (processor, queues) = match arenas.driver() {
             None => (Processor::Cpu(Box::default()), None),
             Some(driver) => {
                 let mut backend = CudaBackend::new(Arc::clone(driver))?;
                 let queues = Queues::new(driver, &backend, &playlists, &keys)?;
                 if driver.collectives().is_some() {
-                    device::load_kernels(driver, &mut backend, &playlists, arena)?;
+                    device::load_kernels(driver, &mut backend, &playlists, &arenas.device)?;
                 }
                 (Processor::Cuda(Box::new(backend)), Some(queues))
             }

@@ -11,6 +11,7 @@ use crate::rank::{
 };
 use crate::rendezvous::World;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
+use foretell_program::CollectiveAlgorithm;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -190,6 +191,9 @@ impl Ranks {
         }
         let mut ranks = Self { server, segments, children: Vec::new(), ended: Vec::new(), patience: START_TIME, _key_file: None };
         let is_direct = options.backend.is_direct(world_size);
+        // Of NCCL's algorithms this one makes collectives of every kind.
+        let goes_round = matches!(job, Job::Train(job) if job.plan.layout.collective == CollectiveAlgorithm::Ring);
+        let algorithm = goes_round.then_some("Ring");
         for rank in 0..world_size {
             let place = places.of(rank);
             let node = nodes.iter().position(|ranks| ranks.contains(&rank)).unwrap_or_default();
@@ -219,7 +223,7 @@ impl Ranks {
                 None => command.env_remove(GPU_VARIABLE),
             };
             match is_direct {
-                true => command.env(NCCL_VARIABLE, "1"),
+                true => command.env(NCCL_VARIABLE, "1").envs(algorithm.map(|name| ("NCCL_ALGO", name))),
                 false => command.env_remove(NCCL_VARIABLE),
             };
             if std::env::var_os(CONNECTIONS.0).is_none() {

@@ -51,7 +51,7 @@ pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
 
-use foretell_program::Plan;
+use foretell_program::{CollectiveAlgorithm, Plan};
 use foretell_units::DataType;
 
 /// Refuses what can be simulated but not executed by this version on a backend.
@@ -59,6 +59,12 @@ use foretell_units::DataType;
 /// # Errors
 /// [`ExecutorError::Unsupported`], naming what can be used instead.
 pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
+    if plan.layout.collective == CollectiveAlgorithm::Tree {
+        return Err(ExecutorError::Unsupported {
+            what: "`collective: tree`".into(),
+            hint: "use `collective: ring`, or leave it out".into(),
+        });
+    }
     if !plan.stack.is_own() {
         return Err(ExecutorError::Unsupported {
             what: format!("a run of the stack `{}`", plan.stack.name()),

@@ -1,4 +1,5 @@
-//! What a stream other than compute works with: a process group, a channel to one peer, or the data set.
+//! What a stream other than compute works with: a process group, a channel to one peer, the data set, or
+//! nothing but memory.
 
 use crate::backend::Operand;
 use crate::error::ExecutorError;
@@ -15,6 +16,7 @@ pub(crate) enum Line {
     Load { samples_before: usize, half: Option<Half> },
     Group(Box<Group>),
     Peer(Channel),
+    Copy,
 }
 
 /// Numbers of the transport's streams that a run uses.
@@ -35,7 +37,7 @@ pub(crate) fn stream_number(
 ) -> Option<StreamNumber> {
     let number = |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
     match key {
-        StreamKey::Compute | StreamKey::Load => None,
+        StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => None,
         // No two groups share a stream, whichever ranks are in both.
         StreamKey::Group(group) => {
             let position = groups.iter().position(|one| one == group).unwrap_or(groups.len());
@@ -70,6 +72,7 @@ impl Line {
                 }
                 Line::Group(Box::new(Group::new(Arc::clone(transport), &members, number)?))
             }
+            StreamKey::CopyTo(_) => Line::Copy,
             StreamKey::SendTo(peer) | StreamKey::ReceiveFrom(peer) => Line::Peer(transport.open(peer.0, number)?),
         })
     }
@@ -97,6 +100,11 @@ impl Line {
             (Line::Peer(channel), Operation::Receive { .. }, _, [write]) => {
                 // SAFETY: as above.
                 Ok(channel.receive(unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) })?)
+            }
+            (Line::Copy, Operation::Copy { .. }, [read], [write]) if read.bytes == write.bytes => {
+                // SAFETY: as above; the two lie in different memories.
+                unsafe { std::ptr::copy_nonoverlapping(read.pointer, write.pointer, read.bytes) };
+                Ok(())
             }
             (Line::Group(group), Operation::Collective { kind, data_type, .. }, [read], [write]) => {
                 // SAFETY: as above; all-reduce is the only collective in place, and uses the one slice.

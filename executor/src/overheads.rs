@@ -12,8 +12,8 @@ use crate::rank::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh,
-    Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction,
+    InstructionId, MemoryKind, Mesh, Operation, Phase, Program, Sample, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 use std::sync::Arc;
@@ -73,6 +73,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         shape: [elements].into(),
         data_type: DataType::Fp32,
         parent: None,
+        memory: MemoryKind::Device,
         offset: Bytes::ZERO,
         bytes,
         persistent: true,
@@ -87,6 +88,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
                 group: GroupId(0),
                 bytes,
                 data_type: DataType::Fp32,
+                algorithm: CollectiveAlgorithm::Automatic,
                 role: CollectiveRole::Gradients,
             },
             false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },
@@ -108,6 +110,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: bytes,
+        host_arena: Bytes::ZERO,
     };
     Ok(Program {
         lists: (0..member.world_size).map(stage).collect(),
@@ -124,13 +127,14 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
 
 /// Times whole steps of a Program.
 fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
-    let arena = member.arena(program.lists.iter().map(|list| list.arena).fold(Bytes::new(64), Bytes::max))?;
+    let size = program.lists.iter().map(|list| list.arena).fold(Bytes::new(64), Bytes::max);
+    let arenas = member.arenas(size, Bytes::ZERO)?;
     let mut other = vec![0u8; BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
     let samples = Arc::new(Samples { dataset, split: Split::Training, indices: Vec::new() });
     let mut interpreter =
-        Interpreter::start(&[program], member.rank, &arena, Arc::clone(&member.transport), Arc::clone(&samples))?;
+        Interpreter::start(&[program], member.rank, &arenas, Arc::clone(&member.transport), Arc::clone(&samples))?;
     let mut seconds = Vec::new();
     for round in 0..RUNS {
         // A step finds the caches full of what the one before did.

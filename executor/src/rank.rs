@@ -1,6 +1,6 @@
 //! A rank's process: joins the run, does its job, says how it went.
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{Driver, NvidiaDriver, Reach};
 use crate::calibration;
 use crate::error::ExecutorError;
@@ -90,10 +90,12 @@ pub(crate) struct Member {
 impl Member {
     /// Memory for a rank's arena: the host's, or that of the rank's GPU.
     pub(crate) fn arena(&self, size: Bytes) -> Result<Arena, ExecutorError> {
-        match &self.device {
-            Some(driver) => Arena::on_device(size, Arc::clone(driver)),
-            None => Arena::new(size),
-        }
+        Ok(self.arenas(size, Bytes::ZERO)?.device)
+    }
+
+    /// The same with what it has in the host's memory.
+    pub(crate) fn arenas(&self, device: Bytes, host: Bytes) -> Result<Arenas, ExecutorError> {
+        Arenas::new(device, host, self.device.as_ref())
     }
 
     fn receive_job(&self) -> Result<Job, ExecutorError> {

@@ -49,14 +49,15 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let coordinates = mesh.coordinates(member.rank);
     // What the driver, its context and other processes hold of the GPU before anything is allocated.
     let before = member.device.as_ref().map(|driver| driver.memory()).transpose()?;
-    let arena = member.arena(compiled.arena_of(member.rank))?;
+    let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
+    let arena = &arenas.device;
     // Initial values need names, shapes and distributions of parameters, which do not depend on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
     let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
     let programs = [&compiled.training, &compiled.evaluation];
-    let interpreter = Interpreter::start(&programs, member.rank, &arena, Arc::clone(&member.transport), Arc::new(samples))?;
+    let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     // After the start, which may clear the arena.
-    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arena, job.seed)?;
+    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
     let mut run =
         Run { member, job, compiled: &compiled, dataset, interpreter, upcoming: None, unsent: Vec::new(), sent: Instant::now() };
     run.steps()?;

@@ -226,6 +226,11 @@ impl RankWriter<'_> {
                 let attributes = vec![("is_cpu_op", Value::Bool(true)), ("num_ops", Value::Int64(0)), ("tensor_size", bytes)];
                 vec![self.computation(instruction, span, attributes)]
             }
+            Operation::Copy { bytes, .. } => {
+                let bytes = Value::Uint64(bytes.count());
+                let attributes = vec![("is_cpu_op", Value::Bool(false)), ("num_ops", Value::Int64(0)), ("tensor_size", bytes)];
+                vec![self.computation(instruction, span, attributes)]
+            }
             Operation::Collective { kind, group, bytes, .. } => {
                 self.collective(instruction, span, kind, usize::from(group.0), bytes.count())?
             }

@@ -4,6 +4,7 @@ use crate::request::Request;
 use foretell_models::ModelError;
 use foretell_program::Plan;
 use foretell_simulator::{Prediction, SimulationError};
+use foretell_topologies::Architecture;
 use foretell_units::Bytes;
 use serde::Serialize;
 use thiserror::Error;
@@ -26,6 +27,8 @@ pub struct Search {
     pub alike: usize,
     /// Layouts that do not divide the model or the batch.
     pub indivisible: usize,
+    /// Layouts that offload what fits without: they do the same, and copy beside it.
+    pub needless: usize,
     /// Layouts that a lower bound showed to be slower than those returned, or that recompute what fits without.
     pub bounded_out: usize,
     /// Layouts that do not fit.
@@ -62,6 +65,7 @@ impl Planned {
         let (one, other) = (&mut self.search, other.search);
         one.layouts += other.layouts;
         one.alike += other.alike;
+        one.needless += other.needless;
         one.indivisible += other.indivisible;
         one.bounded_out += other.bounded_out;
         one.out_of_memory += other.out_of_memory;
@@ -127,9 +131,23 @@ pub(crate) fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: B
             needed,
             device: request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default(),
             limit,
-            hint: "use more devices, a smaller global batch, or a smaller model; `--fix` less".into(),
+            hint: format!("use more devices, a smaller global batch, or a smaller model; `--fix` less{}", untold_hosts(request)),
         },
         None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
+    }
+}
+
+/// Where it is not said how much memory hosts have: that optimizer state could lie there.
+fn untold_hosts(request: &Request<'_>) -> &'static str {
+    let topology = request.topology;
+    let is_untold = topology
+        .node_groups()
+        .iter()
+        .any(|group| group.host_memory.is_none() && topology.device_kinds()[group.kind].architecture != Architecture::Cpu);
+    if is_untold && request.base.stack.is_own() {
+        "; or write `host_memory: 1TB` of the nodes into the topology's file, and optimizer state may lie there"
+    } else {
+        ""
     }
 }
 

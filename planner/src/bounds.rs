@@ -5,15 +5,16 @@ use crate::answer::{PlannerError, no_layout};
 use crate::devices::Devices;
 use crate::members::bucket_sizes;
 use crate::objective::Objective;
+use crate::offloading::Offloading;
 use crate::own_meshes::Run;
-use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, Update};
+use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, UNEVEN, Update};
 use crate::placements::with_placed_operators;
 use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
 use foretell_models::{Graph, GraphOptions, Pass, Role};
-use foretell_program::{BUCKET_ALIGNMENT, Compiler, Layout, Plan, Schedule, StageLayout, work_of_blocks};
+use foretell_program::{BUCKET_ALIGNMENT, Compiler, Layout, Offload, Plan, Schedule, StageLayout, work_of_blocks};
 use foretell_simulator::Quantile;
 use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
@@ -30,6 +31,8 @@ pub(crate) enum Verdict {
     Indivisible(String),
     /// It needs at least this much, which is more than there is.
     OutOfMemory(Bytes),
+    /// It has more on a host than that has memory.
+    OutOfHostMemory,
 }
 
 /// What a layout takes and needs at least.
@@ -71,7 +74,8 @@ pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, Pl
 pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let space = Bounds::new(request)?.space;
     let families = with_placed_operators(request, space.families());
-    Ok(families.iter().flat_map(|family| space.members(family)).collect())
+    let members = families.iter().flat_map(|family| space.members(family));
+    Ok(members.flat_map(|layout| [space.offloaded(&layout), Some(layout)].into_iter().flatten().rev()).collect())
 }
 
 /// One layout of each family of a request's space: between them they have all shapes of kernels but those of updates that ZeRO shares out.
@@ -84,9 +88,6 @@ pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
 
 /// Bounds are made with rounded sums: what is allowed for that.
 const ROUNDING: f64 = 1.0 - 1e-9;
-
-/// Bytes that a stage may have fewer than its pieces together: each has its own sums, and buckets are rounded.
-const UNEVEN: f64 = 65536.0;
 
 /// The share of our arena that other frameworks hold at least: their number formats and what they keep differ from ours.
 const SHARE_OF_OTHERS: f64 = 0.7;
@@ -135,6 +136,7 @@ pub(crate) struct Bounds<'a> {
     /// The model is a stack of enough equal blocks.
     pub(crate) is_stack: bool,
     pub(crate) devices: Devices,
+    pub(crate) offloading: Offloading,
     /// What the fastest device adds to a step, and to each micro-batch.
     overheads: (Seconds, Seconds),
     /// By the number of ranks.
@@ -152,6 +154,7 @@ impl<'a> Bounds<'a> {
         let kinds = 0..topology.device_kinds().len();
         let least = |time: &dyn Fn(usize) -> Seconds| kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
         let devices = Devices::new(topology, request.devices, request.memory_limit);
+        let offloading = Offloading::new(request, &devices);
         let is_stack = request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS);
         let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
         let space = Space {
@@ -172,6 +175,7 @@ impl<'a> Bounds<'a> {
             runs: runs(request, &devices, is_stack),
             shares_parameters: shares_parameters(&graph),
             memory_differs: devices.weights().iter().any(|&weight| weight < 1.0),
+            offloads: offloading.is_open,
         };
         if space.global_batch == 0 {
             return Err(no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
@@ -184,6 +188,7 @@ impl<'a> Bounds<'a> {
             stacks: Stacks::new(request.model, request.name),
             is_stack,
             devices,
+            offloading,
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
                 least(&|kind| costs.parameters(kind).micro_batch_overhead),
@@ -215,6 +220,7 @@ impl<'a> Bounds<'a> {
         }
         let in_flight = self.in_flight(layout, *micro_batches);
         let ways = self.ways(members);
+        let shards = members.iter().map(shards).max().unwrap_or(1);
         let least = |pieces: &Pieces<'_>, samples: usize| {
             let memory = members.iter().map(|member| least_memory(pieces, &in_flight, member, samples as f64));
             memory.fold(f64::INFINITY, f64::min)
@@ -224,7 +230,7 @@ impl<'a> Bounds<'a> {
         if let Ok(probes) = self.probes(&single, (*micro_batches).min(2))
             && self.space.experts.is_none()
         {
-            let needed = self.needed(self.of_ways(&ways, &probes, layout, |pieces| least(pieces, layout.micro_batch)));
+            let needed = self.needed(self.of_ways(&ways, &probes, layout, shards, |pieces| least(pieces, layout.micro_batch)));
             if needed > self.memory_limit {
                 return Verdict::OutOfMemory(needed);
             }
@@ -233,9 +239,9 @@ impl<'a> Bounds<'a> {
             Err(reason) => return Verdict::Indivisible(reason),
             Ok(probes) => probes,
         };
-        let memory = self.of_ways(&ways, &probes, layout, |pieces| least(pieces, 1));
+        let memory = self.of_ways(&ways, &probes, layout, shards, |pieces| least(pieces, 1));
         // An update may be shared out among all ranks of `data`.
-        let time = self.of_ways(&ways, &probes, layout, |pieces| pieces.least_time(*micro_batches, Update::LeftOut));
+        let time = self.of_ways(&ways, &probes, layout, shards, |pieces| pieces.least_time(*micro_batches, Update::LeftOut));
         self.verdict(layout, *micro_batches, time, memory)
     }
 
@@ -257,7 +263,9 @@ impl<'a> Bounds<'a> {
         let held = |probe: Arc<Probe>, samples: usize, kind: Option<usize>| {
             let (cutting, in_flight) = (self.cutting(&single), self.in_flight(&single, micro_batches));
             let weights = [self.devices.weight_of(kind)];
+            let paces = [self.offloading.pace_of(&self.devices, kind)];
             let pieces = Pieces::new(&[probe], &[0], &weights, &cutting, layout.schedule, layout.virtual_stages);
+            let pieces = pieces.offloading(self.offloading.of(layout, &paces, layout.data));
             pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
         };
         // That does not depend on how many samples there are.
@@ -303,8 +311,17 @@ impl<'a> Bounds<'a> {
         let alone = Layout { data: 1, zero: 0, shard_group: None, placement: None, ..layout.clone() };
         let Ok(probes) = self.probes(&alone, micro_batches.min(2)) else { return Ok(()) };
         let (ways, in_flight) = (self.ways(std::slice::from_ref(layout)), self.in_flight(layout, micro_batches));
-        let needed = self.needed(self.of_ways(&ways, &probes, layout, |pieces| least_memory(pieces, &in_flight, layout, 1.0)));
-        if needed > self.memory_limit { Err(Verdict::OutOfMemory(needed)) } else { Ok(()) }
+        let all = shards(layout);
+        let needed =
+            self.needed(self.of_ways(&ways, &probes, layout, all, |pieces| least_memory(pieces, &in_flight, layout, 1.0)));
+        if needed > self.memory_limit {
+            return Err(Verdict::OutOfMemory(needed));
+        }
+        let on_host = self.of_ways(&ways, &probes, layout, all, |pieces| pieces.least_on_host());
+        if self.offloading.is_too_much(on_host, layout.data * inner_ranks(layout) * layout.pipeline) {
+            return Err(Verdict::OutOfHostMemory);
+        }
+        Ok(())
     }
 
     /// Of one layout.
@@ -335,8 +352,9 @@ impl<'a> Bounds<'a> {
                 let ways = self.ways(std::slice::from_ref(layout));
                 let timetable = self.timetable(layout, micro_batches);
                 // The probe has shared out what ZeRO shares out.
-                let memory = self.of_ways(&ways, &probes, layout, |pieces| pieces.least_memory(timetable.in_flight(), 0, 1, 1.0));
-                let time = self.of_ways(&ways, &probes, layout, |pieces| pieces.least_time_by_pass(&timetable));
+                let memory =
+                    self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_memory(timetable.in_flight(), 0, 1, 1.0));
+                let time = self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_time_by_pass(&timetable));
                 self.verdict(layout, micro_batches, time, memory)
             }
         }
@@ -361,12 +379,21 @@ impl<'a> Bounds<'a> {
         ways
     }
 
-    /// The least of all ways of the most that any pipeline takes or holds.
-    fn of_ways(&self, ways: &[Way], probes: &[Arc<Probe>], layout: &Layout, value: impl Fn(&Pieces<'_>) -> f64) -> f64 {
+    /// The least of all ways of the most that any pipeline takes or holds, where so many ranks share out what the probes have of the optimizer's
+    /// state.
+    fn of_ways(
+        &self,
+        ways: &[Way],
+        probes: &[Arc<Probe>],
+        layout: &Layout,
+        shards: usize,
+        value: impl Fn(&Pieces<'_>) -> f64,
+    ) -> f64 {
         let of_way = |way: &Way| {
             let of_pipeline = |of_stage: &Vec<usize>| {
                 let weights = self.devices.weights();
-                value(&Pieces::new(probes, of_stage, weights, &way.cutting, layout.schedule, layout.virtual_stages))
+                let pieces = Pieces::new(probes, of_stage, weights, &way.cutting, layout.schedule, layout.virtual_stages);
+                value(&pieces.offloading(self.offloading.of(layout, &self.offloading.paces, shards)))
             };
             way.pipelines.iter().map(of_pipeline).fold(0.0, f64::max)
         };
@@ -464,7 +491,9 @@ impl<'a> Bounds<'a> {
         let splits = layout.schedule.splits_backward();
         let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
-        let layout = Layout { pipeline, virtual_stages: 1, schedule, cuts: None, stage_places: None, ..layout.clone() };
+        // What is offloaded follows from what is kept where nothing is.
+        let offload = Offload::None;
+        let layout = Layout { pipeline, virtual_stages: 1, schedule, offload, cuts: None, stage_places: None, ..layout.clone() };
         let plan = Plan { layout, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
         let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages };
@@ -526,6 +555,11 @@ fn speeds(request: &Request<'_>) -> Vec<f64> {
 /// What a layout holds at least, by pieces without ZeRO whose micro-batches have so many times fewer samples.
 fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, times: f64) -> f64 {
     pieces.least_memory(in_flight, layout.zero, layout.shard_group.unwrap_or(layout.data), times)
+}
+
+/// Ranks that share out each parameter's optimizer state.
+fn shards(layout: &Layout) -> usize {
+    if layout.zero > 0 { layout.shard_group.unwrap_or(layout.data) } else { 1 }
 }
 
 /// Ranks of a stage that share out the same samples, or their tokens.

@@ -1,6 +1,6 @@
 //! Choices that are the user's, and how they are written: `--fix tensor=8,pipeline=4,...`.
 
-use foretell_program::{Recompute, Schedule, StageLayout};
+use foretell_program::{CollectiveAlgorithm, Offload, Recompute, Schedule, StageLayout};
 use foretell_units::Bytes;
 use thiserror::Error;
 
@@ -31,6 +31,10 @@ pub struct Fixed {
     pub shard_group: Option<usize>,
     /// Whether `tensor` shares out the sequence outside of products; not where it is left open.
     pub sequence_parallel: Option<bool>,
+    /// How all-reduces are made; each as is the fastest where it is left open.
+    pub collective: Option<CollectiveAlgorithm>,
+    /// What lies in the host's memory.
+    pub offload: Option<Offload>,
     /// Bytes of gradients that are reduced together.
     pub bucket: Option<Bytes>,
     /// Meshes of the stages' own: `2x4+2x4+1x8` are three with two, two and one ranks of `data`, and four, four and eight of `tensor`.
@@ -96,6 +100,14 @@ impl std::str::FromStr for Fixed {
                 "stage_places" => {
                     let places: Result<Vec<usize>, _> = value.split('+').map(|place| place.trim().parse()).collect();
                     fixed.stage_places = Some(places.map_err(|_| wrong("places are numbers such as 2+3+0+1, from 0 on"))?);
+                }
+                "offload" => {
+                    let known = Offload::ALL.into_iter().find(|offload| offload.name() == value.trim());
+                    fixed.offload = Some(known.ok_or_else(|| wrong("offload is none or optimizer"))?);
+                }
+                "collective" => {
+                    let known = CollectiveAlgorithm::ALL.into_iter().find(|algorithm| algorithm.name() == value.trim());
+                    fixed.collective = Some(known.ok_or_else(|| wrong("collective is automatic, ring or tree"))?);
                 }
                 "schedule" => {
                     let known = Schedule::ALL.into_iter().find(|schedule| schedule.name() == value.trim());

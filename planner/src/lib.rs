@@ -28,6 +28,7 @@ mod devices;
 mod fixed;
 mod members;
 mod objective;
+mod offloading;
 mod own_meshes;
 mod pipeline;
 pub mod placements;

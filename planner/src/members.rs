@@ -1,7 +1,7 @@
 //! The layouts of a family: what ranks of `data` share, how ranks lie on the devices, and how gradients are bundled.
 
 use crate::space::{Family, Space};
-use foretell_program::{Axis, Layout, StageLayout, cuts_by_speed};
+use foretell_program::{Axis, Layout, Offload, StageLayout, cuts_by_speed};
 use foretell_units::Bytes;
 use std::ops::Range;
 
@@ -69,6 +69,21 @@ impl Space<'_> {
             }
         }
         found
+    }
+
+    /// A layout with the optimizer's state on the hosts, where that is considered beside it.
+    pub fn offloaded(&self, layout: &Layout) -> Option<Layout> {
+        (self.offloads && layout.offload.is_none()).then(|| Layout { offload: Offload::Optimizer, ..layout.clone() })
+    }
+
+    /// The same of a family.
+    pub fn offloaded_family(&self, family: &Family) -> Option<Family> {
+        self.offloaded(&family.layout).map(|layout| Family { layout, ..family.clone() })
+    }
+
+    /// How many layouts a layout of the space stands for: itself, and the same with the optimizer's state on the hosts.
+    pub fn forms(&self, layout: &Layout) -> usize {
+        1 + usize::from(self.offloads && layout.offload.is_none())
     }
 
     /// How many layouts there are beside so many members of a family whose Programs are those of some of these.

@@ -94,6 +94,8 @@ impl Space<'_> {
             zero: 0,
             shard_group: None,
             bucket: self.buckets[0],
+            offload: self.fixed.offload.unwrap_or(self.base.offload),
+            collective: self.fixed.collective.unwrap_or(self.base.collective),
             ..self.base.clone()
         };
         // Each micro-batch is a multiple of what the stages can share out.
@@ -149,7 +151,7 @@ impl Bounds<'_> {
             of_stage.push(place);
         }
         let mut probes = Vec::new();
-        let mut weights = Vec::new();
+        let (mut weights, mut paces) = (Vec::new(), Vec::new());
         for (own, kind) in different {
             let alone = Layout {
                 stages: None,
@@ -166,6 +168,7 @@ impl Bounds<'_> {
                 Err(reason) => return Verdict::Indivisible(reason),
             }
             weights.push(self.devices.weight_of(kind));
+            paces.push(self.offloading.pace_of(&self.devices, kind));
         }
         let in_flight = self.in_flight(layout, micro_batches);
         let most_shards = stages.iter().map(|stage| stage.data).max().unwrap_or(1);
@@ -173,6 +176,7 @@ impl Bounds<'_> {
         for member in members {
             let cutting = self.cutting(member);
             let pieces = Pieces::new(&probes, &of_stage, &weights, &cutting, layout.schedule, 1);
+            let pieces = pieces.offloading(self.offloading.of(layout, &paces, most_shards));
             time = time.min(pieces.least_time(micro_batches, Update::LeftOut));
             memory = memory.min(pieces.least_memory(&in_flight, member.zero, most_shards, 1.0));
         }

@@ -120,7 +120,20 @@ pub(crate) struct Pieces<'a> {
     schedule: Schedule,
     stages: usize,
     chunks: usize,
+    offloaded: Option<Offloaded<'a>>,
 }
+
+/// The optimizer's state lies on the hosts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offloaded<'a> {
+    /// By the device's kind, picoseconds in which it copies a byte to its host.
+    pub(crate) paces: &'a [f64],
+    /// Ranks that share out what the pieces have, at most.
+    pub(crate) shards: usize,
+}
+
+/// Bytes that the states of a stage may be fewer than its pieces' together: buckets are rounded.
+pub(crate) const UNEVEN: f64 = 65536.0;
 
 /// Whether what comes after the last pass counts: ranks may share it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +154,30 @@ impl<'a> Pieces<'a> {
     ) -> Self {
         let stages = of_stage.len();
         let kinds = probes.iter().map(|probe| pieces_on(probe, cutting, schedule, stages, chunks)).collect();
-        Self { cutting, kinds, of_stage, weights, schedule, stages, chunks }
+        Self { cutting, kinds, of_stage, weights, schedule, stages, chunks, offloaded: None }
+    }
+
+    /// The same where the optimizer's state lies on the hosts, if it does.
+    pub(crate) fn offloading(self, offloaded: Option<Offloaded<'a>>) -> Self {
+        Self { offloaded, ..self }
+    }
+
+    /// Bytes of a stage's optimizer state that each rank has on its host at least.
+    fn on_host(&self, stage: usize) -> f64 {
+        let Some(offloaded) = self.offloaded else { return 0.0 };
+        let all: f64 = (0..self.chunks).map(|chunk| self.of(stage, chunk).kept.optimizer_state).sum();
+        (all / offloaded.shards.max(1) as f64 - UNEVEN).max(0.0)
+    }
+
+    /// The least of what any rank has on its host.
+    pub(crate) fn least_on_host(&self) -> f64 {
+        (0..self.stages).map(|stage| self.on_host(stage)).reduce(f64::min).unwrap_or(0.0)
+    }
+
+    /// How long a stage's optimizer state takes back to the host. All of it goes there after the last pass, when it has been updated.
+    fn copied(&self, stage: usize) -> f64 {
+        let pace = self.offloaded.and_then(|offloaded| offloaded.paces.get(self.of_stage[stage]).copied()).unwrap_or(0.0);
+        self.on_host(stage) * pace
     }
 
     fn of(&self, stage: usize, chunk: usize) -> &Piece {
@@ -181,6 +217,7 @@ impl<'a> Pieces<'a> {
                 sharing += piece.sharing.each * count + piece.sharing.once;
                 alike += piece.alike.each * count + piece.alike.once;
             }
+            let update = update.max(self.copied(stage));
             most =
                 most.max(there + needed * count + back).max(there + all * count + update).max(launches).max(sharing).max(alike);
             let own = self.of(stage, 0);
@@ -206,7 +243,8 @@ impl<'a> Pieces<'a> {
             let next = if task.pass == StagePass::Forward { Some(position + 1) } else { position.checked_sub(1) };
             next.is_some_and(|next| next < stages * chunks && schedule.place(*stages, *chunks, next).0 != stage)
         };
-        let updates: Vec<f64> = (0..*stages).map(|stage| (0..*chunks).map(|chunk| self.of(stage, chunk).update).sum()).collect();
+        let update = |stage: usize| (0..*chunks).map(|chunk| self.of(stage, chunk).update).sum::<f64>();
+        let updates: Vec<f64> = (0..*stages).map(|stage| update(stage).max(self.copied(stage))).collect();
         let most = Cell::new(self.least_time(*micro_batches, Update::Counted));
         let times = |stage: usize, task: &Task, free: u64, ready: u64| {
             let (free_at, ready_at) = (free as f64, ready as f64);
@@ -245,7 +283,11 @@ impl<'a> Pieces<'a> {
                 if held > 0 {
                     extra = extra.max(piece.held.most - piece.held.between);
                 }
-                piece.kept.shared_out(zero, ranks).total() + piece.held.between * times * held as f64
+                let mut kept = piece.kept.shared_out(zero, ranks);
+                if self.offloaded.is_some() {
+                    kept.optimizer_state = 0.0;
+                }
+                kept.total() + piece.held.between * times * held as f64
             };
             let all: f64 = (0..self.chunks).map(of_chunk).sum();
             (all + extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)

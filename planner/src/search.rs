@@ -7,7 +7,8 @@ use crate::placements::with_placed_operators;
 use crate::request::Request;
 use crate::space::Family;
 use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, PlanError, Program};
-use foretell_simulator::{Folding, Options, Recording, device_memory_by_stage, predict_with};
+use foretell_simulator::{Folding, Options, Recording, device_memory_by_stage, host_memory, predict_with};
+use foretell_topologies::Architecture;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -18,7 +19,7 @@ use std::collections::BinaryHeap;
 const FAMILIES_AT_ONCE: usize = 16;
 const SIMULATIONS_AT_ONCE: usize = 4;
 
-/// Spaces of fewer layouts are searched until no gap is left.
+/// Spaces of fewer layouts, each counted once whether it offloads or not, are searched until no gap is left.
 const SMALL: usize = 512;
 
 /// Finds the best layouts.
@@ -35,8 +36,17 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     }
     request.objective.check(request)?;
     let bounds = Bounds::new(request)?;
-    Searcher { request, bounds, search: Search::default(), heap: BinaryHeap::new(), kept: Vec::new(), least: None, reason: None }
-        .run()
+    Searcher {
+        request,
+        bounds,
+        search: Search::default(),
+        resident: 0,
+        heap: BinaryHeap::new(),
+        kept: Vec::new(),
+        least: None,
+        reason: None,
+    }
+    .run()
 }
 
 /// Something that is still to be looked at, the least bound first; of equal ones the first in the space.
@@ -94,6 +104,7 @@ struct Returned {
 enum Fate {
     Indivisible(String),
     OutOfMemory(Bytes),
+    OutOfHostMemory,
     Simulated(Box<Kept>),
 }
 
@@ -101,6 +112,8 @@ struct Searcher<'a> {
     request: &'a Request<'a>,
     bounds: Bounds<'a>,
     search: Search,
+    /// Layouts in the space, not counted again with the optimizer's state on the hosts.
+    resident: usize,
     heap: BinaryHeap<Reverse<Open>>,
     /// The best so far, in order.
     kept: Vec<Kept>,
@@ -142,8 +155,8 @@ impl Searcher<'_> {
 
     fn layouts_of(&self, open: &Open) -> usize {
         match &open.what {
-            What::Family(family) => self.bounds.space.members(family).len(),
-            What::Member(_) => 1,
+            What::Family(family) => self.bounds.space.members(family).len() * self.bounds.space.forms(&family.layout),
+            What::Member(layout) => self.bounds.space.forms(layout),
         }
     }
 
@@ -154,19 +167,37 @@ impl Searcher<'_> {
         }
         let Some(worst) = self.kept.get(self.request.top.max(1) - 1) else { return false };
         let best = self.kept[0].value;
-        bound > worst.value || self.search.layouts >= SMALL && best <= bound * (1.0 + self.request.tolerance)
+        bound > worst.value || self.resident >= SMALL && best <= bound * (1.0 + self.request.tolerance)
     }
 
     fn open_space(&mut self) {
         let families = with_placed_operators(self.request, self.bounds.space.families());
-        let bounds: Vec<Verdict> = families.par_iter().map(|family| self.bounds.of_family(family)).collect();
-        for (number, (family, verdict)) in families.into_iter().zip(bounds).enumerate() {
+        let bounded = families.into_par_iter().map(|family| {
+            let verdict = self.bounds.of_family(&family);
+            // With the optimizer's state on the hosts, where none of it fits without.
+            let offloaded = match verdict {
+                Verdict::OutOfMemory(needed) if !self.is_hopeless(&self.bounds.space.members(&family), needed) => {
+                    self.bounds.space.offloaded_family(&family)
+                }
+                _ => None,
+            };
+            let offloaded = offloaded.map(|family| (self.bounds.of_family(&family), family));
+            (family, verdict, offloaded)
+        });
+        let bounded: Vec<_> = bounded.collect();
+        for (number, (family, verdict, offloaded)) in bounded.into_iter().enumerate() {
             let members = self.bounds.space.members(&family).len();
-            let alike = self.bounds.space.alike(&family, members);
-            self.search.layouts += members + alike;
-            self.search.alike += alike;
-            if let Some(bound) = self.judge(verdict, members) {
-                self.heap.push(Reverse(Open { bound, index: (number, 0), what: What::Family(Box::new(family)) }));
+            let (alike, forms) = (self.bounds.space.alike(&family, members), self.bounds.space.forms(&family.layout));
+            self.search.layouts += (members + alike) * forms;
+            self.resident += members + alike;
+            self.search.alike += alike * forms;
+            let all = if offloaded.is_some() { members } else { members * forms };
+            for (verdict, family, layouts) in
+                std::iter::once((verdict, family, all)).chain(offloaded.map(|(verdict, family)| (verdict, family, members)))
+            {
+                if let Some(bound) = self.judge(verdict, layouts) {
+                    self.heap.push(Reverse(Open { bound, index: (number, 0), what: What::Family(Box::new(family)) }));
+                }
             }
         }
     }
@@ -183,6 +214,7 @@ impl Searcher<'_> {
                 self.search.out_of_memory += layouts;
                 self.least = Some(self.least.map_or(bytes, |least| least.min(bytes)));
             }
+            Verdict::OutOfHostMemory => self.search.out_of_memory += layouts,
         }
         None
     }
@@ -198,13 +230,52 @@ impl Searcher<'_> {
             let members = self.bounds.space.members(&family).into_iter().enumerate();
             opened.extend(members.map(|(member, layout)| (bound, (index.0, member), layout, family.micro_batches)));
         }
-        let verdicts: Vec<Verdict> =
-            opened.par_iter().map(|(_, _, layout, micro_batches)| self.bounds.of_member(layout, *micro_batches)).collect();
-        for ((of_family, index, layout, _), verdict) in opened.into_iter().zip(verdicts) {
-            if let Some(bound) = self.judge(verdict, 1) {
-                let bound = bound.max(of_family);
-                self.heap.push(Reverse(Open { bound, index, what: What::Member(Box::new(layout)) }));
+        let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
+            let verdict = self.bounds.of_member(&layout, micro_batches);
+            let offloaded = match verdict {
+                Verdict::OutOfMemory(needed) if !self.is_hopeless(std::slice::from_ref(&layout), needed) => {
+                    self.offloaded(&layout, micro_batches)
+                }
+                _ => None,
+            };
+            (of_family, index, layout, verdict, offloaded)
+        });
+        let bounded: Vec<_> = bounded.collect();
+        for (of_family, index, layout, verdict, offloaded) in bounded {
+            let forms = if offloaded.is_some() { 1 } else { self.bounds.space.forms(&layout) };
+            self.push_member(verdict, index, of_family, layout, forms);
+            if let Some((verdict, layout)) = offloaded {
+                self.push_member(verdict, index, of_family, layout, 1);
             }
+        }
+    }
+
+    /// A layout with the optimizer's state on the hosts, for where it does not fit without, if that is considered; and what is known of it.
+    fn offloaded(&self, layout: &Layout, micro_batches: usize) -> Option<(Verdict, Layout)> {
+        let offloaded = self.bounds.space.offloaded(layout)?;
+        Some((self.bounds.of_member(&offloaded, micro_batches), offloaded))
+    }
+
+    /// Whether none of some layouts fits with the optimizer's state on the hosts, where none needs less than so much without.
+    fn is_hopeless(&self, layouts: &[Layout], needed: Bytes) -> bool {
+        self.bounds.space.offloads && self.bounds.offloading.is_hopeless(layouts, needed, self.bounds.memory_limit)
+    }
+
+    /// Keeps a layout that may be worth simulating; of others so many are counted.
+    fn push_member(&mut self, verdict: Verdict, index: (usize, usize), of_family: f64, layout: Layout, layouts: usize) {
+        if let Some(bound) = self.judge(verdict, layouts) {
+            let bound = bound.max(of_family);
+            self.heap.push(Reverse(Open { bound, index, what: What::Member(Box::new(layout)) }));
+        }
+    }
+
+    /// A layout did not fit when it was compiled: has it looked at with the optimizer's state on the hosts.
+    fn push_offloaded(&mut self, index: (usize, usize), bound: f64, layout: &Layout) {
+        let micro_batches = (Plan { layout: layout.clone(), ..self.request.base.clone() }).micro_batches();
+        if let Ok(micro_batches) = micro_batches
+            && let Some((verdict, offloaded)) = self.offloaded(layout, micro_batches)
+        {
+            self.push_member(verdict, index, bound, offloaded, 1);
         }
     }
 
@@ -215,18 +286,26 @@ impl Searcher<'_> {
             && let Some(Reverse(next)) = self.heap.peek()
             && matches!(next.what, What::Member(_))
             && !self.is_settled(next.bound)
-            && let Some(Reverse(Open { index, what: What::Member(layout), .. })) = self.heap.pop()
+            && let Some(Reverse(Open { bound, index, what: What::Member(layout) })) = self.heap.pop()
         {
-            round.push((index, *layout));
+            round.push((bound, index, *layout));
         }
-        let fates: Vec<Fate> =
-            round.into_par_iter().map(|(index, layout)| self.simulate(index, layout)).collect::<Result<_, PlannerError>>()?;
-        for fate in fates {
+        let fates: Vec<Fate> = round
+            .par_iter()
+            .map(|(_, index, layout)| self.simulate(*index, layout.clone()))
+            .collect::<Result<_, PlannerError>>()?;
+        for ((bound, index, layout), fate) in round.into_iter().zip(fates) {
+            let forms = self.bounds.space.forms(&layout);
             match fate {
-                Fate::Indivisible(reason) => drop(self.judge(Verdict::Indivisible(reason), 1)),
-                Fate::OutOfMemory(bytes) => drop(self.judge(Verdict::OutOfMemory(bytes), 1)),
+                Fate::Indivisible(reason) => drop(self.judge(Verdict::Indivisible(reason), forms)),
+                Fate::OutOfMemory(bytes) => {
+                    self.judge(Verdict::OutOfMemory(bytes), 1);
+                    self.push_offloaded(index, bound, &layout);
+                }
+                Fate::OutOfHostMemory => drop(self.judge(Verdict::OutOfHostMemory, 1)),
                 Fate::Simulated(kept) => {
                     self.search.simulated += 1;
+                    self.search.needless += forms - 1;
                     self.kept.push(*kept);
                 }
             }
@@ -250,6 +329,9 @@ impl Searcher<'_> {
         if needed > limit {
             return Ok(Fate::OutOfMemory(needed));
         }
+        if !host_memory(&program, request.topology).fits {
+            return Ok(Fate::OutOfHostMemory);
+        }
         let value = request.objective.value(request, &program, self.bounds.weight(&plan.layout))?;
         Ok(Fate::Simulated(Box::new(Kept { value, index, plan, program: Some(program) })))
     }
@@ -258,18 +340,25 @@ impl Searcher<'_> {
     fn memory_of(&self, program: &Program) -> Bytes {
         let request = self.request;
         let held = match request.base.stack.is_own() {
-            true => program.arenas(),
+            true => self.arenas(program),
             false => device_memory_by_stage(program, request.topology, request.costs).iter().map(Footprint::total).collect(),
         };
         self.bounds.devices.most_of_stages(program, &held)
+    }
+
+    /// What our executor needs of the devices of each stage: where a processor's memory is the host's, what is there, too.
+    fn arenas(&self, program: &Program) -> Vec<Bytes> {
+        let is_one = self.request.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Cpu);
+        let both = program.arenas().into_iter().zip(program.host_arenas());
+        both.map(|(device, host)| if is_one { device + host } else { device }).collect()
     }
 
     /// The places of what would be returned: the best, and then the best of other kinds, as long as there are any.
     fn returned(&self) -> Vec<usize> {
         let top = self.request.top.max(1);
         let kind = |kept: &Kept| {
-            let Layout { data, tensor, pipeline, context, expert, zero, recompute, .. } = kept.plan.layout;
-            (data, tensor, pipeline, context, expert, zero == 3, recompute)
+            let Layout { data, tensor, pipeline, context, expert, zero, recompute, offload, .. } = kept.plan.layout;
+            (data, tensor, pipeline, context, expert, zero == 3, recompute, offload)
         };
         let mut places: Vec<usize> = Vec::new();
         for (place, kept) in self.kept.iter().enumerate() {
@@ -299,9 +388,11 @@ impl Searcher<'_> {
         let needed = all.iter().map(|one| self.bounds.devices.most_of_stages(&one.training, &one.memory));
         let misfit = needed.enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
         let Some((place, needed)) = misfit else { return Ok(Some(all)) };
-        self.kept.remove(places[place]);
+        let misfit = self.kept.remove(places[place]);
         self.search.simulated -= 1;
+        self.search.needless -= self.bounds.space.forms(&misfit.plan.layout) - 1;
         self.judge(Verdict::OutOfMemory(needed), 1);
+        self.push_offloaded(misfit.index, 0.0, &misfit.plan.layout);
         Ok(None)
     }
 
@@ -314,7 +405,7 @@ impl Searcher<'_> {
             return Ok(Returned { training, memory: by_component.iter().map(Footprint::total).collect(), by_component });
         }
         // Evaluation shares the arena.
-        let both = training.arenas().into_iter().zip(compiler.evaluation(plan)?.arenas());
+        let both = self.arenas(&training).into_iter().zip(self.arenas(&compiler.evaluation(plan)?));
         let memory = both.map(|(training, evaluation)| training.max(evaluation)).collect();
         Ok(Returned { training, memory, by_component: Vec::new() })
     }

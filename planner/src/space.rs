@@ -67,6 +67,9 @@ pub struct Space<'a> {
     pub shares_parameters: bool,
     /// Whether these kinds have different memories.
     pub memory_differs: bool,
+    /// Whether every layout is considered with the optimizer's state on the hosts, too: devices have hosts of which it is known how much
+    /// memory they have, the optimizer keeps something, and the user leaves it open.
+    pub offloads: bool,
 }
 
 /// Layouts that differ only in what their ranks of `data` share and how they are placed.
@@ -114,6 +117,8 @@ impl Space<'_> {
                                 zero: 0,
                                 shard_group: None,
                                 bucket: self.buckets[0],
+                                offload: self.fixed.offload.unwrap_or(self.base.offload),
+                                collective: self.fixed.collective.unwrap_or(self.base.collective),
                                 ..self.base.clone()
                             };
                             if is_even {
@@ -345,6 +350,7 @@ mod tests {
             runs: Vec::new(),
             shares_parameters: false,
             memory_differs: false,
+            offloads: false,
         };
         space.families().iter().flat_map(|family| space.members(family)).collect()
     }

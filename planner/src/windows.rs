@@ -5,7 +5,9 @@
 
 use crate::processor::Processor;
 use foretell_models::Kernel;
-use foretell_program::{Axis, BufferId, BufferRole, CollectiveRole, GroupId, Operation, Overlap, StageProgram, Stream};
+use foretell_program::{
+    Axis, Buffer, BufferId, BufferRole, CollectiveRole, GroupId, MemoryKind, Operation, Overlap, StageProgram, Stream,
+};
 use foretell_simulator::Alone;
 use std::ops::Range;
 
@@ -130,7 +132,7 @@ impl<'a> OfBuckets<'a> {
         let instruction = &self.list.instructions[index];
         match *instruction.operation {
             Operation::Collective { .. } => self.is_beside(index),
-            Operation::Compute { kernel: Kernel::Zero { .. }, .. } => !self.is_whole,
+            Operation::Copy { .. } | Operation::Compute { kernel: Kernel::Zero { .. }, .. } => !self.is_whole,
             Operation::Compute { .. } => instruction.after.iter().any(|one| self.is_beside(one.0 as usize)),
             _ => false,
         }
@@ -168,6 +170,8 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         let over = match *instruction.operation {
             Operation::Receive { .. } => (beginning != Beginning::Free).then_some(0.0),
             Operation::Load { .. } => None,
+            // They come bucket by bucket, too.
+            Operation::Copy { .. } if !of_buckets.is_whole => None,
             _ if of_buckets.is_beside(index) => {
                 // Whatever buckets the last pass's gradients are in, they are reduced one after the other from that pass on.
                 if of_buckets.is_tail && beginning != Beginning::Arrival {
@@ -287,7 +291,7 @@ fn is_kernel(list: &StageProgram, index: usize) -> bool {
     list.streams[list.instructions[index].stream.0 as usize] == Stream::Compute
 }
 
-/// Bytes that are kept from step to step, by what ZeRO may share out.
+/// Bytes of the device's memory that are kept from step to step, by what ZeRO may share out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Kept {
     pub(crate) parameters: f64,
@@ -299,7 +303,8 @@ pub(crate) struct Kept {
 impl Kept {
     pub(crate) fn of(list: &StageProgram) -> Self {
         let mut kept = Self::default();
-        for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
+        let is_kept = |buffer: &&Buffer| buffer.persistent && buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
+        for buffer in list.buffers.iter().filter(is_kept) {
             let part = match buffer.role {
                 BufferRole::Parameter => &mut kept.parameters,
                 BufferRole::Gradient => &mut kept.gradients,
@@ -367,7 +372,8 @@ impl Held {
         let mut changes: Vec<(usize, f64)> = Vec::new();
         let mut between = 0.0;
         for (root, buffer) in list.buffers.iter().enumerate() {
-            let is_candidate = !buffer.persistent && buffer.parent.is_none() && !is_shared[root];
+            let is_own = !buffer.persistent && buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
+            let is_candidate = is_own && !is_shared[root];
             let Some((first, last)) = touched[root].filter(|_| is_candidate) else { continue };
             let bytes = buffer.bytes.value();
             if first < ranges[0].end && last >= ranges[1].start {

@@ -4,8 +4,8 @@
 use foretell_models::{DropoutRate, Model, Stem};
 use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
 use foretell_program::{
-    Axis, KernelSample, Layout, MachineIdentity, Optimizer, Overlap, Plan, Profile, Rank, Recompute, Sample, Schedule,
-    StageLayout, StageProgram, compile,
+    Axis, CollectiveAlgorithm, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Rank,
+    Recompute, Sample, Schedule, StageLayout, StageProgram, compile,
 };
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
@@ -66,12 +66,15 @@ prop_compose! {
         kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without in any::<[bool; 3]>(),
         turned in 0usize..6,
+        (offload, collective) in (
+            proptest::sample::select(Offload::ALL.to_vec()), proptest::sample::select(CollectiveAlgorithm::ALL.to_vec())
+        ),
     ) -> Plan {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
         let stage_places = (turned > 0).then(|| (0..pipeline).map(|stage| (stage + turned) % pipeline).collect());
         let bucket = Bytes::new(kib << 10);
         let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
-        let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, ..mesh };
+        let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, offload, collective, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         let overlap = Overlap { tensor: !without[0], gradients: !without[1], parameters: !without[2], ..Overlap::default() };
         Plan { optimizer, overlap, ..Plan::new(layout, data * micro_batch * micro_batches) }
@@ -178,15 +181,26 @@ fn bounded(model: &Model, plan: &Plan, topology: &Topology, costs: &CostModel) -
     Ok(())
 }
 
-/// The least step time of all layouts that fit, each simulated.
+/// The least step time of all layouts that fit, each simulated: of those that offload, of those that do not fit without.
 fn by_brute_force(request: &Request<'_>) -> Option<Seconds> {
     let memory = DGX.device_kinds()[0].memory;
     let limit = request.memory_limit.map_or(memory, |limit| limit.min(memory));
+    let fitting = |layout: &Layout| {
+        let compiled = compile(request.model, request.name, &Plan { layout: layout.clone(), ..request.base.clone() }).ok()?;
+        compiled.arenas().iter().all(|&arena| arena <= limit).then_some(compiled)
+    };
+    // The same without stands before each that offloads.
+    let mut fits_without = false;
+    let mut needed = |layout: &Layout| {
+        let is_needless = layout.offload == Offload::Optimizer && fits_without;
+        let compiled = if is_needless { None } else { fitting(layout) };
+        fits_without = layout.offload == Offload::None && compiled.is_some();
+        compiled
+    };
     layouts(request)
         .expect("the model is sound")
-        .into_iter()
-        .filter_map(|layout| compile(request.model, request.name, &Plan { layout, ..request.base.clone() }).ok())
-        .filter(|compiled| compiled.arenas().iter().all(|&arena| arena <= limit))
+        .iter()
+        .filter_map(&mut needed)
         .map(|compiled| predict(&compiled.training, request.topology, request.costs, request.oversubscription, Folding::On))
         .map(|predicted| predicted.expect("it can be simulated").0.step_seconds)
         .reduce(Seconds::min)
@@ -221,7 +235,7 @@ proptest! {
         let best = planned.candidates[0].prediction.step_seconds;
         prop_assert_eq!(Some(best), by_brute_force(&request), "{:?}", planned.candidates[0].plan);
         let search = &planned.search;
-        let different = search.indivisible + search.bounded_out + search.out_of_memory + search.simulated;
+        let different = search.needless + search.indivisible + search.bounded_out + search.out_of_memory + search.simulated;
         prop_assert_eq!(search.layouts, search.alike + different);
         prop_assert_eq!(different, layouts(&request).expect("the model is sound").len());
         prop_assert!(search.lower_bound_seconds <= search.best_seconds && search.gap >= 0.0);
@@ -319,7 +333,7 @@ fn buckets_are_chosen_counted_and_fixed() {
         let request = Request { tolerance: 0.0, fixed, ..Request::new(&model, "model", &DGX, &costs, &base) };
         plan(&request).expect("something fits")
     };
-    let pure = "data=8,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=8";
+    let pure = "data=8,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=8,offload=none";
     let (small, large) = (best(1024, pure), best(4096, pure));
     assert_eq!((small.search.layouts, small.search.alike), (2, 1), "16 MiB of gradients are in one bucket anyway");
     assert_eq!((large.search.layouts, large.search.alike, large.search.simulated), (2, 0, 2));
@@ -328,6 +342,75 @@ fn buckets_are_chosen_counted_and_fixed() {
     let [usual, chosen] =
         [best(4096, &format!("{pure},bucket=25MiB")), large].map(|planned| planned.candidates[0].prediction.step_seconds);
     assert!(chosen < usual, "{chosen} is not less than {usual}");
+}
+
+#[test]
+fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without_is_not() {
+    let model = Model::Mlp { widths: vec![4096; 9] };
+    let search = |limit: &str, host: &str, fixed: &str| {
+        let host = if host.is_empty() { String::new() } else { format!(", host_memory: {host}") };
+        let text = format!(
+            "name: one\nnodes:\n  - {{name: node, count: 1, devices: {{kind: a100-sxm-80g, count: 2}}, link: nvswitch-300GB/s{host}}}\n"
+        );
+        let topology = Topology::from_yaml(&text, "one.yaml").expect("it is sound");
+        let costs =
+            CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+        let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 64) };
+        let memory_limit = Some(limit.parse().expect("a size"));
+        let fixed =
+            format!("data=2,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=32{fixed}").parse().expect("well formed");
+        plan(&Request { memory_limit, fixed, ..Request::new(&model, "model", &topology, &costs, &base) })
+    };
+    let found = |limit: &str, host: &str, fixed: &str| search(limit, host, fixed).expect("something fits");
+    // Weights of 256 MiB, gradients of 512 MiB, and a state of 1.5 GiB.
+    let resident = found("8GiB", "1TiB", "");
+    assert_eq!(
+        (resident.search.layouts, resident.search.needless, resident.search.simulated),
+        (4, 2, 2),
+        "in two sizes of buckets"
+    );
+    assert_eq!(resident.candidates[0].plan.layout.offload, Offload::None);
+    let offloaded = found("2GiB", "1TiB", "");
+    assert_eq!((offloaded.search.layouts, offloaded.search.needless, offloaded.search.out_of_memory), (4, 0, 2));
+    let best = &offloaded.candidates[0];
+    assert_eq!(best.plan.layout.offload, Offload::Optimizer);
+    assert!(best.prediction.fits && best.prediction.host_memory_bytes[0] >= Bytes::new(3 << 29));
+    assert!(best.prediction.peak_memory_bytes[0] <= Bytes::new(2 << 30));
+    assert!(best.prediction.step_seconds > resident.candidates[0].prediction.step_seconds);
+    // The user's word, a host with too little, and one of which nothing is known.
+    assert_eq!(found("8GiB", "1TiB", ",offload=optimizer").candidates[0].plan.layout.offload, Offload::Optimizer);
+    let refused = |limit: &str, host: &str, fixed: &str| search(limit, host, fixed).expect_err("nothing fits").to_string();
+    assert!(refused("2GiB", "1TiB", ",offload=none").starts_with("no layout fits: the smallest needs "));
+    assert!(refused("2GiB", "2GiB", "").starts_with("no layout fits: the smallest needs "));
+    assert!(refused("2GiB", "", "").contains("or write `host_memory: 1TB` of the nodes"));
+}
+
+#[test]
+fn all_reduces_go_the_way_that_is_asked_for_and_else_the_fastest() {
+    let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(16).expect("128 devices");
+    let known = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+    // 8 KiB, and 24 MiB.
+    for widths in [vec![32, 32, 32], vec![1024; 7]] {
+        let model = Model::Mlp { widths };
+        let mut chosen = Vec::new();
+        for costs in [&CostModel::new(None, &topology), &known] {
+            let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
+            let step = |fixed: &str| {
+                let fixed = format!("data=128,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=2,bucket=25MiB{fixed}");
+                let fixed = fixed.parse().expect("well formed");
+                let planned =
+                    plan(&Request { fixed, ..Request::new(&model, "model", &topology, costs, &base) }).expect("it fits");
+                (planned.candidates[0].prediction.step_seconds, planned.candidates[0].plan.layout.collective)
+            };
+            let [open, ring, tree] = ["", ",collective=ring", ",collective=tree"].map(step);
+            assert_eq!([open.1, ring.1, tree.1], CollectiveAlgorithm::ALL);
+            assert!(ring.0 != tree.0 && open.0 == ring.0.min(tree.0), "{open:?} {ring:?} {tree:?}");
+            chosen.push(if ring.0 < tree.0 { CollectiveAlgorithm::Ring } else { CollectiveAlgorithm::Tree });
+        }
+        let expected =
+            if model == (Model::Mlp { widths: vec![32; 3] }) { CollectiveAlgorithm::Tree } else { CollectiveAlgorithm::Ring };
+        assert!(chosen.contains(&expected), "{chosen:?} of {model:?}");
+    }
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod emit;
 mod keep;
 mod limits;
 mod messages;
+mod offload;
 mod passing;
 mod recompute;
 mod repeats;
@@ -62,6 +63,17 @@ impl Compiled {
     pub fn arenas(&self) -> Vec<Bytes> {
         let both = self.training.arenas().into_iter().zip(self.evaluation.arenas());
         both.map(|(training, evaluation)| training.max(evaluation)).collect()
+    }
+
+    /// What a rank of each stage has in its host's memory, at most.
+    pub fn host_arenas(&self) -> Vec<Bytes> {
+        let both = self.training.host_arenas().into_iter().zip(self.evaluation.host_arenas());
+        both.map(|(training, evaluation)| training.max(evaluation)).collect()
+    }
+
+    /// The bytes that a rank has in its host's memory.
+    pub fn host_arena_of(&self, rank: Rank) -> Bytes {
+        self.training.list_of(rank).host_arena.max(self.evaluation.list_of(rank).host_arena)
     }
 
     /// The bytes of a rank's arena.

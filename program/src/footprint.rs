@@ -1,6 +1,6 @@
 //! What a rank's arena, or a framework, holds when it holds the most, by what it is for.
 
-use crate::program::{Buffer, BufferRole, StageProgram};
+use crate::program::{Buffer, BufferRole, MemoryKind, StageProgram};
 use foretell_units::Bytes;
 use std::collections::HashMap;
 
@@ -27,11 +27,12 @@ impl Footprint {
     /// That of the ranks that run a list.
     pub fn of(list: &StageProgram) -> Self {
         let mut now = Self::default();
-        for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
+        let on_device = || list.buffers.iter().filter(|buffer| buffer.memory == MemoryKind::Device && buffer.parent.is_none());
+        for buffer in on_device().filter(|buffer| buffer.persistent) {
             *now.part(buffer.role) += buffer.bytes;
         }
-        let places = |buffer: &&Buffer| !buffer.persistent && buffer.parent.is_none() && buffer.lifetime.is_some();
-        let mut starting: Vec<&Buffer> = list.buffers.iter().filter(places).collect();
+        let places = |buffer: &&Buffer| !buffer.persistent && buffer.lifetime.is_some();
+        let mut starting: Vec<&Buffer> = on_device().filter(places).collect();
         let mut ending = starting.clone();
         let lifetime = |buffer: &Buffer| buffer.lifetime.map_or((0, 0), |(first, last)| (first.0, last.0));
         starting.sort_by_key(|buffer| lifetime(buffer).0);

@@ -42,13 +42,13 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, OperatorShares, Optimizer, Overlap, Plan,
-    PlanError, Recompute, Share, Stack, StageLayout, Training,
+    CollectiveAlgorithm, ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares,
+    Optimizer, Overlap, Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
 pub use program::{
     Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId,
-    Metric, MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
+    MemoryKind, Metric, MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};

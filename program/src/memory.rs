@@ -1,11 +1,11 @@
-//! The static memory plan: where each buffer lies in a rank's one arena, and from when to when.
+//! The static memory plan: where each buffer lies in a rank's one arena of the device's memory, or in that of the host's, and from when to when.
 //!
 //! What is kept from step to step lies first, in the order in which it was declared. The rest is placed by going once through the
 //! instructions: the smallest hole that fits (best fit), at the end if none does. An operator that may work in place takes over the place
 //! of an input that dies with it. A place that another stream may still be using is left alone for a while, and whoever takes it
 //! over waits for those who used it: so the plan is right whatever the streams' relative speeds.
 
-use crate::program::{BufferId, InstructionId, Operation, StageProgram, Stream, StreamId};
+use crate::program::{BufferId, InstructionId, MemoryKind, Operation, StageProgram, Stream, StreamId};
 use arena::{Arena, BlockId, NO_BLOCK};
 use foretell_models::Kernel;
 use foretell_units::Bytes;
@@ -21,7 +21,7 @@ const ALIGNMENT: u64 = 64;
 /// Without it the next kernel would take the place of what is being sent, and wait for it.
 const GRACE: usize = 64;
 
-/// Places all buffers of a stage, sets their lifetimes and the arena's size, and adds the dependencies that sharing a place needs.
+/// Places all buffers of a stage, sets their lifetimes and the arenas' sizes, and adds the dependencies that sharing a place needs.
 pub(crate) fn plan(program: &mut StageProgram) {
     let kept = place_persistent(program);
     let mut planner = Planner::new(program, kept);
@@ -29,13 +29,15 @@ pub(crate) fn plan(program: &mut StageProgram) {
     planner.finish_plan();
 }
 
-fn place_persistent(program: &mut StageProgram) -> u64 {
-    let mut end = 0u64;
+/// By memory, where what is kept ends.
+fn place_persistent(program: &mut StageProgram) -> [u64; 2] {
+    let mut ends = [0u64; 2];
     for buffer in program.buffers.iter_mut().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
-        buffer.offset = Bytes::new(end);
-        end += buffer.bytes.count().next_multiple_of(ALIGNMENT);
+        let end = &mut ends[buffer.memory as usize];
+        buffer.offset = Bytes::new(*end);
+        *end += buffer.bytes.count().next_multiple_of(ALIGNMENT);
     }
-    end
+    ends
 }
 
 /// Who used a place last, by stream.
@@ -47,6 +49,7 @@ struct Lot {
     /// The buffer that has a place of its own: a piece has its parent's.
     root: BufferId,
     is_persistent: bool,
+    memory: MemoryKind,
     /// The first and the last instruction that touch it; [`NEVER`] where none does.
     first: u32,
     last: u32,
@@ -63,7 +66,8 @@ const NEVER: u32 = u32::MAX;
 struct Planner<'a> {
     program: &'a mut StageProgram,
     lots: Vec<Lot>,
-    arena: Arena,
+    /// By memory.
+    arenas: [Arena; 2],
     /// Buffers that are over but for another stream: with the instruction after which they are free, the earliest first.
     waiting: VecDeque<(usize, BufferId)>,
     /// What an instruction reads and writes: kept to be filled again.
@@ -71,10 +75,11 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(program: &'a mut StageProgram, kept: u64) -> Self {
+    fn new(program: &'a mut StageProgram, kept: [u64; 2]) -> Self {
         let lot = |(id, buffer): (u32, &crate::program::Buffer)| Lot {
             root: buffer.parent.unwrap_or(BufferId(id)),
             is_persistent: buffer.persistent,
+            memory: buffer.memory,
             first: NEVER,
             last: 0,
             block: NO_BLOCK,
@@ -96,7 +101,7 @@ impl<'a> Planner<'a> {
         for (buffer, lot) in program.buffers.iter_mut().zip(&lots) {
             buffer.lifetime = (lot.first != NEVER).then_some((InstructionId(lot.first), InstructionId(lot.last)));
         }
-        Self { program, lots, arena: Arena::new(kept), waiting: VecDeque::new(), touched: Vec::new() }
+        Self { program, lots, arenas: kept.map(Arena::new), waiting: VecDeque::new(), touched: Vec::new() }
     }
 
     fn lot(&self, buffer: BufferId) -> &Lot {
@@ -177,12 +182,12 @@ impl<'a> Planner<'a> {
     }
 
     fn allocate(&mut self, index: usize, buffer: BufferId) {
-        let length = self.lot(buffer).bytes.next_multiple_of(ALIGNMENT);
+        let (length, memory) = (self.lot(buffer).bytes.next_multiple_of(ALIGNMENT), self.lot(buffer).memory);
         if length == 0 {
             return;
         }
         let mut users = Users::new();
-        let (block, start) = self.arena.take(length, &mut users);
+        let (block, start) = self.arenas[memory as usize].take(length, &mut users);
         let lot = self.lot_mut(buffer);
         (lot.block, lot.offset) = (block, start);
         self.wait_for(index, &users);
@@ -217,14 +222,14 @@ impl<'a> Planner<'a> {
 
     fn release(&mut self, buffer: BufferId) {
         let lot = self.lot_mut(buffer);
-        let (block, users) = (lot.block, std::mem::take(&mut lot.users));
-        self.arena.give_back(block, users);
+        let (block, memory, users) = (lot.block, lot.memory, std::mem::take(&mut lot.users));
+        self.arenas[memory as usize].give_back(block, users);
     }
 
     /// Writes down where everything lies. A piece's offset was counted from its parent's start until now.
     fn finish_plan(self) {
-        let Self { program, lots, arena, .. } = self;
-        program.arena = Bytes::new(arena.end().next_multiple_of(ALIGNMENT));
+        let Self { program, lots, arenas, .. } = self;
+        [program.arena, program.host_arena] = arenas.map(|arena| Bytes::new(arena.end().next_multiple_of(ALIGNMENT)));
         for (buffer, lot) in program.buffers.iter_mut().zip(&lots) {
             let start = if buffer.parent.is_some() { lots[lot.root.0 as usize].offset } else { 0 };
             buffer.offset = Bytes::new(lot.offset + start);

@@ -5,7 +5,7 @@ mod operators;
 mod overlap;
 mod training;
 
-pub use layout::{ContextMethod, Keep, Kept, Layout, Recompute, StageLayout};
+pub use layout::{CollectiveAlgorithm, ContextMethod, Keep, Kept, Layout, Offload, Recompute, StageLayout};
 pub use operators::{OperatorShares, Share};
 pub use overlap::Overlap;
 pub use training::{LossScale, Optimizer, Training};

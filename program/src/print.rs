@@ -1,20 +1,23 @@
 //! A Program as text that a person can follow: `foretell simulate --dump-program`.
 
-use crate::program::{BufferId, Instruction, Operation, PeerId, Program, StageProgram};
+use crate::program::{BufferId, Instruction, MemoryKind, Operation, PeerId, Program, StageProgram};
+use foretell_units::Bytes;
 use std::fmt::{self, Display, Formatter, Write as _};
 
 impl Display for Program {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         for (number, stage) in self.lists.iter().enumerate() {
             let own = self.list_of_rank.iter().enumerate().filter(|(_, list)| **list as usize == number);
+            let host = if stage.host_arena > Bytes::ZERO { format!(", {} on the host", stage.host_arena) } else { String::new() };
             let ranks: Vec<String> = own.map(|(rank, _)| rank.to_string()).collect();
             writeln!(
                 formatter,
-                "stage {} (ranks {}), arena {} ({} bytes), {} instructions",
+                "stage {} (ranks {}), arena {} ({} bytes){}, {} instructions",
                 stage.stage,
                 ranks.join(" "),
                 stage.arena,
                 stage.arena.count(),
+                host,
                 stage.instructions.len()
             )?;
             write_buffers(formatter, stage)?;
@@ -33,11 +36,12 @@ fn write_buffers(formatter: &mut Formatter<'_>, stage: &StageProgram) -> fmt::Re
         let shape: Vec<String> = buffer.shape.iter().map(usize::to_string).collect();
         writeln!(
             formatter,
-            "  {indent}#{index:<5} {:<44} {:>5}[{}] at {}",
+            "  {indent}#{index:<5} {:<44} {:>5}[{}] at {}{}",
             buffer.name,
             buffer.data_type.name(),
             shape.join(","),
-            buffer.offset.count()
+            buffer.offset.count(),
+            if buffer.memory == MemoryKind::Host { " on the host" } else { "" }
         )?;
     }
     Ok(())
@@ -51,6 +55,7 @@ fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String
             format!("{} {} {bytes}", operation.kind(), stage.groups[group.0 as usize])
         }
         Operation::Send { peer, bytes } => format!("send {} {bytes}", peer_name(stage, "to", *peer)),
+        Operation::Copy { bytes, .. } => format!("{} {bytes}", operation.kind()),
         Operation::Receive { peer, bytes } => format!("receive {} {bytes}", peer_name(stage, "from", *peer)),
         _ => operation.kind().to_string(),
     };

@@ -7,6 +7,7 @@
 use crate::footprint::Footprint;
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};
+use crate::plan::CollectiveAlgorithm;
 use crate::schedule::Task;
 use foretell_models::{InputKind, Kernel};
 use foretell_units::{Bytes, DataType, Flops};
@@ -90,13 +91,22 @@ impl Program {
 
     /// The bytes of each stage's largest arena.
     pub fn arenas(&self) -> Vec<Bytes> {
-        let mut arenas = vec![Bytes::ZERO; self.mesh.stage_count()];
+        self.largest(|list| list.arena)
+    }
+
+    /// What a rank of each stage has in its host's memory, at most.
+    pub fn host_arenas(&self) -> Vec<Bytes> {
+        self.largest(|list| list.host_arena)
+    }
+
+    fn largest(&self, size: impl Fn(&StageProgram) -> Bytes) -> Vec<Bytes> {
+        let mut largest = vec![Bytes::ZERO; self.mesh.stage_count()];
         for list in &self.lists {
-            if let Some(arena) = arenas.get_mut(list.stage) {
-                *arena = list.arena.max(*arena);
+            if let Some(known) = largest.get_mut(list.stage) {
+                *known = size(list).max(*known);
             }
         }
-        arenas
+        largest
     }
 }
 
@@ -121,8 +131,10 @@ pub struct StageProgram {
     pub passes: Vec<Pass>,
     /// The sums that a step leaves behind for the run to report.
     pub metrics: Vec<Metric>,
-    /// The size of the one allocation in which every buffer lies.
+    /// The size of the one allocation in which every buffer of the device's memory lies.
     pub arena: Bytes,
+    /// The same of the host's memory; none where nothing is offloaded.
+    pub host_arena: Bytes,
 }
 
 impl StageProgram {
@@ -185,6 +197,29 @@ pub enum Stream {
     SendTo(PeerId),
     /// Receives from one peer.
     ReceiveFrom(PeerId),
+    /// Copies into one of the memories from the other.
+    CopyTo(MemoryKind),
+}
+
+/// Which memory: a processor's own is both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// The device's, in which kernels work.
+    #[default]
+    Device,
+    /// That of the device's host.
+    Host,
+}
+
+impl MemoryKind {
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MemoryKind::Device => "device",
+            MemoryKind::Host => "host",
+        }
+    }
 }
 
 /// What a buffer is for.
@@ -222,7 +257,9 @@ pub struct Buffer {
     pub data_type: DataType,
     /// The buffer that it is a part of, if it is one: parameters lie in buckets.
     pub parent: Option<BufferId>,
-    /// Where it starts in the arena.
+    /// In which memory it lies.
+    pub memory: MemoryKind,
+    /// Where it starts in that memory's arena.
     pub offset: Bytes,
     /// How long it is.
     pub bytes: Bytes,
@@ -331,6 +368,8 @@ pub enum Operation {
         data_type: DataType,
         /// What it is for.
         role: CollectiveRole,
+        /// How it is made.
+        algorithm: CollectiveAlgorithm,
     },
     /// Sends the one read to a rank of another stage.
     Send {
@@ -356,6 +395,13 @@ pub enum Operation {
         /// Samples of the rank.
         samples: usize,
     },
+    /// Copies the one read to the one write, which lies in the other memory.
+    Copy {
+        /// The memory of the write.
+        to: MemoryKind,
+        /// How much.
+        bytes: Bytes,
+    },
 }
 
 impl Operation {
@@ -367,6 +413,8 @@ impl Operation {
             Operation::Send { .. } => "send",
             Operation::Receive { .. } => "receive",
             Operation::Load { .. } => "load",
+            Operation::Copy { to: MemoryKind::Device, .. } => "copy_to_device",
+            Operation::Copy { to: MemoryKind::Host, .. } => "copy_to_host",
         }
     }
 }
@@ -450,6 +498,7 @@ impl fmt::Display for Stream {
             Stream::Group(group) => formatter.pad(&format!("group {}", group.0)),
             Stream::SendTo(peer) => formatter.pad(&format!("to peer {}", peer.0)),
             Stream::ReceiveFrom(peer) => formatter.pad(&format!("from peer {}", peer.0)),
+            Stream::CopyTo(memory) => formatter.pad(&format!("to {}", memory.name())),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! How long ago the memory that an instruction touches was last touched: what decides whether it is still in a processor's caches.
 //!
 //! A calibration that times a kernel on memory which is as long untouched as in the step finds it as near to the processor as the step
-//! does. Knows no caches and no durations.
+//! does. Knows no caches and no durations. The host's memory lies behind the device's as if they were one, as a processor's are.
 
-use crate::program::StageProgram;
+use crate::program::{Buffer, MemoryKind, StageProgram};
 use foretell_units::Bytes;
 
 /// The arena is looked at in so many parts at most.
@@ -15,8 +15,13 @@ const LEAST_PART: u64 = 4096;
 /// Of each instruction's reads and then writes the bytes that the stage's instructions have touched since the last touch, in the order of the
 /// list and round the end of the step; the mean over an operand's parts.
 pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
-    let part = (stage.arena.count() / MOST_PARTS).max(LEAST_PART);
-    let parts = (stage.arena.count() / part + 1) as usize;
+    let all = stage.arena + stage.host_arena;
+    let part = (all.count() / MOST_PARTS).max(LEAST_PART);
+    let parts = (all.count() / part + 1) as usize;
+    let place = |buffer: &Buffer| match buffer.memory {
+        MemoryKind::Device => buffer.offset,
+        MemoryKind::Host => stage.arena + buffer.offset,
+    };
     let mut touched = vec![None::<u64>; parts];
     let mut now = 0u64;
     let mut distances = Vec::new();
@@ -29,8 +34,8 @@ pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
                 (offset.count() / part) as usize..=(last as usize).min(parts - 1)
             };
             if round == 1 {
-                let distance = |buffer: &crate::program::Buffer| {
-                    let all = range(buffer.offset, buffer.bytes);
+                let distance = |buffer: &Buffer| {
+                    let all = range(place(buffer), buffer.bytes);
                     let count = all.clone().count().max(1) as u64;
                     let since = all.map(|one| touched[one].map_or(now, |last| now - last)).sum::<u64>();
                     Bytes::new(since / count)
@@ -41,7 +46,7 @@ pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
                 now += buffer.bytes.count();
             }
             for buffer in operands() {
-                for one in range(buffer.offset, buffer.bytes) {
+                for one in range(place(buffer), buffer.bytes) {
                     touched[one] = Some(now);
                 }
             }

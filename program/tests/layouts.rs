@@ -2,9 +2,10 @@
 
 use foretell_models::{DropoutRate, Kernel, Model, Stem};
 use foretell_program::{
-    Axis, Collective, CollectiveRole, Compiled, ContextMethod, Keep, Kept, Layout, Operation, Optimizer, Overlap, Phase, Plan,
-    PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
+    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Keep, Kept, Layout, MemoryKind, Offload, Operation,
+    Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
 };
+use foretell_units::{Bytes, DataType};
 
 fn program(model: &Model, layout: Layout, batch: usize) -> Program {
     compile(model, "model", &Plan::new(layout, batch)).expect("a plan that fits").training
@@ -394,6 +395,52 @@ fn zero_shards_what_it_says() {
     assert!((kept(&whole, Parameter) as f64 / kept(&hybrid, Parameter) as f64 - 2.0).abs() < 0.02);
     // Two kinds of groups: shards within a shard group, sums over those of the same position in all of them.
     assert_eq!(hybrid.lists[0].groups.len(), 2);
+}
+
+#[test]
+fn what_is_offloaded_is_on_the_host_and_comes_and_goes_bucket_by_bucket() {
+    let model = Model::Mlp { widths: vec![64; 9] };
+    let program = |offload, precision| {
+        // A bucket for each product of 64 x 64 and its bias.
+        let layout = Layout { data: 2, zero: 1, offload, bucket: Bytes::new(4 * 65 * 64), ..Layout::default() };
+        let plan = Plan { precision, optimizer: Optimizer::AdamW, ..Plan::new(layout, 8) };
+        compile(&model, "model", &plan).expect("a plan that fits")
+    };
+    for (precision, states) in [(DataType::Fp32, 2), (DataType::Bf16, 3)] {
+        let [resident, offloaded] = [Offload::None, Offload::Optimizer].map(|offload| program(offload, precision));
+        // Each rank updates half of eight buckets.
+        let state = 8 * states * 4 * (65 * 64 / 2);
+        assert_eq!(resident.host_arenas(), [Bytes::ZERO]);
+        assert_eq!(offloaded.host_arenas(), [Bytes::new(state)]);
+        let kept = |program: &Program| -> u64 {
+            let buffers = program.lists[0].buffers.iter().filter(|one| one.persistent && one.parent.is_none());
+            buffers.filter(|one| one.memory == MemoryKind::Device).map(|one| one.bytes.count()).sum()
+        };
+        assert_eq!(kept(&resident.training) - kept(&offloaded.training), state);
+        let list = &offloaded.training.lists[0];
+        for memory in [MemoryKind::Device, MemoryKind::Host] {
+            let bytes = list.instructions.iter().filter_map(|one| match *one.operation {
+                Operation::Copy { to, bytes } if to == memory => Some(bytes.count()),
+                _ => None,
+            });
+            assert_eq!(bytes.sum::<u64>(), state, "all of it comes in and goes out");
+        }
+        let rooms =
+            list.buffers.iter().filter(|one| one.role == BufferRole::OptimizerState && !one.persistent && one.parent.is_none());
+        assert_eq!(
+            rooms.map(|one| one.bytes.count()).collect::<Vec<_>>(),
+            [state / 8; 3],
+            "the device has room for three buckets'"
+        );
+        // The state of the next comes in while that of the one before goes out: it waits for nothing but the copy that leaves it the room.
+        let copies = |memory| {
+            list.instructions.iter().filter(move |one| matches!(*one.operation, Operation::Copy { to, .. } if to == memory))
+        };
+        let fourth = copies(MemoryKind::Device).nth(3 * states as usize).expect("there are eight");
+        let first_out = copies(MemoryKind::Host).nth(states as usize - 1).expect("there are eight");
+        let awaited: Vec<_> = fourth.after.iter().map(|&id| list.instruction(id)).collect();
+        assert!(awaited.len() == 1 && std::ptr::eq(awaited[0], first_out), "the copy that empties its room");
+    }
 }
 
 #[test]

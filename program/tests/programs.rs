@@ -4,8 +4,8 @@ mod soundness;
 
 use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
 use foretell_program::{
-    ContextMethod, Footprint, Kept, Layout, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout, StageProgram,
-    compile,
+    ContextMethod, Footprint, Kept, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
+    StageProgram, compile,
 };
 use proptest::prelude::*;
 use soundness::assert_sound;
@@ -118,11 +118,12 @@ prop_compose! {
         zero in 0usize..4,
         group in any::<bool>(),
         bucket in prop_oneof![Just(64u64), Just(4096), Just(25 << 20)],
+        offload in prop_oneof![2 => Just(Offload::None), 1 => Just(Offload::Optimizer)],
     ) -> (Layout, usize) {
         let bucket = foretell_units::Bytes::new(bucket);
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
-            data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, zero, shard_group, sequence_parallel,
+            data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, offload, zero, shard_group, sequence_parallel,
             context_method, operators: if tensor > 1 { operators } else { OperatorShares::default() },
             stage_places: turned(pipeline, micro_batches),
             ..Layout::default()

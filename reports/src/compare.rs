@@ -345,6 +345,7 @@ fn kind_of(operation: &Operation) -> String {
             format!("communication: {}", operation.kind())
         }
         Operation::Load { .. } => "load".to_owned(),
+        Operation::Copy { .. } => format!("copy: {}", operation.kind()),
     }
 }
 

@@ -21,7 +21,7 @@
 //! # };
 //! # let stage = StageProgram {
 //! #     stage: 0, streams: vec![Stream::Compute], peers: vec![], groups: vec![], buffers: vec![], instructions: vec![relu],
-//! #     names: vec!["activation".into()], passes: vec![], metrics: vec![], arena: Bytes::ZERO,
+//! #     names: vec!["activation".into()], passes: vec![], metrics: vec![], arena: Bytes::ZERO, host_arena: Bytes::ZERO,
 //! # };
 //! # let program = Program {
 //! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, lists: vec![stage], list_of_rank: vec![0], samples: 1,

@@ -3,8 +3,9 @@
 
 use foretell_models::{InputKind, Kernel, WeightLayout};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh,
-    Operation, Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram, Stream, StreamId, Timeline,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction,
+    InstructionId, MemoryKind, Mesh, Operation, Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram,
+    Stream, StreamId, Timeline,
 };
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 use std::sync::Arc;
@@ -59,6 +60,7 @@ impl Builder {
             shape: [bytes.count() as usize / 4].into(),
             data_type: DataType::Fp32,
             parent: None,
+            memory: MemoryKind::Device,
             offset: self.stage.arena,
             bytes,
             persistent,
@@ -120,6 +122,7 @@ fn stage(index: usize) -> StageProgram {
             passes: vec![],
             metrics: vec![],
             arena: Bytes::ZERO,
+            host_arena: Bytes::ZERO,
         },
     };
     let weights = builder.buffer("weights", BufferRole::Parameter, WEIGHTS, true);
@@ -170,6 +173,7 @@ fn stage(index: usize) -> StageProgram {
         group: GroupId(0),
         bytes: WEIGHTS,
         data_type: DataType::Fp32,
+        algorithm: CollectiveAlgorithm::Automatic,
         role: CollectiveRole::Gradients,
     };
     let reduced = builder.add("gradients", reduce, 2, Phase::Update, None, &[last], &[gradients]);
@@ -182,9 +186,10 @@ fn stage(index: usize) -> StageProgram {
 fn duration(operation: &Operation) -> f64 {
     match operation {
         Operation::Compute { kernel, .. } => kernel.flops().value().max(kernel.bytes(DataType::Fp32).value() * 10.0),
-        Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => {
-            5e6 + bytes.value() * 100.0
-        }
+        Operation::Collective { bytes, .. }
+        | Operation::Send { bytes, .. }
+        | Operation::Receive { bytes, .. }
+        | Operation::Copy { bytes, .. } => 5e6 + bytes.value() * 100.0,
         Operation::Load { .. } => 30e6,
     }
 }

@@ -99,7 +99,10 @@ fn event(precision: DataType, stage: &StageProgram, instruction: &Instruction, s
 fn bytes(precision: DataType, stage: &StageProgram, instruction: &Instruction) -> Option<Bytes> {
     match &*instruction.operation {
         Operation::Compute { kernel, .. } => Some(kernel.bytes(precision)),
-        Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(*bytes),
+        Operation::Collective { bytes, .. }
+        | Operation::Send { bytes, .. }
+        | Operation::Receive { bytes, .. }
+        | Operation::Copy { bytes, .. } => Some(*bytes),
         Operation::Load { .. } => {
             instruction.writes.first().and_then(|id| stage.buffers.get(id.0 as usize)).map(|buffer| buffer.bytes)
         }

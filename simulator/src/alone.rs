@@ -137,7 +137,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, ful
         _ => Picoseconds::ZERO,
     };
     let duration = |(instruction, step): (u32, &Step)| match *step {
-        Step::Compute | Step::Load => work.duration(list, instruction, Quantile::Median),
+        Step::Compute | Step::Load | Step::Copy => work.duration(list, instruction, Quantile::Median),
         Step::Collective { group, nth } => {
             let (party, which) = of_group(group, nth);
             price(party, which)

@@ -28,7 +28,7 @@ pub(crate) struct Code {
     pub(crate) collectives: Vec<Vec<u32>>,
     pub(crate) sends: Vec<Vec<u32>>,
     pub(crate) receives: Vec<Vec<u32>>,
-    /// Whether it computes or loads anything.
+    /// Whether it computes, loads or copies anything.
     pub(crate) uses_processor: bool,
     /// Whether exchanges of one group, or with one peer, stand in several streams, so that they may go on at once.
     pub(crate) exchanges_overlap: bool,
@@ -87,7 +87,7 @@ impl Code {
             collectives: Vec::new(),
             sends: Vec::new(),
             receives: Vec::new(),
-            uses_processor: lowered.steps.iter().any(|step| matches!(step, Step::Compute | Step::Load)),
+            uses_processor: lowered.steps.iter().any(|step| matches!(step, Step::Compute | Step::Load | Step::Copy)),
             exchanges_overlap: false,
         };
         let slot_of = slots(lowered, &order, &mut code.slots);
@@ -320,6 +320,6 @@ fn use_of(lowered: &LoweredList, instruction: u32) -> Use {
         Step::Compute if lowered.phases[index] == Phase::Update => Use::Optimizer,
         Step::Compute => Use::Compute,
         Step::Load => Use::Data,
-        Step::Collective { .. } | Step::Send { .. } | Step::Receive { .. } => Use::Communication,
+        Step::Collective { .. } | Step::Send { .. } | Step::Receive { .. } | Step::Copy => Use::Communication,
     }
 }

@@ -124,6 +124,8 @@ pub struct Parameters {
     /// The share of the processor that communication and reading take while they run unhindered. Of communication that was
     /// measured, the sample's own share counts.
     pub communication_share: f64,
+    /// The share of the processor that copies between its memory and the host's take: none where engines of their own make them.
+    pub copy_share: f64,
     /// How fast communication grows beside a kernel where both want the processor; where that is not known as an operating system shares it,
     /// equal use until one needs no more.
     pub communication_growth: Option<f64>,
@@ -187,6 +189,12 @@ impl LinkEfficiency {
         }
     }
 }
+
+/// What setting up a copy takes, however small it is: an estimate for want of a measurement, as it is of the order of a small copy over PCIe.
+const COPY_LATENCY: Seconds = Seconds::new(10e-6);
+
+/// What copies get of a slot's stated rate: large pinned copies reach 25 of 31 GB/s in PCIe 4 x16; an estimate for others.
+const HOST_LINK_EFFICIENCY: f64 = 0.8;
 
 /// How long things take on the devices of one topology.
 #[derive(Clone, Debug)]
@@ -373,6 +381,20 @@ impl CostModel {
         self.kinds[kind].graphics.as_ref().map_or(1.0, |graphics| graphics.launch_share(phase))
     }
 
+    /// How long a device of a kind takes to copy so much to its host's memory, or from it: with the rate that exchanges get of what its link states
+    /// where the device has such a link, and on top of [`COPY_LATENCY`].
+    pub fn copy_time(&self, kind: usize, bytes: Bytes) -> Estimate {
+        let latency = if self.kinds[kind].has_host_link() { COPY_LATENCY } else { Seconds::ZERO };
+        Estimate::assumed(self.copy_seconds_per_byte(kind) * bytes.value() + latency)
+    }
+
+    /// What each byte of it takes.
+    pub fn copy_seconds_per_byte(&self, kind: usize) -> Seconds {
+        let costs = &self.kinds[kind];
+        let (share, speed) = if costs.has_host_link() { (HOST_LINK_EFFICIENCY, 1.0) } else { (1.0, costs.speed) };
+        Seconds::new(1.0 / (costs.kind.host_rate().value() * share * speed))
+    }
+
     /// What the launch of a collective or a message takes of the host.
     pub fn exchange_launch(&self, kind: usize) -> Seconds {
         self.kinds[kind].graphics.as_ref().map_or(Seconds::ZERO, Graphics::exchange_launch)
@@ -444,6 +466,11 @@ fn is_of(profile: &Profile, kind: &DeviceKind, topology: &Topology) -> bool {
 }
 
 impl KindCosts {
+    /// Whether a link joins it to its host; a processor's memory is the host's.
+    fn has_host_link(&self) -> bool {
+        self.kind.architecture != Architecture::Cpu
+    }
+
     /// The costs of a kind, for which the profile holds if there is one.
     fn new(kind: &DeviceKind, profile: Option<&Profile>) -> Self {
         let assumed = roofline::parameters(kind.architecture);
@@ -467,6 +494,7 @@ impl KindCosts {
             step_overhead: Estimate::measured(&profile.step_overhead),
             load_seconds_per_byte: profile.load_seconds_per_byte,
             communication_share: profile.communication_share.clamp(0.0, 1.0),
+            copy_share: if kind.architecture == Architecture::Cpu { profile.communication_share.clamp(0.0, 1.0) } else { 0.0 },
             interruption: profile.interruption,
             ..assumed
         };

@@ -153,7 +153,7 @@ impl Path<'_> {
             Some((other, *messages.instructions.get(nth as usize)? as usize))
         };
         let partners: Vec<(Rank, usize)> = match self.lists[list].steps[instruction] {
-            Step::Compute | Step::Load => Vec::new(),
+            Step::Compute | Step::Load | Step::Copy => Vec::new(),
             Step::Send { peer, nth } => {
                 opposite(self.lists[list].sends[peer as usize].peer, nth, |one| &one.receives).into_iter().collect()
             }

@@ -4,9 +4,10 @@
 use crate::cost::{Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 use crate::exchange::Cost;
 use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, StageMemory, Workload};
+use crate::pairing::Call;
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
-use foretell_program::{Collective, CollectiveRole, Footprint, Phase, StageProgram};
+use foretell_program::{Footprint, Phase, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
 use foretell_units::{DataType, Seconds};
 use std::collections::BTreeMap;
@@ -64,6 +65,7 @@ impl Graphics {
             peak: BTreeMap::new(),
             power: None,
             idle_power: None,
+            host_link: None,
             link: None,
             cores: None,
             cpu_quota: None,
@@ -114,6 +116,7 @@ impl Graphics {
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::ZERO,
             communication_share: (self.stack.compute_slowdown / growth).min(1.0),
+            copy_share: 0.0,
             communication_growth: Some(growth),
             host_waits: HostWaits {
                 for_messages: self.stack.waits_for_messages,
@@ -135,16 +138,9 @@ impl Graphics {
     }
 
     /// What a collective takes alone, if `bytes` is its whole tensor in the Program and each flow carries `flow_share` of it.
-    pub(crate) fn collective(
-        &self,
-        reach: &Reachable,
-        kind: Collective,
-        role: CollectiveRole,
-        bytes: f64,
-        flow_share: f64,
-    ) -> Cost {
+    pub(crate) fn collective(&self, reach: &Reachable, Call { kind, role, bytes, algorithm }: Call, flow_share: f64) -> Cost {
         let costs = self.costs();
-        let time = costs.collective_time(kind, role, reach, bytes);
+        let time = costs.collective_time(kind, role, reach, bytes, algorithm);
         self.cost(time, bytes * costs.travelling(kind, role) * flow_share)
     }
 

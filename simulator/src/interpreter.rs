@@ -12,6 +12,7 @@
 //! It must not know schedules, layouts or what kernels are.
 
 use crate::code::{Block, NO_SLOT};
+use crate::cost::Parameters;
 use crate::engine::EventQueue;
 use crate::error::SimulationError;
 use crate::fairness::{ActivityId, FairShare};
@@ -368,7 +369,14 @@ impl<'a> Interpreter<'a> {
         }
         match block.step {
             Step::Compute => self.compute(task),
-            Step::Load => self.load(task),
+            Step::Load => {
+                let share = self.parameters(task.rank).communication_share;
+                self.beside_kernels(task, share);
+            }
+            Step::Copy => {
+                let share = self.parameters(task.rank).copy_share;
+                self.beside_kernels(task, share);
+            }
             Step::Collective { group, nth } => {
                 self.interrupt(task.rank);
                 self.reach(task, group, nth, now);
@@ -384,6 +392,10 @@ impl<'a> Interpreter<'a> {
                 self.receive(Exchange { party: self.party(task.rank, first + peer), nth }, task);
             }
         }
+    }
+
+    fn parameters(&self, rank: u32) -> &'a Parameters {
+        self.lowered.costs.parameters(self.lowered.ranks[rank as usize].kind)
     }
 
     /// The `number`-th group or channel of a rank.
@@ -408,7 +420,7 @@ impl<'a> Interpreter<'a> {
         if let Some(recorder) = &mut self.recorder {
             recorder.end(task.rank, code, block, now);
         }
-        if matches!(block.step, Step::Compute | Step::Load) {
+        if matches!(block.step, Step::Compute | Step::Load | Step::Copy) {
             self.ranks[task.rank as usize].meter.end(block.counts_as, now);
         }
         self.progress[first_stream + block.stream as usize] = Progress::at(task.block + 1);

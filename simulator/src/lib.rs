@@ -46,6 +46,7 @@
 //! #     passes: vec![],
 //! #     metrics: vec![],
 //! #     arena: Bytes::new(7 << 30),
+//! #     host_arena: Bytes::ZERO,
 //! # };
 //! # let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).ok_or("no mesh")?;
 //! # let program = Program {
@@ -108,7 +109,7 @@ pub use alone::{Alone, alone, alone_on};
 pub use beside::{Job, simulate_beside};
 pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
-pub use device_memory::{device_memory, device_memory_by_stage};
+pub use device_memory::{HostMemory, device_memory, device_memory_by_stage, host_memory};
 pub use disturbance::Disturbance;
 pub use error::SimulationError;
 pub use failures::{FailingRun, Reliability};

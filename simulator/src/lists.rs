@@ -15,6 +15,8 @@ pub(crate) enum Step {
     Compute,
     /// Samples to read.
     Load,
+    /// Bytes to copy from one memory of the device to the other.
+    Copy,
     /// The `nth` collective of a group of the list.
     Collective { group: u32, nth: u32 },
     /// The `nth` message to the list's `peer`-th receiver.
@@ -142,6 +144,7 @@ impl LoweredList {
         Ok(match *list.instructions[index].operation {
             Operation::Compute { .. } => Step::Compute,
             Operation::Load { .. } => Step::Load,
+            Operation::Copy { .. } => Step::Copy,
             Operation::Collective { group, .. } => {
                 let list = self.collectives.get_mut(group.0 as usize).ok_or_else(|| format!("there is no group {}", group.0))?;
                 list.push(index as u32);

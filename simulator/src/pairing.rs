@@ -12,7 +12,7 @@ use crate::lowering::SimulatedRank;
 use crate::network::Shape;
 use crate::rings::{Collectives, Hop, goes_round, hops, steps, take_as_foretold};
 use crate::simulation::Quantile;
-use foretell_program::{Axis, Collective, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
+use foretell_program::{Axis, Collective, CollectiveAlgorithm, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
@@ -68,6 +68,8 @@ pub(crate) struct Call {
     pub(crate) role: CollectiveRole,
     /// Of the whole tensor.
     pub(crate) bytes: f64,
+    /// How it is made.
+    pub(crate) algorithm: CollectiveAlgorithm,
 }
 
 /// Ranks that run collectives together.
@@ -391,7 +393,7 @@ impl GroupSet {
 
     /// The same of a collective of a kind that it has.
     pub(crate) fn cost_of(&self, costs: &CostModel, call: Call, quantile: Quantile) -> (Cost, Option<&Shape>) {
-        let Call { kind: collective, role, bytes } = call;
+        let Call { kind: collective, bytes, algorithm: asked, .. } = call;
         let members = self.size;
         if members < 2 {
             return (NOTHING, None);
@@ -406,14 +408,16 @@ impl GroupSet {
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), Algorithm::MESSAGE),
         };
         let of_kind = |(kind, spread): &(usize, Reachable)| {
-            Some(costs.graphics(*kind)?.collective(spread, collective, role, bytes, algorithm.share).through_fabric(shape))
+            Some(costs.graphics(*kind)?.collective(spread, call, algorithm.share).through_fabric(shape))
         };
         if let Some(cost) = slowest(self.spreads.iter().filter_map(of_kind)) {
             return (cost, shape);
         }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
         let parameters = costs.parameters(self.kind);
-        if let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
+        // What was measured went round rings.
+        if asked != CollectiveAlgorithm::Tree
+            && let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
             && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile)
         {
             return (costs.rescaled(cost, reach), shape);
@@ -424,8 +428,13 @@ impl GroupSet {
         let ring = alone(shape, algorithm).unwrap_or(NOTHING);
         let tree =
             if collective == Collective::AllReduce { alone(self.tree.as_ref(), Algorithm::double_tree(members)) } else { None };
+        let is_better = |tree: &Cost, ring: &Cost| match asked {
+            CollectiveAlgorithm::Automatic => tree.latency + tree.flow < ring.latency + ring.flow,
+            CollectiveAlgorithm::Ring => false,
+            CollectiveAlgorithm::Tree => true,
+        };
         match tree {
-            Some(tree) if tree.latency + tree.flow < ring.latency + ring.flow => (tree, self.tree.as_ref()),
+            Some(tree) if is_better(&tree, &ring) => (tree, self.tree.as_ref()),
             _ => (ring, shape),
         }
     }
@@ -498,7 +507,7 @@ impl Calls {
 pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize, group: usize) -> Repeated<Call> {
     let instructions = lists[list].collectives[group].iter();
     Repeated::new(instructions.filter_map(|&index| match *program.lists[list].instructions[index as usize].operation {
-        Operation::Collective { kind, role, bytes, .. } => Some(Call { kind, role, bytes: bytes.value() }),
+        Operation::Collective { kind, role, bytes, algorithm, .. } => Some(Call { kind, role, bytes: bytes.value(), algorithm }),
         _ => None,
     }))
 }

@@ -1,8 +1,9 @@
 //! The answer in the form that the command line prints: `simulate --json` of the contract.
 
 use crate::cost::CostModel;
+use crate::device_memory::{device_needs, host_memory};
 use crate::error::SimulationError;
-use crate::lowering::Lowered;
+use crate::lowering::{Lowered, SimulatedRank};
 use crate::si;
 use crate::simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Scenario, Simulation, lower, run};
 use crate::uncertainty::Interval;
@@ -43,10 +44,13 @@ pub struct Prediction {
     /// The arena of each stage.
     #[serde(with = "si::sizes")]
     pub peak_memory_bytes: Vec<Bytes>,
+    /// What a rank of each stage has in its host's memory.
+    #[serde(with = "si::sizes", default)]
+    pub host_memory_bytes: Vec<Bytes>,
     /// What the largest arena of each stage holds when it holds the most.
     #[serde(with = "si::footprints", default)]
     pub memory_by_component: Vec<Footprint>,
-    /// Whether each stage's arena fits the devices that run it.
+    /// Whether each stage's arena fits the devices that run it, and what is on hosts fits these.
     pub fits: bool,
     /// What the last rank spends the step on.
     pub breakdown_seconds: Breakdown,
@@ -150,7 +154,11 @@ pub fn predict_with(
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
-    let fits = lowered.ranks.iter().all(|rank| program.list_of(rank.rank).arena <= topology.device_kind(rank.device).memory);
+    let fits_device = |rank: &SimulatedRank| {
+        let kind = topology.device_kind(rank.device);
+        device_needs(program.list_of(rank.rank), kind.architecture) <= kind.memory
+    };
+    let fits = lowered.ranks.iter().all(fits_device) && host_memory(program, topology).fits;
     let prediction = Prediction {
         step_seconds: step,
         step_seconds_p05: interval.p05,
@@ -163,6 +171,7 @@ pub fn predict_with(
         mfu: utilisation(program.model_flops.value()),
         hfu: utilisation(program.hardware_flops.value()),
         peak_memory_bytes: program.arenas(),
+        host_memory_bytes: program.host_arenas(),
         memory_by_component: program.footprints(),
         fits,
         breakdown_seconds: median.breakdown,

@@ -166,8 +166,8 @@ impl Spent {
         for (span, instruction) in timeline.spans.iter().zip(&list.instructions) {
             let counts_as = match *instruction.operation {
                 Operation::Compute { kernel, .. } => usize::from(!is_bound_by_arithmetic(&kernel, precision, kind)),
-                // The host reads samples.
-                Operation::Load { .. } => continue,
+                // The host reads samples, and copies take little of the device.
+                Operation::Load { .. } | Operation::Copy { .. } => continue,
                 _ => 2,
             };
             changes.push((span.start, counts_as, 1));

@@ -116,6 +116,13 @@ pub(crate) fn work_of(
                 let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
                 (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
             }
+            Operation::Copy { bytes, .. } => {
+                let copy = costs.copy_time(kind, bytes);
+                if !copy.source.is_calibrated() {
+                    uncalibrated.insert(format!("copies between {} and its host", costs.kind_name(kind)));
+                }
+                (each(&|quantile| copy.at(quantile)), exchange_launch)
+            }
             Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
             Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
         };

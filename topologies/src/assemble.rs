@@ -1,6 +1,6 @@
 //! From the words of a topology file to a topology: bases are filled in, names looked up, units read, defaults taken and noted.
 
-use crate::device::{Architecture, DeviceKind};
+use crate::device::{Architecture, DEFAULT_PCIE_BANDWIDTH, DeviceKind};
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::library;
 use crate::node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
@@ -11,9 +11,6 @@ use foretell_units::{BytesPerSecond, Seconds};
 use std::collections::BTreeMap;
 
 mod network;
-
-/// PCIe 4 x16 one way, the usual slot of today's servers (`link_specs.csv`: 31 GB/s).
-const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
 
 /// One core copying through memory: an estimate, the same as discovery takes. Calibration measures it.
 pub(crate) const DEFAULT_SHARED_MEMORY_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(10e9);
@@ -160,7 +157,8 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
             && spec.memory_bandwidth.is_none()
             && spec.peak.is_empty()
             && spec.power.is_none()
-            && spec.link.is_none();
+            && spec.link.is_none()
+            && spec.host_link.is_none();
         base.source.as_ref().map(|source| if same { source.clone() } else { format!("{source}; changed in the topology file") })
     };
 
@@ -200,6 +198,12 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
             .transpose()?
             .or(base.as_ref().and_then(|base| base.idle_power)),
         link: spec.link.as_ref().map(|link| link.positive("link")).transpose()?.or(base.as_ref().and_then(|base| base.link)),
+        host_link: spec
+            .host_link
+            .as_ref()
+            .map(|link| link.positive("host_link"))
+            .transpose()?
+            .or(base.as_ref().and_then(|base| base.host_link)),
         cores: spec.cores.as_ref().map(|cores| cores.count("cores")).transpose()?.or(base.as_ref().and_then(|base| base.cores)),
         cpu_quota: spec.cpu_quota.as_ref().map(cpu_quota).transpose()?.or(base.as_ref().and_then(|base| base.cpu_quota)),
         source: spec.source.clone().or(base.as_ref().and_then(own)),
@@ -258,6 +262,7 @@ fn node_group(
         }
     };
     Ok(NodeGroup {
+        host_memory: spec.host_memory.as_ref().map(|memory| memory.positive("host_memory")).transpose()?,
         nics: spec.nics.as_ref().map(|nics| network_interfaces(nics, &name)).transpose()?,
         price_per_hour: spec.price_per_hour.as_ref().map(|price| price.number("price_per_hour", 0.0)).transpose()?,
         mean_time_between_failures: spec

@@ -16,6 +16,9 @@ pub enum Architecture {
     Tpu,
 }
 
+/// PCIe 4 x16 one way, the usual slot of today's servers (`link_specs.csv`: 31 GB/s).
+pub(crate) const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
+
 /// One kind of device, with its data-sheet figures.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceKind {
@@ -37,6 +40,9 @@ pub struct DeviceKind {
     pub idle_power: Option<Watts>,
     /// What all its links to other devices can send together, one way.
     pub link: Option<BytesPerSecond>,
+    /// What it moves to its host's memory, or from it, one way, while the other devices of its node do, too; [`DeviceKind::host_rate`] where the
+    /// file does not say.
+    pub host_link: Option<BytesPerSecond>,
     /// How many processor cores make up one device, where it is a CPU. The lab gives a rank that many.
     pub cores: Option<usize>,
     /// The share of its cores' time that the lab lets a device have, if the file asks for less than all of it. The figures above are those
@@ -50,6 +56,15 @@ impl DeviceKind {
     /// How fast it is beside the device that its figures describe: its `cpu_quota`, or 1.
     pub fn speed(&self) -> f64 {
         self.cpu_quota.unwrap_or(1.0)
+    }
+
+    /// What it moves to its host's memory, or from it, one way: what the file says, or a slot of sixteen PCIe lanes of generation 4, the usual one
+    /// of today's servers (`link_specs.csv`: 31 GB/s). A processor's memory is its host's: it reads every byte there and writes it again.
+    pub fn host_rate(&self) -> BytesPerSecond {
+        self.host_link.unwrap_or(match self.architecture {
+            Architecture::Cpu => self.memory_bandwidth / 2.0,
+            Architecture::Gpu | Architecture::Tpu => DEFAULT_PCIE_BANDWIDTH,
+        })
     }
 
     /// The same with peaks, in every format, and memory so many times as fast.

@@ -56,6 +56,7 @@ pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topolog
             tree: None,
         }),
         nics: None,
+        host_memory: None,
         price_per_hour: None,
         mean_time_between_failures: None,
     };
@@ -169,6 +170,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
         power: None,
         idle_power: None,
         link: None,
+        host_link: None,
         cores: Some(1),
         cpu_quota: None,
         source: Some(format!("estimated from /proc/cpuinfo: {model}, {megahertz:.0} MHz, {operations} fp32 operations a cycle")),

@@ -1,6 +1,6 @@
 //! Nodes: how many of a kind there are, what joins the devices of one, and how it reaches the network.
 
-use foretell_units::{BytesPerSecond, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
 /// How the devices of one node are joined.
@@ -115,6 +115,8 @@ pub struct NodeGroup {
     pub link: Option<NodeLink>,
     /// How a node reaches the network; `None` where it does not.
     pub nics: Option<Nics>,
+    /// The memory of a node's host, which its devices share; `None` where the file does not say. A processor's own memory is part of it.
+    pub host_memory: Option<Bytes>,
     /// What one node costs an hour, in the currency of the file.
     pub price_per_hour: Option<f64>,
     /// From one failure of a node that ends a run to the next of the same node, on average.

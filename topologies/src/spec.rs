@@ -77,6 +77,8 @@ pub(crate) struct DeviceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host_link: Option<At<Scalar>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cores: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_quota: Option<At<Scalar>>,
@@ -104,6 +106,8 @@ pub(crate) struct NodeSpec {
     pub(crate) link: Option<At<ShortOrFull<LinkSpec>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nics: Option<At<NicsSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host_memory: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price_per_hour: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -331,6 +335,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
         power: kind.power.map(written),
         idle_power: kind.idle_power.map(written),
         link: kind.link.map(written),
+        host_link: kind.host_link.map(written),
         cores: kind.cores.map(|cores| Scalar::from(cores).into()),
         cpu_quota: kind.cpu_quota.map(|quota| Scalar::from(quota).into()),
         source: kind.source.clone(),
@@ -351,6 +356,7 @@ fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
         })),
         link: link.map(|link| ShortOrFull::Full(link).into()),
         nics: nics.map(At::from),
+        host_memory: group.host_memory.map(written),
         price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
         mean_time_between_failures: group.mean_time_between_failures.map(written),
     }

@@ -221,7 +221,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             node.replace("link:", "lnk:"),
             "cluster.yaml:2:56: unknown field `lnk`; hint: did you mean `link`? There are `name`, `count`, `devices`, `link`, `nics`, \
-             `price_per_hour`, `mean_time_between_failures`",
+             `host_memory`, `price_per_hour`, `mean_time_between_failures`",
         ),
         (
             node.replace("count: 8", "count: 0"),

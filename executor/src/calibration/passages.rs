@@ -3,7 +3,7 @@
 
 use super::LEARNING_RATE;
 use super::watch::{Timed, Watch};
-use crate::arena::Arena;
+use crate::arena::Arenas;
 use crate::backend::{CpuBackend, Hyperparameters};
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
@@ -16,7 +16,7 @@ use crate::samples::Samples;
 use crate::training::hyperparameters;
 use crate::transport::Group;
 use foretell_models::{Graph, GraphOptions, Kernel};
-use foretell_program::{Program, Rank, Sample, compile};
+use foretell_program::{Program, Rank, Sample, StageProgram, compile};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct Passages {
     kernels: Vec<usize>,
     backend: CpuBackend,
     clock: fn() -> u64,
-    arena: Arena,
+    arenas: Arenas,
 }
 
 /// A passage, ready to be run.
@@ -59,21 +59,21 @@ impl Passages {
             let program = compile(&passage.model, &passage.name, &passage.plan)?.training;
             programs.extend(ranks_of(&program, member).into_iter().map(|rank| (passage, program.clone(), rank)));
         }
-        let arenas = programs.iter().filter_map(|(_, program, rank)| Some(program.list_of((*rank)?).arena));
-        let size = arenas.fold(Bytes::new(1), Bytes::max);
+        let lists = || programs.iter().filter_map(|(_, program, rank)| Some(program.list_of((*rank)?)));
+        let largest = |size: fn(&StageProgram) -> Bytes| lists().map(size).fold(Bytes::new(1), Bytes::max);
         // One after the other they have the same memory.
-        let arena = Arena::new(size)?;
+        let arenas = Arenas::new(largest(|list| list.arena), largest(|list| list.host_arena), None)?;
         let numbers: BTreeMap<(Kernel, bool), usize> =
             job.kernels.iter().enumerate().map(|(index, &kernel)| (kernel, index)).collect();
         let mut kernels = Vec::new();
         let mut passages = Vec::new();
         for (passage, program, rank) in programs {
             passages.push(match rank {
-                Some(rank) => Prepared::new((passage, LEAD), (program, rank), &arena, &numbers, &mut kernels)?,
+                Some(rank) => Prepared::new((passage, LEAD), (program, rank), &arenas, &numbers, &mut kernels)?,
                 None => None,
             });
         }
-        Ok(Self { passages, kernels, backend: CpuBackend::new(), clock, arena })
+        Ok(Self { passages, kernels, backend: CpuBackend::new(), clock, arenas })
     }
 
     /// What is timed.
@@ -88,7 +88,7 @@ impl Passages {
                 (0..=RUNS).try_for_each(|_| everyone.barrier())?;
                 continue;
             };
-            passage.initialise(&self.arena)?;
+            passage.initialise(&self.arenas)?;
             let places: Vec<usize> = passage.instructions.iter().filter_map(|(_, place)| *place).collect();
             let mut timed: Vec<Timed> =
                 places.iter().map(|_| Timed { seconds: Vec::with_capacity(RUNS), elapsed: 0.0 }).collect();
@@ -151,12 +151,12 @@ impl Prepared {
     fn new(
         (passage, lead): (&Passage, usize),
         (program, rank): (Program, Rank),
-        arena: &Arena,
+        arenas: &Arenas,
         numbers: &BTreeMap<(Kernel, bool), usize>,
         kernels: &mut Vec<usize>,
     ) -> Result<Option<Self>, ExecutorError> {
         let Some(timed) = passage.timed.get(program.list_index(rank)).filter(|timed| !timed.is_empty()) else { return Ok(None) };
-        let rehearsal = Rehearsal::new(&program, rank, arena)?;
+        let rehearsal = Rehearsal::new(&program, rank, arenas)?;
         let mut runs = vec![false; rehearsal.len()];
         let mut places = vec![None; rehearsal.len()];
         for &instruction in timed.iter().filter(|&&instruction| (instruction as usize) < rehearsal.len()) {
@@ -194,10 +194,10 @@ impl Prepared {
         Ok(Some(Self { rehearsal, program, rank, graph, samples, hyperparameters, instructions }))
     }
 
-    fn initialise(&self, arena: &Arena) -> Result<(), ExecutorError> {
+    fn initialise(&self, arenas: &Arenas) -> Result<(), ExecutorError> {
         let mesh = &self.program.mesh;
         let coordinates = mesh.coordinates(self.rank);
-        initialise(self.program.list_of(self.rank), &self.graph, mesh.stage_at(coordinates), coordinates, arena, 0)
+        initialise(self.program.list_of(self.rank), &self.graph, mesh.stage_at(coordinates), coordinates, arenas, 0)
     }
 }
 
@@ -251,8 +251,8 @@ mod tests {
         timed[list] = vec![instruction];
         let passage = Passage { model: model.clone(), name: "m".into(), plan: plan.clone(), timed };
         let size = program.lists[list].arena;
-        let arena = Arena::new(size).expect("memory");
-        let place = arena.at(Bytes::ZERO, size).expect("all of it");
+        let arenas = Arenas::new(size, program.lists[list].host_arena, None).expect("memory");
+        let place = arenas.device.at(Bytes::ZERO, size).expect("all of it");
         // SAFETY: the place is the whole arena.
         unsafe { place.write_bytes(0x81, size.count() as usize) };
         let Operation::Compute { kernel, accumulate, group } = *program.lists[list].instructions[instruction as usize].operation
@@ -262,10 +262,10 @@ mod tests {
         let parts = if group.is_some() { kernel.parts() } else { 1 };
         let numbers = (0..parts).map(|part| ((kernel.for_member(part).without_constants(), accumulate), part)).collect();
         let mut kernels = Vec::new();
-        let prepared = Prepared::new((&passage, 0), (program.clone(), rank), &arena, &numbers, &mut kernels).expect("it fits");
-        let mut prepared = prepared.expect("every instruction of the list is timed");
+        let prepared = Prepared::new((&passage, 0), (program.clone(), rank), &arenas, &numbers, &mut kernels).expect("it fits");
+        let mut prepared = prepared.expect("the instruction is timed");
         assert_eq!(kernels.len(), 1, "one kernel is timed");
-        prepared.initialise(&arena).expect("parameters");
+        prepared.initialise(&arenas).expect("parameters");
         for &(one, _) in &prepared.instructions.clone() {
             let told = (&prepared.hyperparameters, &prepared.samples);
             prepared.rehearsal.run(one, &mut CpuBackend::new(), told).expect("it runs without what came before");

@@ -9,6 +9,7 @@ use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress, Driver};
 use crate::backend::{BackendError, Hyperparameters};
 use crate::error::ExecutorError;
 use crate::line::Line;
+use foretell_program::{MemoryKind, Operation};
 use foretell_units::Bytes;
 use std::sync::Arc;
 
@@ -159,6 +160,26 @@ fn copy_samples(
     Ok(unsafe { queues.driver.copy_in(to, from.pointer, from.bytes, queues.streams[slot]) }?)
 }
 
+/// Queues a copy between the GPU's memory and pinned memory of the host.
+fn copy(queues: &Queues, playlist: &Playlist, slot: usize, id: u32) -> Result<(), ExecutorError> {
+    let operands = &playlist.operands[id as usize];
+    let (Operation::Copy { to, .. }, [read], [write]) =
+        (&*playlist.stage.instructions[id as usize].operation, &operands.reads[..], &operands.writes[..])
+    else {
+        let what = "something else than a copy on a stream of copies".into();
+        return Err(ExecutorError::Unsupported { what, hint: "this is a fault in the compiler: please report it".into() });
+    };
+    let (driver, stream, bytes) = (&queues.driver, queues.streams[slot], read.bytes.min(write.bytes));
+    // SAFETY: both are this instruction's until it is done, and live as long as the rank's arenas.
+    unsafe {
+        match to {
+            MemoryKind::Device => driver.copy_in(DeviceAddress::of(write.pointer), read.pointer, bytes, stream),
+            MemoryKind::Host => driver.copy_out(write.pointer, DeviceAddress::of(read.pointer), bytes, stream),
+        }
+    }?;
+    Ok(())
+}
+
 /// Runs one step of a stream other than compute.
 pub(super) fn stream(
     shared: &Shared,
@@ -188,9 +209,10 @@ pub(super) fn stream(
                 return Err(ExecutorError::OtherStream);
             }
             queues.mark_start(program, slot, id, mode)?;
-            match is_load {
-                true => copy_samples(queues, playlist, program, slot, id, mode)?,
-                false => way.exchange(queues, playlist, slot, line, step, id)?,
+            match line {
+                Line::Load { .. } => copy_samples(queues, playlist, program, slot, id, mode)?,
+                Line::Copy => copy(queues, playlist, slot, id)?,
+                Line::Group(_) | Line::Peer(_) => way.exchange(queues, playlist, slot, line, step, id)?,
             }
             queues.mark_end(program, slot, id, mode)?;
         }

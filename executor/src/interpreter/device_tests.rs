@@ -9,8 +9,8 @@ use crate::initialise::initialise;
 use crate::training::hyperparameters;
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{GraphOptions, Model};
-use foretell_program::{Layout, Plan, compile};
-use foretell_units::DataType;
+use foretell_program::{Layout, Offload, Plan, compile};
+use foretell_units::{Bytes, DataType};
 
 const STEPS: usize = 6;
 
@@ -36,12 +36,8 @@ fn train_rank(
     let compiled = compile(model, "model", plan).expect("it can be laid out");
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(rank);
-    let size = compiled.arena_of(rank);
-    let arena = match device {
-        Some(device) => Arena::on_device(size, device as Arc<dyn Driver>),
-        None => Arena::new(size),
-    };
-    let arena = arena.expect("a small arena");
+    let driver = device.map(|device| device as Arc<dyn Driver>);
+    let arenas = Arenas::new(compiled.arena_of(rank), compiled.host_arena_of(rank), driver.as_ref()).expect("small arenas");
     let graph = model.graph("model", &GraphOptions::ONE).expect("it is a model");
     let stage = mesh.stage_at(coordinates);
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &model.sample(), 1).expect("synthetic data"));
@@ -51,8 +47,8 @@ fn train_rank(
         Arc::new(Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices })
     };
     let programs = [&compiled.training, &compiled.evaluation];
-    let mut interpreter = Interpreter::start(&programs, rank, &arena, transport, samples(0)).expect("the streams start");
-    initialise(compiled.training.list_of(rank), &graph, stage, coordinates, &arena, 1).expect("it is filled");
+    let mut interpreter = Interpreter::start(&programs, rank, &arenas, transport, samples(0)).expect("the streams start");
+    initialise(compiled.training.list_of(rank), &graph, stage, coordinates, &arenas, 1).expect("it is filled");
     let mut reports = Vec::new();
     let mut upcoming = samples(0);
     for step in 0..STEPS {
@@ -64,7 +60,7 @@ fn train_rank(
         upcoming = next;
         reports.push(interpreter.metrics(0, &mesh, rank).expect("metrics"));
         let spans = interpreter.spans(0).expect("spans");
-        assert!(arena.driver().is_none() || spans.is_empty() != is_timed, "{is_timed}");
+        assert!(arenas.driver().is_none() || spans.is_empty() != is_timed, "{is_timed}");
     }
     reports
 }
@@ -150,6 +146,7 @@ fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
         Layout { pipeline: 2, micro_batch: 2, ..Layout::default() },
         Layout { data: 2, zero: 3, ..Layout::default() },
         Layout { context: 2, ..Layout::default() },
+        Layout { data: 2, zero: 1, offload: Offload::Optimizer, bucket: Bytes::new(1 << 12), ..Layout::default() },
         // Ranks that know by their place among others which samples they have: dropout drops the same of them.
         Layout {
             tensor: 2,

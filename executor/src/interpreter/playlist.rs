@@ -1,9 +1,9 @@
 //! A Program made ready to run on one rank: who runs which instruction on what, and after whom.
 
-use crate::arena::Arena;
+use crate::arena::Arenas;
 use crate::backend::{BackendError, Hyperparameters, KernelCall, Operand};
 use crate::error::ExecutorError;
-use foretell_program::{Group, GroupId, Mesh, Metric, Operation, PeerId, Program, Rank, StageProgram, Stream};
+use foretell_program::{Group, GroupId, MemoryKind, Mesh, Metric, Operation, PeerId, Program, Rank, StageProgram, Stream};
 use foretell_units::DataType;
 use std::fmt;
 
@@ -15,6 +15,7 @@ pub(crate) enum StreamKey {
     Group(Group),
     SendTo(Rank),
     ReceiveFrom(Rank),
+    CopyTo(MemoryKind),
 }
 
 impl StreamKey {
@@ -27,6 +28,7 @@ impl StreamKey {
             Stream::Group(GroupId(index)) => StreamKey::Group(list.groups[*index as usize].clone()),
             Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
             Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
+            Stream::CopyTo(memory) => StreamKey::CopyTo(*memory),
         }
     }
 }
@@ -39,6 +41,7 @@ impl fmt::Display for StreamKey {
             StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
             StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
             StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
+            StreamKey::CopyTo(memory) => write!(formatter, "to-{}", memory.name()),
         }
     }
 }
@@ -77,7 +80,7 @@ impl Playlist {
         mesh: &Mesh,
         rank: Rank,
         keys: &[StreamKey],
-        arena: &Arena,
+        arenas: &Arenas,
     ) -> Result<Self, ExecutorError> {
         let stage = program.list_of(rank);
         let slot_of: Vec<usize> = stage
@@ -92,7 +95,7 @@ impl Playlist {
             let buffer = stage.buffer(*id);
             let outside =
                 || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
-            let pointer = arena.at(buffer.offset, buffer.bytes).ok_or_else(outside)?;
+            let pointer = arenas.at(buffer).ok_or_else(outside)?;
             Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
         };
         for (index, instruction) in stage.instructions.iter().enumerate() {

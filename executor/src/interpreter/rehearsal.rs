@@ -5,7 +5,7 @@
 
 use super::playlist::Playlist;
 use super::stream_keys;
-use crate::arena::Arena;
+use crate::arena::Arenas;
 use crate::backend::{Backend, CpuBackend, Hyperparameters, Operand};
 use crate::error::ExecutorError;
 use crate::half::Half;
@@ -22,10 +22,10 @@ pub(crate) struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// Prepares the list of `rank` over an arena of the host's memory, which must outlive it.
-    pub(crate) fn new(program: &Program, rank: Rank, arena: &Arena) -> Result<Self, ExecutorError> {
+    /// Prepares the list of `rank` over arenas of the host's memory, which must outlive it.
+    pub(crate) fn new(program: &Program, rank: Rank, arenas: &Arenas) -> Result<Self, ExecutorError> {
         let mesh: &Mesh = &program.mesh;
-        let playlist = Playlist::new(program, mesh, rank, &stream_keys(&[program], rank), arena)?;
+        let playlist = Playlist::new(program, mesh, rank, &stream_keys(&[program], rank), arenas)?;
         let load = Line::Load { samples_before: playlist.samples_before, half: Half::of(program.precision) };
         Ok(Self { playlist, load })
     }
@@ -79,6 +79,10 @@ impl Rehearsal {
             // SAFETY: as above.
             (Operation::Load { .. }, ..) => unsafe {
                 self.load.run(operation, &operands.reads, &operands.writes, samples)?;
+            },
+            // SAFETY: as above.
+            (Operation::Copy { .. }, ..) => unsafe {
+                Line::Copy.run(operation, &operands.reads, &operands.writes, samples)?;
             },
             (Operation::Collective { kind, group, .. }, [read], [write]) => {
                 let part = self.playlist.group_index[group.0 as usize];

@@ -5,8 +5,8 @@ use crate::data::{DataSource, Dataset, SampleShape, Split};
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{InputKind, Kernel};
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Instruction, Operation, Phase, StageProgram,
-    Stream, StreamId,
+    Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, GroupId, Instruction, MemoryKind,
+    Operation, Phase, StageProgram, Stream, StreamId,
 };
 use foretell_units::{Bytes, DataType, Flops};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         shape: [16].into(),
         data_type: DataType::Fp32,
         parent: None,
+        memory: MemoryKind::Device,
         offset: Bytes::ZERO,
         bytes: BYTES,
         persistent: true,
@@ -32,6 +33,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         group: GroupId(0),
         bytes: BYTES,
         data_type: DataType::Fp32,
+        algorithm: CollectiveAlgorithm::Automatic,
         role: CollectiveRole::Gradients,
     };
     let instruction = |stream: u16, operation: Operation| {
@@ -53,6 +55,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: BYTES,
+        host_arena: Bytes::ZERO,
     };
     Program {
         lists: vec![stage],
@@ -72,12 +75,12 @@ fn run_alone(program: &Program) -> ExecutorError {
     let segment = Segment::create(&SegmentShape::new(vec![0, 1], crate::line::STREAM_COUNT)).expect("shared memory");
     let attach = |rank| SharedMemory::attach(&segment, rank, 2, Patience::default()).expect("the rank attaches");
     let (transport, _other) = (Arc::new(attach(0)), attach(1));
-    let arena = Arena::new(BYTES).expect("64 bytes");
+    let arenas = Arenas::new(BYTES, Bytes::ZERO, None).expect("64 bytes");
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0).expect("synthetic data"));
     let samples = Arc::new(Samples { dataset, split: Split::Training, indices: vec![0] });
     let mut interpreter =
-        Interpreter::start(&[program], Rank(0), &arena, transport, Arc::clone(&samples)).expect("the streams start");
+        Interpreter::start(&[program], Rank(0), &arenas, transport, Arc::clone(&samples)).expect("the streams start");
     let begun = Instant::now();
     let error =
         interpreter.run(Step { program: 0, samples, next: None, hyperparameters: Hyperparameters::default(), is_timed: false });

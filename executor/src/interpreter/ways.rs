@@ -29,7 +29,7 @@ pub(super) fn connect(
     let mut ways: Vec<Way> = keys.iter().map(|_| Way::Staged(Staged::default())).collect();
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|&slot| match &keys[slot] {
-        StreamKey::Compute | StreamKey::Load => (0, 0, 0),
+        StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => (0, 0, 0),
         StreamKey::Group(group) => (1, groups.iter().position(|one| one == group).unwrap_or(groups.len()), 0),
         StreamKey::SendTo(peer) => (2, rank.0, peer.0),
         StreamKey::ReceiveFrom(peer) => (2, peer.0, rank.0),

@@ -3,8 +3,8 @@
 
 use foretell_models::Kernel;
 use foretell_program::{
-    Collective, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Phase, Program, StageProgram,
-    Stream, StreamId,
+    Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction, InstructionId, Mesh, Operation, Phase,
+    Program, StageProgram, Stream, StreamId,
 };
 use foretell_simulator::{CostModel, Options, Oversubscription, Quantile, Recording, SimulationError, prepare};
 use foretell_topologies::Topology;
@@ -88,6 +88,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
             group: GroupId(known as u16),
             bytes: Bytes::new(*bytes),
             data_type: ground.precision,
+            algorithm: CollectiveAlgorithm::Automatic,
             role: CollectiveRole::Tensor,
         };
         push(operation, 1 + known);
@@ -105,6 +106,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: Bytes::ZERO,
+        host_arena: Bytes::ZERO,
     };
     let mesh = ground.mesh.clone();
     let lists = (0..mesh.stage_count()).map(|stage| StageProgram { stage, ..list.clone() }).collect();

@@ -2,7 +2,7 @@
 
 use super::emit::StageEmitter;
 use crate::mesh::Group;
-use crate::program::{Buffer, BufferId, BufferRole, Few, GroupId, Instruction, Operation, Phase, Stream, StreamId};
+use crate::program::{Buffer, BufferId, BufferRole, Few, GroupId, Instruction, MemoryKind, Operation, Phase, Stream, StreamId};
 use foretell_units::{Bytes, DataType};
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ impl StageEmitter<'_> {
             shape,
             data_type,
             parent: None,
+            memory: MemoryKind::Device,
             offset: Bytes::ZERO,
             bytes,
             persistent: false,
@@ -40,7 +41,7 @@ impl StageEmitter<'_> {
     /// A piece of `parent`, from element `offset` on. Its offset becomes that in the arena when the parent is placed.
     pub(super) fn piece(&mut self, name: &str, parent: BufferId, offset: usize, shape: Vec<usize>) -> BufferId {
         let (role, data_type) = (self.program.buffer(parent).role, self.program.buffer(parent).data_type);
-        let persistent = self.program.buffer(parent).persistent;
+        let (persistent, memory) = (self.program.buffer(parent).persistent, self.program.buffer(parent).memory);
         // A piece of a piece is one of the whole.
         let (root, before) = match self.program.buffer(parent).parent {
             Some(root) => (root, self.program.buffer(parent).offset),
@@ -48,7 +49,7 @@ impl StageEmitter<'_> {
         };
         let id = self.buffer(name, role, shape, data_type);
         let buffer = &mut self.program.buffers[id.0 as usize];
-        buffer.persistent = persistent;
+        (buffer.persistent, buffer.memory) = (persistent, memory);
         buffer.parent = Some(root);
         buffer.offset = before + data_type.size() * offset as u64;
         id

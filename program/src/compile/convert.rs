@@ -3,6 +3,7 @@
 use super::emit::StageEmitter;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Action, Move, Placement, Placements, moves};
+use crate::plan::CollectiveAlgorithm;
 use crate::program::{BufferId, BufferRole, Collective, CollectiveRole, GroupId, Operation, Phase, Stream};
 use foretell_models::{EXPERTS, Kernel, TensorId};
 
@@ -126,7 +127,9 @@ impl StageEmitter<'_> {
     ) -> Operation {
         let bytes = self.program.buffer(from).bytes.max(self.program.buffer(to).bytes);
         let data_type = self.program.buffer(from).data_type;
-        Operation::Collective { kind, group: self.group(group), bytes, data_type, role }
+        let is_sum = kind == Collective::AllReduce;
+        let algorithm = if is_sum { self.plan.layout.collective } else { CollectiveAlgorithm::Automatic };
+        Operation::Collective { kind, group: self.group(group), bytes, data_type, role, algorithm }
     }
 }
 

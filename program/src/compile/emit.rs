@@ -95,6 +95,7 @@ impl<'a> StageEmitter<'a> {
             passes: Vec::new(),
             metrics: Vec::new(),
             arena: Bytes::ZERO,
+            host_arena: Bytes::ZERO,
         };
         let mut emitter = Self {
             lowering,

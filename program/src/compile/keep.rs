@@ -34,7 +34,9 @@ impl StageEmitter<'_> {
             let states: Vec<BufferId> = (0..copies)
                 .map(|copy| {
                     let name = format!("optimizer state {index}.{copy}");
-                    self.persistent(&name, BufferRole::OptimizerState, shard.clone(), DataType::Fp32)
+                    let state = self.persistent(&name, BufferRole::OptimizerState, shard.clone(), DataType::Fp32);
+                    self.program.buffers[state.0 as usize].memory = self.state_memory();
+                    state
                 })
                 .collect();
             let share = |member: &Member| InitialShare { tensor: member.parameter, placements: member.placements };

@@ -350,7 +350,7 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
             (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
         }
         Operation::Load { input, samples, .. } => Some(Operation::Load { input, first_sample, samples }),
-        Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => None,
+        Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } | Operation::Copy { .. } => None,
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::emit::{Norms, StageEmitter};
 use super::keep::BucketBuffers;
+use super::offload::Rooms;
 use super::state::Bucket;
 use crate::mesh::{Axis, Group};
 use crate::placement::{Placement, Placements};
@@ -129,8 +130,12 @@ impl StageEmitter<'_> {
         self.sum_last();
         self.reduce_across_stages();
         self.gradient_norm();
+        let mut rooms = self.rooms_of_states();
         for index in 0..self.state.buckets.len() {
-            self.update_bucket(index);
+            self.update_bucket(index, rooms.as_ref());
+            if let Some(rooms) = &mut rooms {
+                self.take_out(rooms, index);
+            }
         }
         self.update_running_statistics();
     }
@@ -210,11 +215,12 @@ impl StageEmitter<'_> {
         self.compute("update control", kernel, vec![norm], vec![control], Phase::Update);
     }
 
-    fn update_bucket(&mut self, index: usize) {
+    fn update_bucket(&mut self, index: usize, rooms: Option<&Rooms>) {
         let bucket = &self.state.buckets[index];
         let (shards, elements) = (bucket.shards, bucket.shard_elements());
         let BucketBuffers { parameters, gradients, states, reduced } = &self.buckets[index];
-        let (parameters, gradients, states) = (*parameters, reduced.unwrap_or(*gradients), states.clone());
+        let (parameters, gradients) = (*parameters, reduced.unwrap_or(*gradients));
+        let states = rooms.map_or(states, |rooms| &rooms.places[index]).clone();
         let name = format!("parameters {index}");
         // Where every rank has all parameters but updates a shard, it updates a copy of it that is then gathered.
         let gathers = shards > 1 && !self.state.shards_parameters;

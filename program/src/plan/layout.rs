@@ -38,6 +38,9 @@ pub struct Layout {
     pub shard_group: Option<usize>,
     /// What is computed again in the backward pass instead of kept.
     pub recompute: Recompute,
+    /// What lies in the host's memory while it is not used.
+    #[serde(skip_serializing_if = "Offload::is_none")]
+    pub offload: Offload,
     /// Samples of one micro-batch on one rank of `data`.
     pub micro_batch: usize,
     /// Blocks of the model in each chunk, in the model's order; as even as can be if left out.
@@ -62,6 +65,9 @@ pub struct Layout {
     pub operators: OperatorShares,
     /// Bytes of gradients that are reduced together.
     pub bucket: Bytes,
+    /// How all-reduces are made.
+    #[serde(skip_serializing_if = "CollectiveAlgorithm::is_automatic")]
+    pub collective: CollectiveAlgorithm,
 }
 
 /// The mesh of one pipeline stage.
@@ -115,6 +121,7 @@ impl Default for Layout {
             zero: 0,
             shard_group: None,
             recompute: Recompute::None,
+            offload: Offload::None,
             micro_batch: 1,
             cuts: None,
             placement: None,
@@ -124,6 +131,7 @@ impl Default for Layout {
             operators: OperatorShares::default(),
             // PyTorch DDP's default.
             bucket: Bytes::new(25 << 20),
+            collective: CollectiveAlgorithm::Automatic,
         }
     }
 }
@@ -327,5 +335,68 @@ impl std::fmt::Display for Kept {
             Keep::Sums => "sums",
         });
         formatter.write_str(&names.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// What lies in the memory of the device's host, and is copied to the device when it is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the optimizer keeps of each parameter, single-precision copies among it: the rank's share of a bucket is copied in before its
+    /// update and out after it, beside the updates of others (Calculon's `optimizer_offload`, Isaev et al. 2023). Unlike ZeRO-Offload (Ren et al.
+    /// 2021) the device computes the update.
+    Optimizer,
+}
+
+impl Offload {
+    /// Every choice there is.
+    pub const ALL: [Self; 2] = [Self::None, Self::Optimizer];
+
+    /// Whether everything stays on the device.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+
+    /// The name in plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Offload::None => "none",
+            Offload::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// How sums over all ranks of a group are made. Collectives of other kinds go round rings or are messages between all pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveAlgorithm {
+    /// Each the way that is the fastest for its size and its group.
+    #[default]
+    Automatic,
+    /// Round rings: a reduce-scatter and an all-gather (Patarasuk and Yuan 2009).
+    Ring,
+    /// Up and down two binary trees (Sanders, Speck and Traeff 2009): fewer steps, for many ranks and few bytes.
+    Tree,
+}
+
+impl CollectiveAlgorithm {
+    /// Every choice there is.
+    pub const ALL: [Self; 3] = [Self::Automatic, Self::Ring, Self::Tree];
+
+    /// Whether it is left open.
+    pub fn is_automatic(&self) -> bool {
+        *self == Self::Automatic
+    }
+
+    /// The name in plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CollectiveAlgorithm::Automatic => "automatic",
+            CollectiveAlgorithm::Ring => "ring",
+            CollectiveAlgorithm::Tree => "tree",
+        }
     }
 }

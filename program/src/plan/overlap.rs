@@ -41,7 +41,7 @@ impl Overlap {
                 CollectiveRole::Parameters => self.parameters,
             },
             Operation::Send { .. } => self.pipeline,
-            Operation::Receive { .. } | Operation::Load { .. } => true,
+            Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => true,
             Operation::Compute { .. } => false,
         }
     }

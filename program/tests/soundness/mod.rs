@@ -1,7 +1,7 @@
 //! A Program is sound: no race, no deadlock where nothing buffers messages, sends that meet receives, memory that is never shared.
 #![allow(clippy::unwrap_used)]
 
-use foretell_program::{BufferId, Operation, Program, Rank, StageProgram, Stream};
+use foretell_program::{BufferId, MemoryKind, Operation, Program, Rank, StageProgram, Stream};
 
 pub fn assert_sound(program: &Program) {
     assert_sends_meet_receives(program);
@@ -9,6 +9,7 @@ pub fn assert_sound(program: &Program) {
     for list in &program.lists {
         assert_reads_what_was_written(list);
         assert_no_race(list);
+        assert_copies_go_over(list);
     }
 }
 
@@ -40,22 +41,24 @@ fn root(stage: &StageProgram, id: BufferId) -> BufferId {
 /// Every two accesses of the same memory, one of them a write, are ordered.
 fn assert_no_race(stage: &StageProgram) {
     let clocks = clocks(stage);
-    let mut accesses: Vec<(u64, u64, usize, bool)> = Vec::new();
+    let mut accesses: Vec<(u64, u64, usize, bool, MemoryKind)> = Vec::new();
     for (index, instruction) in stage.instructions.iter().enumerate() {
         for (list, writes) in [(&instruction.reads, false), (&instruction.writes, true)] {
             for &id in list {
                 let buffer = stage.buffer(id);
                 let (start, end) = (buffer.offset.count(), buffer.offset.count() + buffer.bytes.count());
-                assert!(end <= stage.arena.count(), "{} lies outside the arena", buffer.name);
+                let arena = if buffer.memory == MemoryKind::Host { stage.host_arena } else { stage.arena };
+                assert!(end <= arena.count(), "{} lies outside the arena", buffer.name);
                 let whole = stage.buffer(root(stage, id));
                 assert!(start >= whole.offset.count() && end <= whole.offset.count() + whole.bytes.count());
-                accesses.push((start, end, index, writes));
+                assert_eq!(buffer.memory, whole.memory);
+                accesses.push((start, end, index, writes, buffer.memory));
             }
         }
     }
     for (position, first) in accesses.iter().enumerate() {
         for second in &accesses[position + 1..] {
-            let overlap = first.0 < second.1 && second.0 < first.1;
+            let overlap = first.4 == second.4 && first.0 < second.1 && second.0 < first.1;
             if !overlap || !(first.3 || second.3) || first.2 == second.2 {
                 continue;
             }
@@ -88,10 +91,27 @@ fn assert_reads_what_was_written(stage: &StageProgram) {
             let id = root(stage, id);
             let (start, end) =
                 (stage.buffer(id).offset.count(), stage.buffer(id).offset.count() + stage.buffer(id).bytes.count());
-            memory.retain(|&(from, until, held)| held == id || from >= end || until <= start);
+            let elsewhere = |held: BufferId| stage.buffer(held).memory != stage.buffer(id).memory;
+            memory.retain(|&(from, until, held)| held == id || elsewhere(held) || from >= end || until <= start);
             if !memory.iter().any(|&(.., held)| held == id) {
                 memory.push((start, end, id));
             }
+        }
+    }
+}
+
+/// Kernels and exchanges touch the device's memory alone; a copy goes from one memory to the other, all of it, on the stream of its direction.
+fn assert_copies_go_over(stage: &StageProgram) {
+    for instruction in &stage.instructions {
+        let touched = instruction.reads.iter().chain(&instruction.writes).map(|&id| stage.buffer(id));
+        match *instruction.operation {
+            Operation::Copy { to, bytes } => {
+                let (read, write) = (stage.buffer(instruction.reads[0]), stage.buffer(instruction.writes[0]));
+                assert_eq!((read.bytes, write.bytes, write.memory), (bytes, bytes, to));
+                assert_ne!(read.memory, write.memory);
+                assert_eq!(stage.streams[instruction.stream.0 as usize], Stream::CopyTo(to));
+            }
+            _ => assert!(touched.into_iter().all(|buffer| buffer.memory == MemoryKind::Device)),
         }
     }
 }

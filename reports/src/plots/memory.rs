@@ -2,7 +2,7 @@
 
 use super::canvas::{Canvas, Dash, Frame, Mark, PALETTE, Scale, time_unit};
 use crate::error::ReportError;
-use foretell_program::{BufferId, InstructionId, Program, Rank, RankTimeline, StageProgram, Timeline};
+use foretell_program::{Buffer, BufferId, InstructionId, MemoryKind, Program, Rank, RankTimeline, StageProgram, Timeline};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use plotters::prelude::DrawingBackend;
 use std::collections::BTreeMap;
@@ -96,7 +96,8 @@ fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, By
     let times: BTreeMap<InstructionId, (Picoseconds, Picoseconds)> =
         timeline.spans.iter().map(|span| (span.instruction, (span.start, span.end))).collect();
 
-    let roots = || stage.buffers.iter().enumerate().filter(|(_, buffer)| buffer.parent.is_none());
+    let is_root = |buffer: &Buffer| buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
+    let roots = || stage.buffers.iter().enumerate().filter(|(_, buffer)| is_root(buffer));
     let persistent: Bytes = roots().filter(|(_, buffer)| buffer.persistent).map(|(_, buffer)| buffer.bytes).sum();
     // At one instant what ends is taken away before what begins is added: the plan may give it the same place.
     let mut changes: BTreeMap<Picoseconds, (u64, u64)> = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! What the instructions of a row's stage take, the most first.
 
-use foretell_program::{Axis, Operation, Rank};
+use foretell_program::{Axis, CollectiveAlgorithm, Operation, Rank};
 use foretell_score::{Run, prepare, published};
 use foretell_simulator::gpu::{GpuCosts, Profiles, Reachable};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
                 let place = &stage.groups[group.0 as usize];
                 let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage.stage));
                 let group = Reachable::of(place, &program.mesh, rank, &run.cluster);
-                let time = costs.collective_time(*kind, *role, &group, bytes.value()).value();
+                let time = costs.collective_time(*kind, *role, &group, bytes.value(), CollectiveAlgorithm::Automatic).value();
                 (format!("{:?} {kind:?} {place} {bytes} {group:?}", instruction.phase), time, costs.exchange_launch().value())
             }
             other => (other.kind().to_string(), 0.0, 0.0),

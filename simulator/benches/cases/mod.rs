@@ -3,8 +3,8 @@
 
 use foretell_models::Model;
 use foretell_program::{
-    Axis, Collective, CollectiveRole, Few, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan, Program, StageProgram,
-    Stream, StreamId, compile_training,
+    Axis, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction, Mesh, Operation, Phase, Plan,
+    Program, StageProgram, Stream, StreamId, compile_training,
 };
 use foretell_simulator::CostModel;
 use foretell_topologies::Topology;
@@ -51,6 +51,7 @@ pub fn all_reduce(ranks: usize) -> Case {
     let group = Group::along(Axis::Data);
     let operation = Operation::Collective {
         kind: Collective::AllReduce,
+        algorithm: CollectiveAlgorithm::Automatic,
         role: CollectiveRole::Gradients,
         group: GroupId(0),
         bytes: Bytes::new(1 << 30),
@@ -77,6 +78,7 @@ pub fn all_reduce(ranks: usize) -> Case {
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: Bytes::ZERO,
+        host_arena: Bytes::ZERO,
     };
     let mesh = Mesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[]).unwrap();
     let program = Program {

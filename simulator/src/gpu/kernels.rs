@@ -6,7 +6,7 @@ use super::product::{Product, product_time};
 use super::profile::Cluster;
 use super::stack::{AttentionKind, Category, StackKind};
 use foretell_models::{Attention, Kernel, Window};
-use foretell_program::{Collective, CollectiveRole, Phase};
+use foretell_program::{Collective, CollectiveAlgorithm, CollectiveRole, Phase};
 use foretell_units::{DataType, Seconds};
 
 /// Tiles of queries that FlashAttention's kernels hand to multiprocessors.
@@ -95,7 +95,14 @@ impl GpuCosts<'_> {
     }
 
     /// What a collective of so many bytes in the Program takes under this stack.
-    pub fn collective_time(&self, kind: Collective, role: CollectiveRole, group: &Reachable, bytes: f64) -> Seconds {
+    pub fn collective_time(
+        &self,
+        kind: Collective,
+        role: CollectiveRole,
+        group: &Reachable,
+        bytes: f64,
+        algorithm: CollectiveAlgorithm,
+    ) -> Seconds {
         let travelling = self.travelling(kind, role);
         if travelling == 0.0 {
             return Seconds::ZERO;
@@ -106,7 +113,9 @@ impl GpuCosts<'_> {
                 let copies = if self.stack.once_per_node { self.workload.copies } else { 1 };
                 group.exchange(bytes, copies, self.cluster) * (self.stack.communication * self.stack.exchange)
             }
-            kind => group.time(kind, bytes, self.cluster) * self.stack.communication + self.waiting(role, group),
+            kind => {
+                group.choose_of(algorithm, kind, bytes, self.cluster).0 * self.stack.communication + self.waiting(role, group)
+            }
         }
     }
 
@@ -440,7 +449,7 @@ mod tests {
         .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
         assert!(weight == Seconds::ZERO && input > Seconds::ZERO);
         let group = Reachable { members: 8, nodes: 1, together: 8 };
-        let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9);
+        let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9, CollectiveAlgorithm::Automatic);
         assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
         assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
     }
@@ -453,7 +462,8 @@ mod tests {
         let at_once = StackKind { tensor_wait: Seconds::ZERO, ..patient.clone() };
         let time = |stack: &StackKind, role, members| {
             let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
-            costs.collective_time(Collective::AllReduce, role, &Reachable { members, nodes: 1, together: members }, 1e6).value()
+            let group = Reachable { members, nodes: 1, together: members };
+            costs.collective_time(Collective::AllReduce, role, &group, 1e6, CollectiveAlgorithm::Automatic).value()
         };
         let waits = |role, members| time(patient, role, members) - time(&at_once, role, members);
         let [two, eight] = [2, 8].map(|members| waits(CollectiveRole::Tensor, members));

@@ -5,7 +5,7 @@
 //! members it has and how they spread over nodes: groups of one layout that run at the same time share the nodes' network evenly.
 
 use super::profile::Cluster;
-use foretell_program::{Collective, Group, Mesh, Rank};
+use foretell_program::{Collective, CollectiveAlgorithm, Group, Mesh, Rank};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
@@ -108,6 +108,17 @@ impl Reachable {
 
     /// A collective's time, with the algorithm and the protocol that NCCL's rule takes for it; `None` for what is only messages.
     pub fn choose(&self, kind: Collective, bytes: f64, cluster: &Cluster) -> (Seconds, Option<(Algorithm, Protocol)>) {
+        self.choose_of(CollectiveAlgorithm::Automatic, kind, bytes, cluster)
+    }
+
+    /// The same of the algorithm that is asked for (`NCCL_ALGO`), where it makes collectives of that kind.
+    pub fn choose_of(
+        &self,
+        asked: CollectiveAlgorithm,
+        kind: Collective,
+        bytes: f64,
+        cluster: &Cluster,
+    ) -> (Seconds, Option<(Algorithm, Protocol)>) {
         let launch = cluster.link.launch.value();
         if self.members < 2 {
             return (Seconds::ZERO, None);
@@ -119,10 +130,10 @@ impl Reachable {
                 let mut best = (f64::INFINITY, (Algorithm::Ring, Protocol::Simple));
                 for protocol in Protocol::ALL {
                     let ring = self.ring(kind, bytes, protocol, cluster);
-                    if ring < best.0 {
+                    if ring < best.0 && !(asked == CollectiveAlgorithm::Tree && kind == Collective::AllReduce) {
                         best = (ring, (Algorithm::Ring, protocol));
                     }
-                    if kind == Collective::AllReduce {
+                    if kind == Collective::AllReduce && asked != CollectiveAlgorithm::Ring {
                         let tree = self.tree(bytes, protocol, cluster);
                         if tree < best.0 {
                             best = (tree, (Algorithm::Tree, protocol));
@@ -130,6 +141,7 @@ impl Reachable {
                     }
                 }
                 if kind == Collective::AllReduce
+                    && asked == CollectiveAlgorithm::Automatic
                     && let Some(time) = self.in_switch(bytes, cluster)
                     && time < best.0
                 {

@@ -153,7 +153,7 @@ impl Interpreter<'_> {
                 let price = self.price(exchange);
                 (group.members.len() == 1 && price.loads().is_empty()).then(|| price.latency + price.flow)
             }
-            Step::Load | Step::Send { .. } | Step::Receive { .. } => None,
+            Step::Load | Step::Copy | Step::Send { .. } | Step::Receive { .. } => None,
         }
     }
 

@@ -46,16 +46,14 @@ impl Interpreter<'_> {
         true
     }
 
-    /// Reading takes the processor's share that communication takes, and no link. It leaves the processor to kernels, as the executor's
-    /// streams do, and goes on when they wait.
-    pub(super) fn load(&mut self, task: Task) {
+    /// Reading and copying take a share of the processor, and no link. They leave the processor to kernels, as the executor's streams do, and go
+    /// on when these wait.
+    pub(super) fn beside_kernels(&mut self, task: Task, share: f64) {
         let (now, work) = (self.queue.now(), self.work(task));
         let counts_as = self.block(task).counts_as;
         self.ranks[task.rank as usize].meter.begin(counts_as, now);
-        let rank = &self.lowered.ranks[task.rank as usize];
-        let share = self.lowered.costs.parameters(rank.kind).communication_share;
         if share > 0.0 {
-            let resource = rank.processor;
+            let resource = self.ranks[task.rank as usize].processor;
             self.join(resource);
             self.add_fluid(Owner::Task(task), work, [(resource, share)], READING / share);
         } else {

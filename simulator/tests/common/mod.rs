@@ -23,6 +23,7 @@ impl StageBuilder {
             passes: Vec::new(),
             metrics: Vec::new(),
             arena: Bytes::new(1 << 20),
+            host_arena: Bytes::ZERO,
         })
     }
 
@@ -74,6 +75,7 @@ impl StageBuilder {
             group,
             bytes: Bytes::new(bytes),
             data_type: DataType::Fp32,
+            algorithm: foretell_program::CollectiveAlgorithm::Automatic,
             role: foretell_program::CollectiveRole::Gradients,
         };
         self.push(Stream::Group(group), operation, after)
@@ -106,6 +108,7 @@ impl StageBuilder {
             shape: [bytes as usize / 4].into(),
             data_type: DataType::Fp32,
             parent: None,
+            memory: MemoryKind::Device,
             offset: Bytes::ZERO,
             bytes: Bytes::new(bytes),
             persistent: false,
@@ -178,6 +181,7 @@ pub fn ideal(topology: &Topology) -> CostModel {
             micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::new(1e-9),
+            copy_share: 0.0,
             communication_share: 0.0,
             communication_growth: None,
             host_waits: HostWaits::default(),
