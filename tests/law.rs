@@ -267,6 +267,7 @@ prop_compose! {
         (recompute, offload) in (
             proptest::sample::select(vec![
                 "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",
+                "{all_but: [projections]}",
             ]),
             proptest::sample::select(vec!["none", "optimizer"]),
         ),

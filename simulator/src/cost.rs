@@ -382,7 +382,7 @@ impl CostModel {
     }
 
     /// How long a device of a kind takes to copy so much to its host's memory, or from it: with the rate that exchanges get of what its link states
-    /// where the device has such a link, and on top of [`COPY_LATENCY`].
+    /// where the device has such a link, and on top of `COPY_LATENCY`.
     pub fn copy_time(&self, kind: usize, bytes: Bytes) -> Estimate {
         let latency = if self.kinds[kind].has_host_link() { COPY_LATENCY } else { Seconds::ZERO };
         Estimate::assumed(self.copy_seconds_per_byte(kind) * bytes.value() + latency)
