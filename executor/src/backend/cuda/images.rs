@@ -1,6 +1,7 @@
-//! Images: convolutions as products over the pixels under each window, and poolings.
+//! Images: convolutions by the library, or as products over the pixels under each window, and poolings.
 
 use super::CudaError;
+use super::convolutions::ConvolutionKind;
 use super::driver::{DeviceAddress, Product};
 use super::products::{plain, transposed};
 use super::queue::{Grid, Queue, Work};
@@ -8,7 +9,7 @@ use foretell_models::{Kernel, Window};
 use foretell_units::DataType;
 
 /// The most bytes of scratch memory that the pixels under windows may take; a larger batch is treated by parts.
-const MOST_COLUMNS: usize = 256 << 20;
+pub(super) const MOST_COLUMNS: usize = 256 << 20;
 
 impl Queue<'_> {
     /// Queues a kernel of this family; whether it is one.
@@ -49,6 +50,10 @@ impl Queue<'_> {
     /// Reads x, w; writes y.
     unsafe fn convolution(&mut self, window: &Window) -> Result<(), CudaError> {
         let (x, w, y, width) = (self.read(0), self.read(1), self.written(0), self.width());
+        // SAFETY: the caller's promise.
+        if unsafe { self.by_library(ConvolutionKind::Forward, window, [x, w, y]) }? {
+            return Ok(());
+        }
         for part in parts(window, width) {
             // SAFETY: the caller's promise.
             let columns = unsafe { self.columns(window, &part, 0, x) }?;
@@ -64,6 +69,10 @@ impl Queue<'_> {
     /// Reads dy, w; writes dx.
     unsafe fn convolution_input_gradient(&mut self, window: &Window) -> Result<(), CudaError> {
         let (dy, w, dx, width) = (self.read(0), self.read(1), self.written(0), self.width());
+        // SAFETY: the caller's promise.
+        if unsafe { self.by_library(ConvolutionKind::InputGradient, window, [dx, w, dy]) }? {
+            return Ok(());
+        }
         // What windows say of a pixel is summed in single precision.
         for part in parts(window, size_of::<f32>()) {
             let sizes = [part.images * pixels(window), taps(window), window.out_channels];
@@ -95,7 +104,10 @@ impl Queue<'_> {
             // SAFETY: the caller's promise.
             return unsafe { self.clear(0) };
         }
-        for part in parts(window, width) {
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.weight_gradient_by_library(window, [x, dw, dy]) }?;
+        accumulate |= done > 0;
+        for part in parts_from(window, width, done) {
             // SAFETY: the caller's promise.
             let columns = unsafe { self.columns(window, &part, 1, x) }?;
             let sizes = [window.out_channels, taps(window), part.images * pixels(window)];
@@ -140,13 +152,18 @@ struct Part {
 
 /// Parts of a batch of which the pixels under windows, of so many bytes each, fit into scratch memory.
 fn parts(window: &Window, width: usize) -> impl Iterator<Item = Part> + use<> {
+    parts_from(window, width, 0)
+}
+
+/// As above, of the images from one on.
+fn parts_from(window: &Window, width: usize, first: usize) -> impl Iterator<Item = Part> + use<> {
     let (batch, of_image) = (window.batch, pixels(window) * taps(window) * width);
     let at_once = if is_pointwise(window) { batch } else { MOST_COLUMNS / of_image.max(1) }.clamp(1, batch.max(1));
-    (0..batch).step_by(at_once).map(move |first| Part { first, images: at_once.min(batch - first) })
+    (first..batch).step_by(at_once).map(move |first| Part { first, images: at_once.min(batch - first) })
 }
 
 /// Pixels of an output image.
-fn pixels(window: &Window) -> usize {
+pub(super) fn pixels(window: &Window) -> usize {
     window.out_height() * window.out_width()
 }
 
@@ -156,7 +173,7 @@ fn taps(window: &Window) -> usize {
 }
 
 /// Whether a window is a pixel, so that images are the matrix itself.
-fn is_pointwise(window: &Window) -> bool {
+pub(super) fn is_pointwise(window: &Window) -> bool {
     window.size == 1 && window.stride == 1 && window.padding == 0
 }
 

@@ -1,4 +1,4 @@
-// Images, their channels last: poolings, and the columns that make a convolution a product.
+// Images, their channels last: poolings, the columns that make a convolution a product, and what lies around a library's convolution.
 
 // Where a window's pixels are. sizes: images, height, width, channels, out height, out width, size, stride, padding
 struct Window {
@@ -187,5 +187,40 @@ KERNEL(window_sums) {
         sums_by<Pack>(w, dx, columns);
     } else {
         sums_by<One>(w, dx, columns);
+    }
+}
+
+// As many numbers in single precision as sixteen bytes hold of the run's.
+struct alignas(16) Singles {
+    float numbers[16 / sizeof(number)];
+};
+
+// Reads x; writes y, in single precision. sizes: numbers
+KERNEL(widen_numbers) {
+    const index width = 16 / sizeof(number), elements = arguments.sizes[0];
+    const number *__restrict__ x = read<number>(arguments, 0);
+    float *__restrict__ y = written<float>(arguments, 0);
+    const bool is_aligned = ((long_word)x | (long_word)y) % 16 == 0;
+    const index packs = is_aligned ? elements / width : 0;
+    for (index pack = this_thread(); pack < packs; pack += all_threads()) {
+        const Pack given = ((const Pack *)x)[pack];
+        Singles singles;
+#pragma unroll
+        for (int i = 0; i < (int)width; i++) {
+            singles.numbers[i] = widen(given.numbers[i]);
+        }
+        ((Singles *)y)[pack] = singles;
+    }
+    for (index i = packs * width + this_thread(); i < elements; i += all_threads()) {
+        y[i] = widen(x[i]);
+    }
+}
+
+// Reads x, in single precision; adds it to y, in single precision. sizes: numbers
+KERNEL(add_singles) {
+    const float *__restrict__ x = read<float>(arguments, 0);
+    float *__restrict__ y = written<float>(arguments, 0);
+    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+        y[i] += x[i];
     }
 }
