@@ -10,7 +10,7 @@ use foretell_models::Window;
 use foretell_units::DataType;
 
 /// Where in scratch memory operands begin: at multiples of these bytes, as allocations do.
-const PLACES: usize = 256;
+pub(super) const PLACES: usize = 256;
 /// Numbers of single precision in the sixteen bytes at whose multiples a pixel's channels begin for tensor cores to take them. An image of three
 /// channels has its weight's slope from products over windows.
 const EVEN_CHANNELS: usize = 4;
@@ -118,7 +118,8 @@ impl Queue<'_> {
                 return Ok(false);
             }
             if accumulate {
-                self.add_singles(convolution.weight, dw, part.weight_elements())?;
+                let all = part.weight_elements();
+                self.bring_rows(convolution.weight, dw, [1, all, all], true)?;
             }
         }
         Ok(true)
@@ -153,12 +154,19 @@ impl Queue<'_> {
         unsafe { self.launch_with(work, arguments) }
     }
 
-    /// Adds numbers in single precision to others.
-    unsafe fn add_singles(&mut self, from: DeviceAddress, to: DeviceAddress, numbers: usize) -> Result<(), CudaError> {
-        let sizes = [numbers];
-        let work = Work::new("add_singles", Grid::Elements(numbers), &sizes);
+    /// Brings rows in single precision to where they belong, one behind the other: as they are, or to be added. So many, of so many numbers, from
+    /// places so many numbers apart.
+    pub(super) unsafe fn bring_rows(
+        &mut self,
+        from: DeviceAddress,
+        to: DeviceAddress,
+        sizes: [usize; 3],
+        accumulate: bool,
+    ) -> Result<(), CudaError> {
+        let work = Work::new("bring_rows", Grid::Elements(sizes[0] * sizes[1]), &sizes);
         let mut arguments = self.arguments(&work);
         (arguments.reads[0], arguments.writes[0]) = (from.0, to.0);
+        arguments.accumulate = i64::from(accumulate);
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(work, arguments) }
     }
