@@ -9,7 +9,7 @@
 
 use super::pair::Pair;
 use super::{Alone, Event, Exchange, Interpreter, Lone, Progress, Task};
-use crate::code::{Follows, NO_BLOCK, NO_SLOT, Use};
+use crate::code::{Follows, NO_SLOT, Use};
 use crate::lists::Step;
 use foretell_units::Picoseconds;
 
@@ -17,17 +17,13 @@ use foretell_units::Picoseconds;
 #[derive(Debug)]
 pub(super) struct Ahead {
     is_allowed: bool,
-    of_rank: Vec<Way>,
+    /// By rank: its way, or [`NONE`].
+    of_rank: Vec<u32>,
+    /// The blocks that each will have passed; a pair is left out, since it follows from what is before it.
+    ways: Vec<Vec<Passed>>,
+    free: Vec<u32>,
     /// How many blocks have ended so that took no event.
     pub(super) passed: u64,
-}
-
-/// From which block to which a rank was taken ahead. What lies between follows from the first.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    first: Passed,
-    /// Or [`NO_BLOCK`], if it was not.
-    last: u32,
 }
 
 /// A block through which a rank was taken ahead.
@@ -44,15 +40,14 @@ enum Stopped {
     Within(Pair),
 }
 
-const NOT_AHEAD: Way =
-    Way { first: Passed { block: NO_BLOCK, start: Picoseconds::ZERO, end: Picoseconds::ZERO }, last: NO_BLOCK };
+const NONE: u32 = u32::MAX;
 
 /// Through how many blocks at once: enough that the event which they take is nothing, few enough that little is lost when someone comes.
 const MOST: usize = 256;
 
 impl Ahead {
     pub(super) fn new(ranks: usize, is_allowed: bool) -> Self {
-        Self { is_allowed, of_rank: vec![NOT_AHEAD; ranks], passed: 0 }
+        Self { is_allowed, of_rank: vec![NONE; ranks], ways: Vec::new(), free: Vec::new(), passed: 0 }
     }
 
     /// Has nobody go ahead, and says whether anybody might.
@@ -63,6 +58,14 @@ impl Ahead {
     /// Has it be as it was.
     pub(super) fn allow(&mut self, is_allowed: bool) {
         self.is_allowed = is_allowed;
+    }
+
+    /// A way on which nothing is yet.
+    fn take_way(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.ways.push(Vec::with_capacity(MOST));
+            self.ways.len() as u32 - 1
+        })
     }
 }
 
@@ -80,9 +83,18 @@ impl Interpreter<'_> {
         }
         let Some(duration) = self.duration_alone(task) else { return false };
         let first = Passed { block, start, end: start + duration };
-        let way = std::iter::successors(Some(first), |passed| self.after(rank, passed).map(|(_, next)| next));
-        let Some(last) = way.take(MOST).last().filter(|last| last.block != block) else { return false };
-        self.ahead.of_rank[rank as usize] = Way { first, last: last.block };
+        let Some(mut last) = self.after(rank, &first) else { return false };
+        let place = self.ahead.take_way();
+        let mut way = std::mem::take(&mut self.ahead.ways[place as usize]);
+        way.extend([first, last]);
+        while way.len() < MOST
+            && let Some(next) = self.after(rank, &last)
+        {
+            last = next;
+            way.push(last);
+        }
+        self.ahead.ways[place as usize] = way;
+        self.ahead.of_rank[rank as usize] = place;
         let processor = self.processor_of(rank);
         let state = &mut self.processors[processor];
         state.alone = Some(Alone { owner: Lone::Ahead(rank), end: last.end });
@@ -91,21 +103,29 @@ impl Interpreter<'_> {
     }
 
     /// What a rank that is by itself does after a block, if that follows from it: at once, or after a pair.
-    fn after(&self, rank: u32, passed: &Passed) -> Option<(Option<Pair>, Passed)> {
+    fn after(&self, rank: u32, passed: &Passed) -> Option<Passed> {
         let state = &self.ranks[rank as usize];
         if state.work[passed.block as usize].host_waits {
             return None;
         }
-        let (pair, next, start) = match state.code.follows(passed.block) {
+        let (next, start) = match state.code.follows(passed.block) {
             Follows::Nothing => return None,
-            Follows::Block(next) => (None, next, self.start_after(rank, next, &[*passed])),
+            Follows::Block(next) => (next, self.start_after(rank, next, &[*passed])),
             Follows::Fork(fork) => {
                 let pair = self.pair(rank, passed, fork)?;
-                (Some(pair), fork.join, self.start_after(rank, fork.join, &[pair.kernel, pair.exchange]))
+                (fork.join, self.start_after(rank, fork.join, &[pair.kernel, pair.exchange]))
             }
         };
         let duration = self.duration_alone(Task { rank, block: next })?;
-        Some((pair, Passed { block: next, start, end: start + duration }))
+        Some(Passed { block: next, start, end: start + duration })
+    }
+
+    /// The pair between a block and the one after it, if there is one.
+    fn pair_after(&self, rank: u32, passed: &Passed) -> Option<Pair> {
+        match self.ranks[rank as usize].code.follows(passed.block) {
+            Follows::Fork(fork) => self.pair(rank, passed, fork),
+            Follows::Nothing | Follows::Block(_) => None,
+        }
     }
 
     /// When a block begins that waits for the last of some.
@@ -157,7 +177,7 @@ impl Interpreter<'_> {
 
     /// Has a rank be where it is now, if it was taken ahead, for someone who meets it.
     pub(super) fn catch_up(&mut self, rank: u32) {
-        if self.ahead.of_rank[rank as usize].last == NO_BLOCK {
+        if self.ahead.of_rank[rank as usize] == NONE {
             return;
         }
         match self.stop_ahead(rank, self.queue.now()) {
@@ -206,27 +226,32 @@ impl Interpreter<'_> {
 
     /// Has a rank go ahead no more: notes what is over by a time, but for the last block, whose end is an event, and returns what goes on then.
     fn stop_ahead(&mut self, rank: u32, time: Picoseconds) -> Option<Stopped> {
-        let Way { first, last } = std::mem::replace(&mut self.ahead.of_rank[rank as usize], NOT_AHEAD);
-        if last == NO_BLOCK {
-            return None;
-        }
+        let place = std::mem::replace(&mut self.ahead.of_rank[rank as usize], NONE) as usize;
+        let mut way = std::mem::take(self.ahead.ways.get_mut(place)?);
         let processor = self.processor_of(rank);
         let state = &mut self.processors[processor];
         state.alone = None;
         state.generation += 1;
-        let mut passed = first;
-        while passed.block != last && passed.end <= time {
-            let Some((pair, next)) = self.after(rank, &passed) else { break };
-            self.note(rank, &passed);
-            if let Some(pair) = pair {
+        let mut stopped = None;
+        for passed in way.split_last().map_or(&[][..], |(_, before)| before) {
+            if passed.end > time {
+                stopped = Some(Stopped::At(*passed));
+                break;
+            }
+            self.note(rank, passed);
+            if let Some(pair) = self.pair_after(rank, passed) {
                 if pair.end() > time {
-                    return Some(Stopped::Within(pair));
+                    stopped = Some(Stopped::Within(pair));
+                    break;
                 }
                 self.note_pair(rank, &pair);
             }
-            passed = next;
         }
-        Some(Stopped::At(passed))
+        let stopped = stopped.or_else(|| way.last().map(|&last| Stopped::At(last)));
+        way.clear();
+        self.ahead.ways[place] = way;
+        self.ahead.free.push(place as u32);
+        stopped
     }
 
     /// Notes all of a block that is over, but for what others could see of it already.

@@ -109,13 +109,7 @@ impl Interpreter<'_> {
     }
 
     /// Begins what takes so many picoseconds when nothing hinders it.
-    pub(super) fn add_fluid(
-        &mut self,
-        owner: Owner,
-        work: f64,
-        demands: impl IntoIterator<Item = (u32, f64)>,
-        growth: f64,
-    ) {
+    pub(super) fn add_fluid(&mut self, owner: Owner, work: f64, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
         let activity = self.share.add(demands, 1.0, growth);
         let index = activity as usize;
