@@ -9,7 +9,7 @@ use crate::offloading::Offloading;
 use crate::own_meshes::Run;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, UNEVEN, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks};
+use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks, share_nodes};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
@@ -354,10 +354,19 @@ impl<'a> Bounds<'a> {
                 // The probe has shared out what ZeRO shares out.
                 let memory =
                     self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_memory(timetable.in_flight(), 0, 1, 1.0));
-                let time = self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_time_by_pass(&timetable));
+                let longer = self.longer_messages(layout, &probes);
+                let time = self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_time_by_pass(&timetable, &longer));
                 self.verdict(layout, micro_batches, time, memory)
             }
         }
+    }
+
+    /// How much longer than a layout's probes say messages take between each stage and the next, and the last and the first.
+    fn longer_messages(&self, layout: &Layout, probes: &[Arc<Probe>]) -> Vec<f64> {
+        let least = probes.iter().map(|probe| probe.between_nodes).reduce(f64::min).unwrap_or(0.0);
+        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
+        let Some(mesh) = plan.mesh().ok().filter(|_| least > 0.0) else { return Vec::new() };
+        share_nodes(&mesh, self.request.topology).into_iter().map(|share| if share { 0.0 } else { least }).collect()
     }
 
     /// The different ways in which some members of a family are cut and lie on devices.

@@ -34,6 +34,7 @@ mod pipeline;
 pub mod placements;
 mod probe;
 mod processor;
+mod queue;
 mod request;
 mod search;
 pub mod space;

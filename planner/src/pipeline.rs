@@ -3,7 +3,7 @@
 //! It knows how many chunks of which sizes there are and in which order a schedule takes them, not what is in them.
 
 use crate::probe::{Piece, Probe};
-use crate::windows::{Chain, Window};
+use crate::windows::{Chain, Held, Window};
 use foretell_program::{PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -41,23 +41,40 @@ impl Cutting {
     }
 }
 
-/// Of each stage and chunk, how many micro-batches are held when most are.
+/// What each stage holds when it holds the most micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InFlight(Vec<Vec<usize>>);
+pub(crate) struct InFlight(Vec<Holding>);
+
+/// What a stage holds at some time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Holding {
+    /// By chunk, micro-batches.
+    held: Vec<usize>,
+    /// The chunk whose forward pass runs then, and that of the next pass back, before which nothing is given up; where it is known.
+    forward: Option<usize>,
+    backward: Option<usize>,
+}
 
 impl InFlight {
     /// At least: without going through all micro-batches.
     pub(crate) fn least(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let all = schedule.beginnings(stages, micro_batches, chunks).into_iter().map(|orders| Self::of(&orders, chunks));
-        let less = |one: Self, other: Self| {
-            let of_stage = |(one, other): (Vec<usize>, Vec<usize>)| one.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
-            Self(one.0.into_iter().zip(other.0).map(of_stage).collect())
-        };
+        let less = |one: Self, other: Self| Self(one.0.into_iter().zip(other.0).map(|(one, other)| one.least(other)).collect());
         all.reduce(less).unwrap_or(Self(Vec::new()))
     }
 
     fn of(orders: &[Vec<Task>], chunks: usize) -> Self {
         Self(orders.iter().map(|order| most_held(order, chunks)).collect())
+    }
+}
+
+impl Holding {
+    fn least(self, other: Self) -> Self {
+        Self {
+            held: self.held.into_iter().zip(other.held).map(|(one, other)| one.min(other)).collect(),
+            forward: self.forward.filter(|_| self.forward == other.forward),
+            backward: self.backward.filter(|_| self.backward == other.backward),
+        }
     }
 }
 
@@ -84,25 +101,28 @@ impl Timetable {
     }
 }
 
-fn most_held(order: &[Task], chunks: usize) -> Vec<usize> {
+fn most_held(order: &[Task], chunks: usize) -> Holding {
     let (mut now, mut total) = (vec![0usize; chunks], 0usize);
-    let (mut most, mut most_total) = (now.clone(), 0);
+    let (mut most, mut most_total) = (Holding { held: now.clone(), ..Holding::default() }, 0);
     for task in order {
         match task.pass {
             StagePass::Forward => {
                 now[task.chunk] += 1;
                 total += 1;
+                if total > most_total {
+                    most_total = total;
+                    most = Holding { held: now.clone(), forward: Some(task.chunk), backward: None };
+                }
             }
             // Some of it may be over when only the parameters' gradients are left.
             StagePass::Backward | StagePass::InputGradient => {
+                if total == most_total && most.backward.is_none() {
+                    most.backward = Some(task.chunk);
+                }
                 now[task.chunk] = now[task.chunk].saturating_sub(1);
                 total = total.saturating_sub(1);
             }
             StagePass::WeightGradient => {}
-        }
-        if total > most_total {
-            most_total = total;
-            most.clone_from(&now);
         }
     }
     most
@@ -227,8 +247,8 @@ impl<'a> Pieces<'a> {
         most
     }
 
-    /// Pass by pass in the schedule's order.
-    pub(crate) fn least_time_by_pass(&self, timetable: &Timetable) -> f64 {
+    /// Pass by pass in the schedule's order, where messages between a stage and the next one round take so much longer than the pieces say.
+    pub(crate) fn least_time_by_pass(&self, timetable: &Timetable, longer: &[f64]) -> f64 {
         let Timetable { schedule, stages, chunks, micro_batches, orders, .. } = timetable;
         let window = |stage: usize, task: &Task| {
             let piece = self.of(stage, task.chunk);
@@ -238,10 +258,15 @@ impl<'a> Pieces<'a> {
                 StagePass::WeightGradient => piece.weights,
             }
         };
-        let is_sent = |stage: usize, task: &Task| {
+        let receiver = |stage: usize, task: &Task| {
             let position = schedule.position(*stages, stage, task.chunk);
             let next = if task.pass == StagePass::Forward { Some(position + 1) } else { position.checked_sub(1) };
-            next.is_some_and(|next| next < stages * chunks && schedule.place(*stages, *chunks, next).0 != stage)
+            let next = next.filter(|&next| next < stages * chunks)?;
+            Some(schedule.place(*stages, *chunks, next).0).filter(|&other| other != stage)
+        };
+        let longer = |stage: usize, other: usize| {
+            let first = if (stage + 1) % stages == other { stage } else { other };
+            longer.get(first).copied().unwrap_or(0.0)
         };
         let update = |stage: usize| (0..*chunks).map(|chunk| self.of(stage, chunk).update).sum::<f64>();
         let updates: Vec<f64> = (0..*stages).map(|stage| update(stage).max(self.copied(stage))).collect();
@@ -267,7 +292,7 @@ impl<'a> Pieces<'a> {
                 (over, passed) = (over.max(gathered + head.busy), passed.max(gathered + head.passed));
             }
             // Within a stage the order of its list is enough.
-            let passed = if is_sent(stage, task) { passed } else { 0.0 };
+            let passed = receiver(stage, task).map_or(0.0, |other| passed + longer(stage, other));
             if orders[stage].last() == Some(task) {
                 let tail = latest(&self.of(stage, task.chunk).tail, |chain| chain.over);
                 most.set(most.get().max(tail).max(over + updates[stage]));
@@ -283,19 +308,23 @@ impl<'a> Pieces<'a> {
     /// some among ranks, and the micro-batches that it has begun, with so many times the samples of the pieces'.
     pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
         let of_stage = |stage: usize| -> f64 {
-            let mut extra: f64 = 0.0;
+            let Holding { held, forward, backward } = &in_flight.0[stage];
             let of_chunk = |chunk: usize| {
                 let piece = self.of(stage, chunk);
-                let held = in_flight.0[stage][chunk];
-                if held > 0 {
-                    extra = extra.max(piece.held.most - piece.held.between);
-                }
                 let mut kept = piece.kept.shared_out(zero, ranks);
                 if self.offloaded.is_some() {
                     kept.optimizer_state = 0.0;
                 }
-                kept.total() + piece.held.between * times * held as f64
+                kept.total() + piece.held.between * times * held[chunk] as f64
             };
+            // What a pass has beside that while it runs.
+            let beside = |chunk: &Option<usize>, most: fn(Held) -> f64| {
+                chunk.map_or(0.0, |chunk| {
+                    let held = self.of(stage, chunk).held;
+                    most(held) - held.between
+                })
+            };
+            let extra = beside(forward, |held| held.forward).max(beside(backward, |held| held.backward));
             let all: f64 = (0..self.chunks).map(of_chunk).sum();
             (all + extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
         };
@@ -309,13 +338,15 @@ fn pieces_on(probe: &Probe, cutting: &Cutting, schedule: Schedule, stages: usize
     let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
     let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
     if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
-        // Where the model's first and last blocks share a table, a stage that has both has it once, and what that adds to what is kept and to
-        // what comes after the passes is counted with the first. Nor need it bring together what two stages have of the table's gradient: where
-        // the probe's only micro-batch does, that is much less than half of what the last block adds to the backward pass.
-        let (layers, ..) = cutting.kinds[kind];
-        let without = probe.chunk(layers, false, false);
+        // Where the model's first and last blocks share a table, a stage that has both has it once: what the table adds to what is kept and updated is
+        // counted with the first. Nor need the stage bring together what two have of the table's gradient, which follows the last pass; or is
+        // part of it where the probe has one micro-batch, as much less than half of what the last block adds to the backward pass.
+        let without = |kind: usize| probe.chunk(cutting.kinds[kind].0, false, false);
         let half = |without: f64, with: f64| 0.5 * (without + with);
-        let last = &mut kinds[kind];
+        if let Some(&first) = cutting.of_position.first() {
+            kinds[first].tail = without(first).tail;
+        }
+        let (without, last) = (without(kind), &mut kinds[kind]);
         if !probe.has_several_micro_batches {
             last.backward = without.backward.with(last.backward, half);
             last.weights = without.weights.with(last.weights, half);

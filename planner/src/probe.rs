@@ -7,10 +7,13 @@
 
 use crate::windows::{Busy, Chain, Held, Kept, Window, busy, gathers, head, kernels, tail, window};
 use foretell_models::Model;
-use foretell_program::{Axis, CollectiveRole, Compiler, Layout, Operation, Plan, PlanError, StagePass, StageProgram};
+use foretell_program::{
+    Axis, CollectiveRole, Compiler, Layout, Mesh, Operation, Plan, PlanError, Program, Rank, StagePass, StageProgram, Stream,
+};
 use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone, alone_on};
-use foretell_topologies::Topology;
+use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, Picoseconds};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// Blocks of the shorter and of the longer stack that are compiled.
@@ -74,6 +77,8 @@ pub(crate) struct Probe {
     is_cut: bool,
     /// What is done once a step is then in no pass that it tells of.
     pub(crate) has_several_micro_batches: bool,
+    /// How much longer at least than it says messages take between stages of which no two ranks that send to each other share a node.
+    pub(crate) between_nodes: f64,
 }
 
 /// Whether messages between stages take any time: they do not where it is not known of which sizes they are, and whose.
@@ -103,6 +108,7 @@ impl Probe {
         messages: Messages,
     ) -> Result<Self, ProbeError> {
         let is_cut = plan.layout.pipeline == PROBE_STAGES;
+        let between_nodes = Cell::new(0.0);
         let summarise = |layers: usize, cuts: Option<Vec<usize>>| -> Result<Vec<Piece>, ProbeError> {
             let Some(stack) = stacks.of(layers) else { return Ok(Vec::new()) };
             let layout = Layout { cuts, ..plan.layout.clone() };
@@ -115,7 +121,11 @@ impl Probe {
             };
             let mut alone = alone.map_err(ProbeError::Simulation)?;
             match messages {
-                Messages::Counted => level_sends(&program.lists, &mut alone),
+                Messages::Counted => {
+                    // On devices of a kind that is said it is not known which share a node.
+                    let nodes = kind.is_none().then_some(topology);
+                    between_nodes.set(level_sends(&program, &mut alone, nodes));
+                }
                 Messages::LeftOut => leave_out_messages(&program.lists, &mut alone),
             }
             Ok(program.lists.iter().zip(&alone).map(|(list, alone)| piece(list, alone, &plan)).collect())
@@ -129,7 +139,15 @@ impl Probe {
         let at = |index: usize| pieces.get(index).copied().unwrap_or_default();
         let (first, short, long, last) =
             if is_cut { (at(0), at(1), at(2), at(3)) } else { (Piece::default(), at(0), at(1), Piece::default()) };
-        Ok(Self { first, short, long, last, is_cut, has_several_micro_batches: micro_batches > 1 })
+        Ok(Self {
+            first,
+            short,
+            long,
+            last,
+            is_cut,
+            has_several_micro_batches: micro_batches > 1,
+            between_nodes: between_nodes.get(),
+        })
     }
 
     /// What a chunk of `layers` equal blocks takes, with the model's first and last blocks where it has them.
@@ -161,7 +179,10 @@ impl Probe {
         line.sharing = Busy { each: of_buckets(&|piece| piece.sharing.each), once: of_buckets(&|piece| piece.sharing.once) };
         line.alike = Busy { each: of_buckets(&|piece| piece.alike.each), once: of_buckets(&|piece| piece.alike.once) };
         // What there is beside what every micro-batch holds is that of one block at a time.
-        line.held.most = line.held.between + (from.held.most - from.held.between);
+        // Of fewer blocks than were compiled it is not known what they have beside.
+        let beside = if more < 0.0 { 0.0 } else { 1.0 };
+        line.held.forward = line.held.between + beside * (from.held.forward - from.held.between);
+        line.held.backward = line.held.between + beside * (from.held.backward - from.held.between);
         let tail = |over: fn(&Piece) -> f64| of_buckets(&over);
         line.tail.free.over = tail(|piece| piece.tail.free.over);
         line.tail.arrival.over = tail(|piece| piece.tail.arrival.over);
@@ -190,22 +211,49 @@ impl Piece {
     }
 }
 
-/// Gives all messages of a size the time of the fastest: which neighbours share a node differs from stage to stage.
-fn level_sends(lists: &[StageProgram], alone: &mut [Alone]) {
+/// Gives all messages of a size the time of the fastest: which neighbours share a node differs from stage to stage. How much longer those of any size
+/// take at least, in picoseconds, between stages that share no node.
+fn level_sends(program: &Program, alone: &mut [Alone], topology: Option<&Topology>) -> f64 {
     let mut least: BTreeMap<Bytes, Picoseconds> = BTreeMap::new();
+    let mut of_stages: BTreeMap<(Bytes, usize, usize), Picoseconds> = BTreeMap::new();
     for again in [false, true] {
-        for (list, alone) in lists.iter().zip(alone.iter_mut()) {
+        for (list, alone) in program.lists.iter().zip(alone.iter_mut()) {
             for (instruction, duration) in list.instructions.iter().zip(&mut alone.in_full_buckets) {
-                if let Operation::Send { bytes, .. } = *instruction.operation {
-                    let least = least.entry(bytes).or_insert(*duration);
-                    *least = (*least).min(*duration);
-                    if again {
-                        *duration = *least;
-                    }
+                let Operation::Send { bytes, .. } = *instruction.operation else { continue };
+                let least = least.entry(bytes).or_insert(*duration);
+                *least = (*least).min(*duration);
+                if again {
+                    *duration = *least;
+                } else if let Stream::SendTo(peer) = list.streams[instruction.stream.0 as usize] {
+                    let own = of_stages.entry((bytes, list.stage, list.peers[peer.0 as usize].stage)).or_insert(*duration);
+                    *own = (*own).min(*duration);
                 }
             }
         }
     }
+    let longer =
+        |(&(bytes, ..), duration): (&(Bytes, usize, usize), &Picoseconds)| duration.saturating_sub(least[&bytes]).0 as f64;
+    let Some(topology) = topology.filter(|_| of_stages.iter().any(|one| longer(one) > 0.0)) else { return 0.0 };
+    let share = share_nodes(&program.mesh, topology);
+    let between = |&(&(_, from, to), _): &(&(Bytes, usize, usize), _)| from.abs_diff(to) == 1 && !share[from.min(to)];
+    of_stages.iter().filter(between).map(longer).reduce(f64::min).unwrap_or(0.0)
+}
+
+/// Of each stage, whether any of its ranks shares a node with the rank that stands where it does in the next, or after the last in the first: of the
+/// ranks that share out no samples, which are a pipeline of their own. No step is over before that is.
+pub(crate) fn share_nodes(mesh: &Mesh, topology: &Topology) -> Vec<bool> {
+    let node_of = |rank: Rank| topology.node_of(DeviceId(rank.0 % topology.device_count().max(1)));
+    let mut share = vec![false; mesh.stage_count()];
+    for rank in (0..mesh.world_size()).map(Rank) {
+        let own = mesh.coordinates(rank);
+        if own.along(Axis::Data) + own.along(Axis::Shard) > 0 {
+            continue;
+        }
+        let stage = own.along(Axis::Pipeline);
+        let next = mesh.rank(own.with(Axis::Pipeline, (stage + 1) % share.len()));
+        share[stage] = share[stage] || node_of(rank) == node_of(next);
+    }
+    share
 }
 
 /// Messages take no time, nor does launching them; and no more do the exchanges nearest to them: sums that a stage makes before it sends

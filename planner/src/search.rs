@@ -4,10 +4,12 @@
 use crate::answer::{Candidate, Planned, PlannerError, Search, USUAL_MEND, no_layout, nothing_left};
 use crate::bounds::{Bounds, Verdict};
 use crate::placements::with_placed_operators;
+use crate::queue::{Member, Open, What, in_groups};
 use crate::request::Request;
-use crate::space::Family;
 use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, PlanError, Program};
-use foretell_simulator::{Folding, Options, Recording, device_memory_by_stage, host_memory, predict_with};
+use foretell_simulator::{
+    Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
+};
 use foretell_topologies::Architecture;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
@@ -18,6 +20,10 @@ use std::collections::BinaryHeap;
 /// the number of threads.
 const FAMILIES_AT_ONCE: usize = 16;
 const SIMULATIONS_AT_ONCE: usize = 4;
+
+/// How far above the least bound of layouts that one Program tells of another of them may be to be simulated at once: simulations of the best are
+/// 1-3 % above their bounds, so that what is further up will hardly have to be.
+const NEAR: f64 = 1.02;
 
 /// Spaces of fewer layouts, each counted once whether it offloads or not, are searched until no gap is left.
 const SMALL: usize = 512;
@@ -49,41 +55,6 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     .run()
 }
 
-/// Something that is still to be looked at, the least bound first; of equal ones the first in the space.
-#[derive(Debug)]
-struct Open {
-    bound: f64,
-    /// The family, and the member of it.
-    index: (usize, usize),
-    what: What,
-}
-
-#[derive(Debug)]
-enum What {
-    Family(Box<Family>),
-    Member(Box<Layout>),
-}
-
-impl PartialEq for Open {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Open {}
-
-impl PartialOrd for Open {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Open {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.bound.total_cmp(&other.bound).then(self.index.cmp(&other.index))
-    }
-}
-
 /// A layout that was simulated and fits.
 struct Kept {
     value: f64,
@@ -96,6 +67,7 @@ struct Kept {
 /// What would be returned: a training step, and the bytes of each stage's fullest device.
 struct Returned {
     training: Program,
+    prediction: Prediction,
     memory: Vec<Bytes>,
     by_component: Vec<Footprint>,
 }
@@ -136,7 +108,7 @@ impl Searcher<'_> {
             }
         };
         self.search.bounded_out += self.heap.iter().map(|Reverse(open)| self.layouts_of(open)).sum::<usize>();
-        self.answer(returned, left)
+        Ok(self.answer(returned, left))
     }
 
     /// Goes on until nothing left can be among the best; the least bound of what is left.
@@ -147,7 +119,7 @@ impl Searcher<'_> {
             }
             match next.what {
                 What::Family(_) => self.open_families(),
-                What::Member(_) => self.simulate_members()?,
+                What::Members(_) => self.simulate_members()?,
             }
         }
         Ok(None)
@@ -156,7 +128,7 @@ impl Searcher<'_> {
     fn layouts_of(&self, open: &Open) -> usize {
         match &open.what {
             What::Family(family) => self.bounds.space.members(family).len() * self.bounds.space.forms(&family.layout),
-            What::Member(layout) => self.bounds.space.forms(layout),
+            What::Members(members) => members.iter().map(|member| self.bounds.space.forms(&member.layout)).sum(),
         }
     }
 
@@ -166,8 +138,12 @@ impl Searcher<'_> {
             return true;
         }
         let Some(worst) = self.kept.get(self.request.top.max(1) - 1) else { return false };
-        let best = self.kept[0].value;
-        bound > worst.value || self.resident >= SMALL && best <= bound * (1.0 + self.request.tolerance)
+        self.is_beaten(bound, self.kept[0].value, worst.value)
+    }
+
+    /// Whether nothing with this bound or a greater one has to be looked at where these are the best, and the worst of those to be returned.
+    fn is_beaten(&self, bound: f64, best: f64, worst: f64) -> bool {
+        bound > worst || self.resident >= SMALL && best <= bound * (1.0 + self.request.tolerance)
     }
 
     fn open_space(&mut self) {
@@ -241,13 +217,15 @@ impl Searcher<'_> {
             (of_family, index, layout, verdict, offloaded)
         });
         let bounded: Vec<_> = bounded.collect();
+        let mut members = Vec::new();
         for (of_family, index, layout, verdict, offloaded) in bounded {
             let forms = if offloaded.is_some() { 1 } else { self.bounds.space.forms(&layout) };
-            self.push_member(verdict, index, of_family, layout, forms);
+            members.extend(self.member(verdict, index, of_family, layout, forms));
             if let Some((verdict, layout)) = offloaded {
-                self.push_member(verdict, index, of_family, layout, 1);
+                members.extend(self.member(verdict, index, of_family, layout, 1));
             }
         }
+        self.push_members(members);
     }
 
     /// A layout with the optimizer's state on the hosts, for where it does not fit without, if that is considered; and what is known of it.
@@ -261,12 +239,22 @@ impl Searcher<'_> {
         self.bounds.space.offloads && self.bounds.offloading.is_hopeless(layouts, needed, self.bounds.memory_limit)
     }
 
-    /// Keeps a layout that may be worth simulating; of others so many are counted.
-    fn push_member(&mut self, verdict: Verdict, index: (usize, usize), of_family: f64, layout: Layout, layouts: usize) {
-        if let Some(bound) = self.judge(verdict, layouts) {
-            let bound = bound.max(of_family);
-            self.heap.push(Reverse(Open { bound, index, what: What::Member(Box::new(layout)) }));
-        }
+    /// A layout that may be worth simulating; of others so many are counted.
+    fn member(
+        &mut self,
+        verdict: Verdict,
+        index: (usize, usize),
+        of_family: f64,
+        layout: Layout,
+        layouts: usize,
+    ) -> Option<Member> {
+        let bound = self.judge(verdict, layouts)?.max(of_family);
+        Some(Member { bound, index, layout })
+    }
+
+    /// Keeps layouts until their turn comes, those together that one Program tells of.
+    fn push_members(&mut self, members: Vec<Member>) {
+        self.heap.extend(in_groups(members).into_iter().map(Reverse));
     }
 
     /// A layout did not fit when it was compiled: has it looked at with the optimizer's state on the hosts.
@@ -275,7 +263,8 @@ impl Searcher<'_> {
         if let Ok(micro_batches) = micro_batches
             && let Some((verdict, offloaded)) = self.offloaded(layout, micro_batches)
         {
-            self.push_member(verdict, index, bound, offloaded, 1);
+            let member = self.member(verdict, index, bound, offloaded, 1);
+            self.push_members(member.into_iter().collect());
         }
     }
 
@@ -284,56 +273,93 @@ impl Searcher<'_> {
         let mut round = Vec::new();
         while round.len() < SIMULATIONS_AT_ONCE
             && let Some(Reverse(next)) = self.heap.peek()
-            && matches!(next.what, What::Member(_))
+            && matches!(next.what, What::Members(_))
             && !self.is_settled(next.bound)
-            && let Some(Reverse(Open { bound, index, what: What::Member(layout) })) = self.heap.pop()
+            && let Some(Reverse(Open { what: What::Members(members), .. })) = self.heap.pop()
         {
-            round.push((bound, index, *layout));
+            round.push(members);
         }
-        let fates: Vec<Fate> = round
-            .par_iter()
-            .map(|(_, index, layout)| self.simulate(*index, layout.clone()))
-            .collect::<Result<_, PlannerError>>()?;
-        for ((bound, index, layout), fate) in round.into_iter().zip(fates) {
-            let forms = self.bounds.space.forms(&layout);
-            match fate {
-                Fate::Indivisible(reason) => drop(self.judge(Verdict::Indivisible(reason), forms)),
-                Fate::OutOfMemory(bytes) => {
-                    self.judge(Verdict::OutOfMemory(bytes), 1);
-                    self.push_offloaded(index, bound, &layout);
-                }
-                Fate::OutOfHostMemory => drop(self.judge(Verdict::OutOfHostMemory, 1)),
-                Fate::Simulated(kept) => {
-                    self.search.simulated += 1;
-                    self.search.needless += forms - 1;
-                    self.kept.push(*kept);
+        let fates: Vec<Vec<Fate>> =
+            round.par_iter().map(|members| self.simulate(members)).collect::<Result<_, PlannerError>>()?;
+        for (members, fates) in round.into_iter().zip(fates) {
+            let mut members = members.into_iter();
+            for (Member { bound, index, layout }, fate) in
+                members.by_ref().take(fates.len()).collect::<Vec<_>>().into_iter().zip(fates)
+            {
+                let forms = self.bounds.space.forms(&layout);
+                match fate {
+                    Fate::Indivisible(reason) => drop(self.judge(Verdict::Indivisible(reason), forms)),
+                    Fate::OutOfMemory(bytes) => {
+                        self.judge(Verdict::OutOfMemory(bytes), 1);
+                        self.push_offloaded(index, bound, &layout);
+                    }
+                    Fate::OutOfHostMemory => drop(self.judge(Verdict::OutOfHostMemory, 1)),
+                    Fate::Simulated(kept) => {
+                        self.search.simulated += 1;
+                        self.search.needless += forms - 1;
+                        self.kept.push(*kept);
+                    }
                 }
             }
+            self.push_members(members.collect());
         }
         self.kept.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
         self.kept.iter_mut().skip(1).for_each(|kept| kept.program = None);
         Ok(())
     }
 
-    /// Compiles and simulates a layout, if it fits. What evaluation needs is looked at for those that would be returned only: it is hardly
-    /// ever more than training does.
-    fn simulate(&self, index: (usize, usize), layout: Layout) -> Result<Fate, PlannerError> {
-        let request = self.request;
-        let plan = Plan { layout, ..request.base.clone() };
-        let program = match self.bounds.compiler.training(&plan) {
+    /// Compiles layouts that one Program tells of, and simulates those that fit: the first, and of the others as many as this leaves to be looked at.
+    /// What evaluation needs is looked at for those that would be returned only: it is hardly ever more than training does.
+    fn simulate(&self, members: &[Member]) -> Result<Vec<Fate>, PlannerError> {
+        let plan_of = |member: &Member| Plan { layout: member.layout.clone(), ..self.request.base.clone() };
+        let Some(first) = members.first() else { return Ok(Vec::new()) };
+        let mut program = match self.bounds.compiler.training(&plan_of(first)) {
             Ok(program) => program,
-            Err(error) => return Ok(Fate::Indivisible(error.to_string())),
+            Err(error) => return Ok(vec![Fate::Indivisible(error.to_string())]),
         };
-        let limit = self.bounds.memory_limit;
-        let needed = self.memory_of(&program);
-        if needed > limit {
+        let mut fates: Vec<Fate> = Vec::new();
+        let mut best: Option<(f64, usize)> = None;
+        for member in members {
+            let plan = plan_of(member);
+            if let Some((best, _)) = best
+                && (member.bound > NEAR * first.bound
+                    || self.is_settled(member.bound)
+                    || self.request.top <= 1 && self.is_beaten(member.bound, best, best))
+            {
+                break;
+            }
+            if !fates.is_empty() && !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
+                break;
+            }
+            let fate = self.fate(member.index, plan, &program)?;
+            if let Fate::Simulated(kept) = &fate
+                && best.is_none_or(|(best, _)| kept.value < best)
+            {
+                best = Some((kept.value, fates.len()));
+            }
+            fates.push(fate);
+        }
+        if let Some((_, place)) = best
+            && let Fate::Simulated(kept) = &mut fates[place]
+        {
+            let lies_so = kept.plan.mesh().is_ok_and(|mesh| program.mesh == mesh || program.lay_out(mesh));
+            kept.program = lies_so.then_some(program);
+        }
+        Ok(fates)
+    }
+
+    /// What becomes of a layout whose Program this is: it is simulated, if it fits.
+    fn fate(&self, index: (usize, usize), plan: Plan, program: &Program) -> Result<Fate, PlannerError> {
+        let request = self.request;
+        let needed = self.memory_of(program);
+        if needed > self.bounds.memory_limit {
             return Ok(Fate::OutOfMemory(needed));
         }
-        if !host_memory(&program, request.topology).fits {
+        if !host_memory(program, request.topology).fits {
             return Ok(Fate::OutOfHostMemory);
         }
-        let value = request.objective.value(request, &program, self.bounds.weight(&plan.layout))?;
-        Ok(Fate::Simulated(Box::new(Kept { value, index, plan, program: Some(program) })))
+        let value = request.objective.value(request, program, self.bounds.weight(&plan.layout))?;
+        Ok(Fate::Simulated(Box::new(Kept { value, index, plan, program: None })))
     }
 
     /// What the fullest device holds, weighed by its memory: our executor the arena, another framework what its profile says.
@@ -381,8 +407,13 @@ impl Searcher<'_> {
         let plans: Vec<&Plan> = places.iter().map(|&place| &self.kept[place].plan).collect();
         // They were compiled once, so that they will be again.
         let all = plans.par_iter().zip(&mut programs).map(|(plan, program)| {
-            let found = self.returned_of(plan, program.take());
-            found.map_err(|error| no_layout(request, error.to_string(), USUAL_MEND))
+            let not_again = |error: PlanError| no_layout(request, error.to_string(), USUAL_MEND);
+            let compiler = &self.bounds.compiler;
+            let training = program.take().map_or_else(|| compiler.training(plan), Ok).map_err(not_again)?;
+            let (memory, prediction) =
+                rayon::join(|| self.memory_with_evaluation(plan, &training), || self.prediction(&training));
+            let (memory, by_component) = memory.map_err(not_again)?;
+            Ok(Returned { prediction: prediction?, training, memory, by_component })
         });
         let all = all.collect::<Result<Vec<Returned>, PlannerError>>()?;
         let needed = all.iter().map(|one| self.bounds.devices.most_of_stages(&one.training, &one.memory));
@@ -396,45 +427,41 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    fn returned_of(&self, plan: &Plan, program: Option<Program>) -> Result<Returned, PlanError> {
+    /// What each stage's fullest device holds; by component where that is another framework's.
+    fn memory_with_evaluation(&self, plan: &Plan, training: &Program) -> Result<(Vec<Bytes>, Vec<Footprint>), PlanError> {
         let request = self.request;
-        let compiler = &self.bounds.compiler;
-        let training = program.map_or_else(|| compiler.training(plan), Ok)?;
         if !request.base.stack.is_own() {
-            let by_component = device_memory_by_stage(&training, request.topology, request.costs);
-            return Ok(Returned { training, memory: by_component.iter().map(Footprint::total).collect(), by_component });
+            let by_component = device_memory_by_stage(training, request.topology, request.costs);
+            return Ok((by_component.iter().map(Footprint::total).collect(), by_component));
         }
         // Evaluation shares the arena.
-        let both = self.arenas(&training).into_iter().zip(self.arenas(&compiler.evaluation(plan)?));
-        let memory = both.map(|(training, evaluation)| training.max(evaluation)).collect();
-        Ok(Returned { training, memory, by_component: Vec::new() })
+        let both = self.arenas(training).into_iter().zip(self.arenas(&self.bounds.compiler.evaluation(plan)?));
+        Ok((both.map(|(training, evaluation)| training.max(evaluation)).collect(), Vec::new()))
     }
 
-    fn answer(mut self, returned: Vec<Returned>, left: Option<f64>) -> Result<Planned, PlannerError> {
-        let request = self.request;
+    fn prediction(&self, training: &Program) -> Result<Prediction, SimulationError> {
+        let Request { topology, costs, oversubscription, .. } = *self.request;
+        let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, ..Options::default() };
+        Ok(predict_with(training, topology, costs, &options)?.0)
+    }
+
+    fn answer(mut self, returned: Vec<Returned>, left: Option<f64>) -> Planned {
         let best = self.kept[0].value;
         let plans: Vec<&Plan> = self.returned().into_iter().map(|place| &self.kept[place].plan).collect();
-        let options = Options {
-            oversubscription: request.oversubscription,
-            recording: Recording::Ends,
-            folding: Folding::On,
-            ..Options::default()
-        };
-        let candidates = plans.into_par_iter().zip(returned).map(|(plan, Returned { training, memory, by_component })| {
-            let (mut prediction, _) = predict_with(&training, request.topology, request.costs, &options)?;
+        let candidate = |(plan, Returned { mut prediction, memory, by_component, .. }): (&Plan, Returned)| {
             prediction.peak_memory_bytes = memory;
             if !by_component.is_empty() {
                 (prediction.memory_by_component, prediction.fits) = (by_component, true);
             }
-            Ok(Candidate { plan: plan.clone(), prediction })
-        });
-        let candidates = candidates.collect::<Result<Vec<_>, PlannerError>>()?;
+            Candidate { plan: plan.clone(), prediction }
+        };
+        let candidates: Vec<Candidate> = plans.into_iter().zip(returned).map(candidate).collect();
         self.search.best_seconds = candidates.first().map_or(0.0, |best| best.prediction.step_seconds.value());
         // The value of what is left, in terms of the best one's time.
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
-        Ok(Planned { candidates, search: self.search })
+        Planned { candidates, search: self.search }
     }
 }
 

@@ -50,7 +50,7 @@ impl Bounds<'_> {
         let chain = |(list, alone)| chain_of(list, alone, &plan);
         let longest = program.lists.iter().zip(&alone).map(chain).fold(0.0, f64::max);
         let weights = self.devices.weights_of_lists(&program);
-        let held = |(list, weight): (&StageProgram, f64)| (Kept::of(list).total() + Held::of(list).most) * weight;
+        let held = |(list, weight): (&StageProgram, f64)| (Kept::of(list).total() + Held::of(list).most()) * weight;
         let memory = program.lists.iter().zip(weights).map(held).fold(0.0, f64::max);
         self.verdict(layout, micro_batches, longest, memory)
     }

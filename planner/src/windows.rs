@@ -388,8 +388,10 @@ impl Kept {
 pub(crate) struct Held {
     /// Between the forward pass and the next over the same blocks.
     pub(crate) between: f64,
-    /// The most there are of it at any time, that included.
-    pub(crate) most: f64,
+    /// The most there are of it at any time of the forward pass, all that included.
+    pub(crate) forward: f64,
+    /// The same of the backward pass, or that of the input's gradient alone.
+    pub(crate) backward: f64,
 }
 
 impl Held {
@@ -425,15 +427,28 @@ impl Held {
             changes.push((2 * last.max(first + 1), -bytes));
         }
         changes.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let (mut now, mut most) = (0.0f64, 0.0f64);
-        for (_, change) in changes {
+        let (mut now, mut forward, mut backward) = (0.0f64, between, between);
+        for (time, change) in changes {
             now += change;
-            most = most.max(now);
+            if time < 2 * ranges[0].end {
+                forward = forward.max(now);
+            } else if time < 2 * ranges[1].end {
+                backward = backward.max(now);
+            }
         }
-        Self { between, most: most.max(between) }
+        Self { between, forward, backward }
+    }
+
+    /// The most there are of it at any time.
+    pub(crate) fn most(self) -> f64 {
+        self.forward.max(self.backward)
     }
 
     pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
-        Self { between: choose(self.between, other.between), most: choose(self.most, other.most) }
+        Self {
+            between: choose(self.between, other.between),
+            forward: choose(self.forward, other.forward),
+            backward: choose(self.backward, other.backward),
+        }
     }
 }

@@ -28,19 +28,21 @@ fn models() -> impl Strategy<Value = Model> {
         proptest::collection::vec(prop_oneof![Just(16usize), Just(64), Just(2048)], 3..6)
             .prop_map(|widths| Model::Mlp { widths }),
         Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
-        (1usize..9, prop_oneof![Just(16usize), Just(256)], any::<bool>()).prop_map(|(layers, hidden, tied_embeddings)| {
-            Model::Gpt {
-                layers,
-                hidden,
-                heads: 4,
-                ffn: None,
-                vocab: 64,
-                sequence: 16,
-                tied_embeddings,
-                dropout: DropoutRate::NONE,
-                attention_dropout: DropoutRate::NONE,
+        (1usize..9, prop_oneof![Just(16usize), Just(256)], prop_oneof![Just(64usize), Just(8192)], any::<bool>()).prop_map(
+            |(layers, hidden, vocab, tied_embeddings)| {
+                Model::Gpt {
+                    layers,
+                    hidden,
+                    heads: 4,
+                    ffn: None,
+                    vocab,
+                    sequence: 16,
+                    tied_embeddings,
+                    dropout: DropoutRate::NONE,
+                    attention_dropout: DropoutRate::NONE,
+                }
             }
-        }),
+        ),
     ]
 }
 
@@ -120,17 +122,73 @@ proptest! {
 
     #[test]
     fn the_bound_never_exceeds_what_is_simulated(
-        model in models(), plan in plans(), paces in proptest::collection::vec(0.5f64..2.0, 0..5), believed in any::<bool>()
+        model in models(), plan in plans(), paces in proptest::collection::vec(0.5f64..2.0, 0..5), believed in any::<bool>(),
+        stack in proptest::sample::select(vec![None, Some("foretell"), Some("megatron-core")])
     ) {
         let device = &DGX.device_kinds()[0].name;
         let profile = believed.then(|| profile(device, paces));
-        bounded(&model, &plan, &DGX, &CostModel::new(profile.as_ref(), &DGX))?;
+        let costs = CostModel::new(profile.as_ref(), &DGX);
+        let costs = match stack {
+            Some(stack) => costs.with_stack(&DGX, stack, plan.precision).expect("the library knows it"),
+            None => costs,
+        };
+        bounded(&model, &plan, &DGX, &costs)?;
     }
 
     #[test]
     fn on_unequal_devices_neither(model in models(), plan in plans(), stack in prop_oneof![Just("foretell"), Just("megatron-core")]) {
         let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.precision).expect("the library knows it");
         bounded(&model, &plan, &MIXED, &costs)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// What lets a search compile once what it simulates in several orders of the ranks.
+    #[test]
+    fn what_ranks_do_does_not_depend_on_where_they_lie(model in models(), plan in plans()) {
+        let usual = Plan { layout: Layout { placement: None, stage_places: None, ..plan.layout.clone() }, ..plan.clone() };
+        let (Ok(usual), Ok(wanted)) = (compile(&model, "model", &usual), compile(&model, "model", &plan)) else { return Ok(()) };
+        let mut laid_out = usual.training;
+        prop_assert!(laid_out.lay_out(wanted.training.mesh.clone()));
+        prop_assert_eq!(format!("{laid_out:?}"), format!("{:?}", wanted.training));
+    }
+}
+
+/// What bounds leave to simulations is what they know nothing of: messages that slow kernels, and links that several use.
+#[test]
+fn bounds_are_near_what_is_simulated() {
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 32,
+        hidden: 4096,
+        heads: 32,
+        ffn: None,
+        vocab: 51200,
+        sequence: 2048,
+        tied_embeddings: true,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let topology = DGX.clone().with_nodes(8).expect("there may be as many");
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+    let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 32) };
+    let request = Request::new(&model, "model", &topology, &costs, &base);
+    let interleaved = Layout { tensor: 4, pipeline: 8, data: 2, sequence_parallel: true, ..Layout::default() };
+    let interleaved = Layout { schedule: Schedule::Interleaved, virtual_stages: 4, ..interleaved };
+    let inside = Layout { placement: Some(vec![Axis::Tensor, Axis::Pipeline]), ..interleaved.clone() };
+    let v_shaped =
+        Layout { tensor: 1, pipeline: 8, data: 8, schedule: Schedule::ZeroBubbleV, virtual_stages: 2, ..Layout::default() };
+    for (layout, share) in [(interleaved, 0.965), (inside, 0.94), (v_shaped, 0.96)] {
+        let program =
+            compile(&model, "model", &Plan { layout: layout.clone(), ..base.clone() }).expect("it divides the model").training;
+        let (prediction, _) =
+            predict(&program, &topology, &costs, Oversubscription::Refused, Folding::On).expect("it can be simulated");
+        let least = least(&request, &layout).expect("it is sound").expect("it was compiled").step;
+        let step = prediction.step_seconds;
+        println!("{:.4}", least / step);
+        assert!(least <= step && least >= step * share, "{least} of {step}: {:.4}", least / step);
     }
 }
 

@@ -83,6 +83,21 @@ impl Program {
         (0..mesh.world_size()).map(|rank| mesh.stage_of(Rank(rank)) as u32).collect()
     }
 
+    /// Lays the ranks out in another order over the devices, and says whether it could: what a rank does follows from its place in the mesh and not
+    /// from its number, so that plans which differ only in `placement` and `stage_places` have the same lists. Nothing is changed where stages are of
+    /// other sizes, or have several lists.
+    pub fn lay_out(&mut self, mesh: Mesh) -> bool {
+        let stages = mesh.stage_count();
+        let are_alike = self.lists.len() == stages
+            && self.mesh.stage_count() == stages
+            && (0..stages).all(|stage| self.lists[stage].stage == stage && self.mesh.stage(stage) == mesh.stage(stage));
+        if are_alike {
+            self.list_of_rank = Self::one_list_a_stage(&mesh);
+            self.mesh = mesh;
+        }
+        are_alike
+    }
+
     /// What each stage's largest arena holds when it holds the most.
     pub fn footprints(&self) -> Vec<Footprint> {
         let largest = |stage| self.lists.iter().filter(|list| list.stage == stage).max_by_key(|list| list.arena);
