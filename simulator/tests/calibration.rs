@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use foretell_models::{Kernel, WeightLayout};
+use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_program::*;
 use foretell_simulator::{CostModel, Options, Quantile, Source, simulate};
 use foretell_units::{DataType, Picoseconds, Seconds};
@@ -15,7 +15,7 @@ fn sample(seconds: f64) -> Sample {
 }
 
 fn matmul(rows: usize) -> Kernel {
-    Kernel::Matmul { rows, columns: 512, contracted: 512, weight: WeightLayout::OutIn, bias: true, relu: false }
+    Kernel::Matmul { rows, columns: 512, contracted: 512, weight: WeightLayout::OutIn, bias: true, activation: Activation::None }
 }
 
 /// Products take twice what a perfect device would, and a microsecond.

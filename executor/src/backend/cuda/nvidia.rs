@@ -4,7 +4,7 @@ mod nccl;
 mod products;
 
 use super::collectives::Collectives;
-use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle};
+use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Makes, Product, StreamHandle};
 use super::error::CudaError;
 use super::libraries::Library;
 use super::sources::{Source, precision_number};
@@ -30,8 +30,8 @@ pub(crate) struct NvidiaDriver {
     /// By name and precision.
     functions: Mutex<HashMap<(&'static str, u32), Function>>,
     products: Mutex<Option<Products>>,
-    /// Whether the library's products are used; else those of our own kernel, as where there is no library.
-    has_library: bool,
+    /// Which products the library is asked for.
+    makes: Makes,
     communicators: nccl::Communicators,
     reach: Reach,
 }
@@ -138,16 +138,16 @@ impl NvidiaDriver {
             modules: Mutex::default(),
             functions: Mutex::default(),
             products: Mutex::default(),
-            has_library: true,
+            makes: Makes::default(),
             communicators: nccl::Communicators::default(),
             reach,
         })
     }
 
-    /// As where cuBLASLt is not there.
+    /// As where cuBLASLt has no way for other products.
     #[cfg(test)]
-    pub(crate) fn without_products(self) -> Self {
-        Self { has_library: false, ..self }
+    pub(crate) fn that_makes(self, makes: Makes) -> Self {
+        Self { makes, ..self }
     }
 
     /// The driver's calls are about the calling thread's device.
@@ -310,8 +310,9 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
-        if !self.has_library {
-            return Err(CudaError::MissingLibrary { library: Library::CublasLt });
+        if !self.makes.allows(product) {
+            let Product { rows, columns, contracted, .. } = *product;
+            return Err(CudaError::ProductNotSupported { rows, columns, contracted });
         }
         self.enter()?;
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);

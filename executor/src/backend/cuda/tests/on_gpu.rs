@@ -1,6 +1,6 @@
 //! A real GPU as the tests of backends use it: what they hand over lies in the host's memory, and is copied there and back around each call.
 
-use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, NvidiaDriver, Reach};
+use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, Makes, NvidiaDriver, Reach};
 use crate::backend::{Backend, BackendError, KernelCall, Operand};
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ impl GpuBackend {
         std::env::var_os(GPU).is_some()
     }
 
-    /// On the GPU that was asked for, if one was; with the library's products, or with its own.
-    pub(crate) fn wanted(makes_products: bool) -> Option<Self> {
+    /// On the GPU that was asked for, if one was; with these of the library's products.
+    pub(crate) fn wanted(makes: Makes) -> Option<Self> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
         let driver = NvidiaDriver::open(index, Reach::Host).unwrap();
-        let driver: Arc<dyn Driver> = Arc::new(if makes_products { driver } else { driver.without_products() });
+        let driver: Arc<dyn Driver> = Arc::new(driver.that_makes(makes));
         Some(Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver })
     }
 }
