@@ -46,6 +46,7 @@ fn profile() -> Profile {
         step_overhead: sample(10e-6),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
+        communication_growth: None,
         interruption: Seconds::ZERO,
         buffered_bytes: 0,
         paces: vec![1.0],

@@ -1,6 +1,7 @@
 //! The seam's real side: NVIDIA's driver, through cudarc. Whether a library is there is asked before the first call into it.
 
 mod nccl;
+mod nccl_library;
 mod products;
 
 use super::collectives::Collectives;
@@ -10,6 +11,7 @@ use super::libraries::Library;
 use super::sources::{Source, precision_number};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
+pub(super) use nccl_library::Nccl;
 use products::Products;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
