@@ -14,11 +14,11 @@ use foretell_executor::{
 };
 use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, Request, families};
-use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, StageProgram, compile, reuse_distances};
+use foretell_program::{Compiled, Exchange, Group, Operation, Plan, Profile, Reach, StageProgram, compile, reuse_distances};
 use foretell_simulator::CostModel;
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Time this machine's kernels and transport
@@ -129,7 +129,7 @@ fn everyone(devices: usize) -> Vec<CalibratedGroup> {
 
 /// GPUs of one machine that reach each other directly: the first ranks of each size that a group of the needs has, and all ranks, by whom is
 /// found what exchanges and kernels do to each other; messages between the first two.
-fn gpu_groups(devices: usize, sizes: &BTreeSet<usize>) -> Vec<CalibratedGroup> {
+fn gpu_groups(devices: usize, sizes: &BTreeSet<usize>, memory: Bytes) -> Vec<CalibratedGroup> {
     let mut wanted: BTreeSet<usize> = sizes.iter().copied().filter(|&size| (2..=devices).contains(&size)).collect();
     wanted.extend((devices > 1).then_some(devices));
     let group = |(place, size): (usize, usize)| {
@@ -137,7 +137,10 @@ fn gpu_groups(devices: usize, sizes: &BTreeSet<usize>) -> Vec<CalibratedGroup> {
         if place == 0 {
             exchanges.push(Exchange::SendReceive);
         }
-        let messages = (0..=10).map(|power| Bytes::new(1 << (10 + 2 * power))).collect();
+        // From 1 KiB to 1 GiB; what is read and what is written lie beside each other, and other things too.
+        let messages =
+            (0..=10).map(|power| Bytes::new(1 << (10 + 2 * power))).filter(|bytes| bytes.value() * 8.0 <= memory.value());
+        let messages = messages.collect();
         CalibratedGroup { ranks: (0..size).collect(), reach: Reach::Node, exchanges, messages }
     };
     // The largest first: all ranks are among them however many sizes there are.
@@ -204,7 +207,7 @@ pub fn measure(
     let reach_each_other = matches!(ground.options.backend, Backend::Cuda { gpus } if devices <= gpus);
     let mut groups = match topology.is_lab() {
         true => lab_groups(topology)?,
-        false if reach_each_other => gpu_groups(devices, &needs.group_sizes),
+        false if reach_each_other => gpu_groups(devices, &needs.group_sizes, topology.least_memory()),
         false => everyone(devices),
     };
     for group in &mut groups {

@@ -70,6 +70,11 @@ fn cuda_products_without_the_library_are_those_of_the_reference_in_sixteen_bits(
     conforms(super::cuda_backend(false), super::is_small_product);
 }
 
+#[test]
+fn cuda_convolutions_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
+    conforms(super::cuda_backend_without_convolutions(), super::is_convolution);
+}
+
 /// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory must not show in another.
 fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
     let mut random = ChaCha8Rng::seed_from_u64(4);

@@ -21,10 +21,23 @@ impl GpuBackend {
 
     /// On the GPU that was asked for, if one was; with these of the library's products.
     pub(crate) fn wanted(makes: Makes) -> Option<Self> {
+        Some(Self::on(Self::driver()?.that_makes(makes)))
+    }
+
+    /// The same with the library's products, and without cuDNN.
+    pub(crate) fn wanted_without_convolutions() -> Option<Self> {
+        Some(Self::on(Self::driver()?.without_convolutions()))
+    }
+
+    /// The driver of the GPU that was asked for, if one was.
+    pub(crate) fn driver() -> Option<NvidiaDriver> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
-        let driver = NvidiaDriver::open(index, Reach::Host).unwrap();
-        let driver: Arc<dyn Driver> = Arc::new(driver.that_makes(makes));
-        Some(Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver })
+        Some(NvidiaDriver::open(index, Reach::Host).unwrap())
+    }
+
+    fn on(driver: NvidiaDriver) -> Self {
+        let driver: Arc<dyn Driver> = Arc::new(driver);
+        Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver }
     }
 }
 
