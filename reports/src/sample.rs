@@ -159,12 +159,12 @@ fn stage(index: usize) -> StageProgram {
             } else {
                 vec![]
             };
-            let data = compute(Kernel::MatmulInputGradient { rows, columns, contracted, weight });
+            let data = compute(Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: false });
             last = builder.add("linear", data, 0, Phase::Backward, mb, &input, &[x]);
             if index == 1 {
                 builder.add("boundary.gradient", send, 3, Phase::Backward, mb, &[last], &[x]);
             }
-            let gradient = compute(Kernel::MatmulWeightGradient { rows, columns, contracted, weight });
+            let gradient = compute(Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false });
             last = builder.add("linear", gradient, 0, Phase::Backward, mb, &[], &[x, gradients]);
         }
     }

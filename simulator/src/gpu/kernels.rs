@@ -448,8 +448,8 @@ mod tests {
         };
         let weight = foretell_models::WeightLayout::OutIn;
         let [weight, input] = [
-            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
-            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
+            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight, bias: false },
+            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight, gelu: false },
         ]
         .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
         assert!(weight == Seconds::ZERO && input > Seconds::ZERO);

@@ -184,7 +184,6 @@ pub fn ideal(topology: &Topology) -> CostModel {
             copy_share: 0.0,
             communication_share: 0.0,
             communication_growth: None,
-            communication_growth: None,
             host_waits: HostWaits::default(),
             interruption: Seconds::ZERO,
         };

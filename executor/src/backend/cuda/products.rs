@@ -106,15 +106,15 @@ impl Queue<'_> {
             WeightLayout::InOut => Sums::OfRight(sums_at),
         };
         let with_sums = Product { epilogue: Epilogue { sums: Some(sums), ..Epilogue::default() }, ..product };
-        // SAFETY: the caller's promise; the scratch has room for the sums.
-        let made = match self.moves(&product).contains(&true) {
-            true => false,
-            false => match unsafe { self.multiply(with_sums) } {
+        let mut made = false;
+        if !self.moves(&product).contains(&true) {
+            // SAFETY: the caller's promise; the scratch has room for the sums.
+            made = match unsafe { self.multiply(with_sums) } {
                 Ok(()) => true,
                 Err(CudaError::ProductNotSupported { .. }) => false,
                 Err(error) => return Err(error),
-            },
-        };
+            };
+        }
         // SAFETY: as above.
         unsafe {
             if !made {

@@ -271,8 +271,7 @@ int ncclGroupEnd(void) { return 4; }
         let said = |result: Result<(), Refused>| {
             assert_eq!(result, Ok(()));
             // SAFETY: the memory is this function's, and the call is over.
-            let text = unsafe { CStr::from_ptr(place.cast()) }.to_str().expect("it is ASCII").to_owned();
-            text
+            unsafe { CStr::from_ptr(place.cast()) }.to_str().expect("it is ASCII").to_owned()
         };
         // SAFETY: the memory has room for what the stand-in says, here and below.
         unsafe {
