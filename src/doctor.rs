@@ -114,7 +114,7 @@ fn library(library: Library) -> Finding {
         Library::Nccl => "NCCL",
     };
     // Without a driver nothing of a GPU's works, which is said of the driver.
-    let fault = library.fault().filter(|_| Library::Driver.is_present());
+    let fault = Library::Driver.is_present().then(|| library.fault()).flatten();
     let detail = match (library.version(), &fault) {
         (Some(version), Some(fault)) => format!("{version}, but its parts cannot be used, and it is not ({fault})"),
         (Some(version), None) => format!("{version}: {}", library.purpose()),

@@ -240,3 +240,119 @@ impl Certain {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::InputKind;
+    use foretell_program::{Few, Instruction, InstructionId, Operation, Phase, StageProgram, Stream, StreamId};
+    use foretell_units::Bytes;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    /// A list of instructions, each with its stream and those before it that it waits for.
+    fn list(instructions: &[(u16, Vec<u32>)], streams: usize) -> StageProgram {
+        let operation = Arc::new(Operation::Load { input: InputKind::Tokens, first_sample: 0, samples: 1 });
+        let instructions = instructions.iter().map(|(stream, waits)| Instruction {
+            name: 0,
+            operation: Arc::clone(&operation),
+            stream: StreamId(*stream),
+            after: waits.iter().map(|&one| InstructionId(one)).collect(),
+            reads: Few::new(),
+            writes: Few::new(),
+            micro_batch: None,
+            phase: Phase::Forward,
+        });
+        StageProgram {
+            stage: 0,
+            streams: vec![Stream::Load; streams],
+            groups: Vec::new(),
+            peers: Vec::new(),
+            buffers: Vec::new(),
+            instructions: instructions.collect(),
+            names: vec![String::new()],
+            passes: Vec::new(),
+            metrics: Vec::new(),
+            arena: Bytes::ZERO,
+            host_arena: Bytes::ZERO,
+        }
+    }
+
+    /// When each begins and ends, if it takes so long.
+    fn times(instructions: &[(u16, Vec<u32>)], durations: &[u64]) -> Vec<(u64, u64)> {
+        let mut times: Vec<(u64, u64)> = Vec::new();
+        for (index, (stream, waits)) in instructions.iter().enumerate() {
+            let previous = (0..index).rev().find(|&other| instructions[other].0 == *stream);
+            let before = waits.iter().map(|&one| one as usize).chain(previous);
+            let start = before.map(|one| times[one].1).max().unwrap_or(0);
+            times.push((start, start + durations[index]));
+        }
+        times
+    }
+
+    fn instructions() -> impl Strategy<Value = Vec<(u16, Vec<u32>)>> {
+        let one = (0u16..4, proptest::collection::vec(any::<prop::sample::Index>(), 0..3));
+        proptest::collection::vec(one, 2..24).prop_map(|ones| {
+            let waits = |(index, waits): (usize, Vec<prop::sample::Index>)| -> Vec<u32> {
+                // Mostly for one that came just before, as in lists of kernels.
+                let near = |one: prop::sample::Index| (index - 1 - one.index(index.min(4))) as u32;
+                if index == 0 { Vec::new() } else { waits.into_iter().map(near).collect() }
+            };
+            ones.into_iter().enumerate().map(|(index, (stream, ones))| (stream, waits((index, ones)))).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_follows_does_so_whatever_things_take(
+            instructions in instructions(),
+            runs in proptest::collection::vec(proptest::collection::vec(1u64..1000, 24), 8),
+        ) {
+            let list = list(&instructions, 4);
+            let lowered = LoweredList::new(&list).expect("it is sound");
+            let order = Order::new(&list, &lowered);
+            let certain = Certain::new(&lowered, &order);
+            for durations in runs {
+                let times = times(&instructions, &durations);
+                let start = |one: u32| times[one as usize].0;
+                let end = |one: u32| times[one as usize].1;
+                for index in 0..instructions.len() as u32 {
+                    let next = (index + 1..instructions.len() as u32).find(|&one| instructions[one as usize].0 == instructions[index as usize].0);
+                    let candidates = || order.consumers(index).iter().copied().chain(next);
+                    match certain.follows(&lowered, &order, index) {
+                        Follow::Unknown => {}
+                        Follow::One(next) => {
+                            prop_assert_eq!(start(next), end(index));
+                            prop_assert!(candidates().all(|one| one == next || start(one) >= end(next)));
+                        }
+                        Follow::Fork(Fork { branches, join }) => {
+                            let firsts = branches.map(|(first, _)| first);
+                            let over = branches.iter().map(|&(_, last)| end(last)).max().unwrap_or(0);
+                            prop_assert!(firsts.iter().all(|&first| start(first) == end(index)));
+                            prop_assert_eq!(start(join), over);
+                            prop_assert!(candidates().all(|one| firsts.contains(&one) || one == join || start(one) >= end(join)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_collective_beside_a_kernel_is_a_fork() {
+        // A kernel; one in its stream beside a collective of its result; one that waits for that; one that waits for the first alone, in a
+        // third stream, is a second thing that begins.
+        let mut instructions = vec![(0, vec![]), (0, vec![]), (1, vec![0]), (0, vec![2]), (0, vec![])];
+        let follows = |instructions: &[(u16, Vec<u32>)]| {
+            let list = list(instructions, 3);
+            let lowered = LoweredList::new(&list).expect("it is sound");
+            let order = Order::new(&list, &lowered);
+            let certain = Certain::new(&lowered, &order);
+            (0..instructions.len() as u32).map(|one| certain.follows(&lowered, &order, one)).collect::<Vec<_>>()
+        };
+        let fork = Follow::Fork(Fork { branches: [(1, 1), (2, 2)], join: 3 });
+        assert_eq!(follows(&instructions), [fork, Follow::Unknown, Follow::Unknown, Follow::One(4), Follow::Unknown]);
+        instructions.push((2, vec![0]));
+        assert_eq!(follows(&instructions)[0], Follow::Unknown);
+    }
+}

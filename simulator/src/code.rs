@@ -255,7 +255,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
+    pub(crate) fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
         let count = list.instructions.len();
         let mut streams = vec![0u32; list.streams.len() + 1];
         lowered.streams.iter().for_each(|&stream| streams[stream as usize + 1] += 1);

@@ -63,7 +63,7 @@ impl Ahead {
     /// A way on which nothing is yet.
     fn take_way(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
-            self.ways.push(Vec::with_capacity(MOST));
+            self.ways.push(Vec::with_capacity(8));
             self.ways.len() as u32 - 1
         })
     }

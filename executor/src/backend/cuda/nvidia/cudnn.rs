@@ -8,13 +8,15 @@ mod graph;
 mod tests;
 
 use super::NvidiaDriver;
-use crate::backend::cuda::convolutions::{Convolution, ConvolutionShape};
+use crate::backend::cuda::convolutions::{Convolution, ConvolutionKind, ConvolutionShape};
 use crate::backend::cuda::driver::{DeviceAddress, StreamHandle};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::libraries::Library;
 use calls::{Attribute, Calls, DescriptorKind, Failure, Loaded, Values};
 use cudarc::cudnn::sys::{cudnnBackendHeurMode_t, cudnnBackendNumericalNote_t as Note};
 use descriptor::Descriptor;
+use foretell_models::Window;
+use foretell_units::DataType;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,7 +42,7 @@ const INADMISSIBLE: [Note; 8] = [
 
 /// The library as one device has it, if it was asked for; what it said where it does not work.
 #[derive(Default)]
-pub(super) struct Cudnn(Mutex<Option<Result<Convolutions, Failure>>>);
+pub(super) struct Cudnn(Mutex<Option<Result<Convolutions, CudaError>>>);
 
 impl Cudnn {
     /// Bytes of memory that a convolution works in.
@@ -71,42 +73,40 @@ impl Cudnn {
         driver: &NvidiaDriver,
         run: impl FnOnce(&mut Convolutions) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
-        if !Library::Cudnn.is_present() {
-            return Err(CudaError::MissingLibrary { library: Library::Cudnn });
-        }
         driver.enter()?;
         let mut library = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Looking for it takes too long for every call.
         match library.get_or_insert_with(Convolutions::for_device) {
             Ok(convolutions) => run(convolutions),
-            Err(failure) => Err(refused(failure)),
+            Err(error) => Err(error.clone()),
         }
     }
 }
 
 /// Whether the library's parts, which are files of their own, can be loaded: what it says if they cannot.
 pub(in crate::backend::cuda) fn fault() -> Option<String> {
-    let calls: Arc<dyn Calls> = Arc::new(Loaded::without_device());
-    let shape = ConvolutionShape {
-        kind: crate::backend::cuda::convolutions::ConvolutionKind::Forward,
-        window: foretell_models::Window {
-            batch: 1,
-            height: 8,
-            width: 8,
-            in_channels: 8,
-            out_channels: 8,
-            size: 3,
-            stride: 1,
-            padding: 1,
-        },
-        format: foretell_units::DataType::Bf16,
-        alignments: [16; 3],
+    looked_at().err().map(|failure| failure.to_string())
+}
+
+/// Makes a graph and asks for heuristics of it, which loads the parts.
+fn looked_at() -> Result<(), Failure> {
+    let calls: Arc<dyn Calls> = Arc::new(Loaded::without_device()?);
+    let (size, channels) = (3, 8);
+    let window = Window {
+        batch: 1,
+        height: size,
+        width: size,
+        in_channels: channels,
+        out_channels: channels,
+        size,
+        stride: 1,
+        padding: 1,
     };
-    let heuristics = |graph: &Descriptor| {
-        Descriptor::new(&calls, DescriptorKind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
-            .with_other(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)?
-            .with(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, Values::HeuristicMode(cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A))
-    };
-    graph::graph_of(&calls, &shape, 0).and_then(|graph| heuristics(&graph)).err().map(|failure| failure.to_string())
+    let shape = ConvolutionShape { kind: ConvolutionKind::Forward, window, format: DataType::Bf16, alignments: [16; 3] };
+    let graph = graph::graph_of(&calls, &shape, 0)?;
+    Descriptor::new(&calls, DescriptorKind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
+        .with_other(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &graph)?;
+    Ok(())
 }
 
 /// A refusal, from which the caller goes on some other way.
@@ -142,8 +142,11 @@ struct Convolutions {
 
 impl Convolutions {
     /// For the current device.
-    fn for_device() -> Result<Self, Failure> {
-        let loaded = Loaded::for_device()?;
+    fn for_device() -> Result<Self, CudaError> {
+        if !Library::Cudnn.is_present() {
+            return Err(CudaError::MissingLibrary { library: Library::Cudnn });
+        }
+        let loaded = Loaded::for_device().map_err(|failure| refused(&failure))?;
         let target = Target::Device(loaded.handle());
         Ok(Self { calls: Arc::new(loaded), target, plans: HashMap::new() })
     }

@@ -2,7 +2,7 @@
 //! finalised. A trait, so that tests see each call; what attributes are of which type is NVIDIA's header's (`cudnn_graph_v9.h`).
 
 use cudarc::cudnn::sys;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 pub(super) use sys::cudnnBackendAttributeName_t as Attribute;
 use sys::cudnnBackendAttributeType_t as AttributeKind;
@@ -136,9 +136,22 @@ fn called(doing: &'static str, status: sys::cudnnStatus_t) -> Result<(), Failure
     Err(Failure { doing, reason: format!("{status:?} {message}").trim_end().to_owned() })
 }
 
+/// Loads cuBLASLt under the name by which cuDNN looks for it, which follows from the CUDA that it was built with: cuDNN 9 (seen with 9.19) ends the
+/// process where it does not find it, and finds what is loaded already.
+fn have_cublas_lt() -> Result<(), Failure> {
+    // SAFETY: the library is there.
+    let name = format!("libcublasLt.so.{}", unsafe { sys::cudnnGetCudartVersion() } / 1000);
+    let missing = || Failure { doing: "looking for what cuDNN needs", reason: format!("{name} cannot be loaded") };
+    let text = CString::new(name.as_str()).map_err(|_| missing())?;
+    // SAFETY: loading the library runs its initialisers alone, which any CUDA program does; it stays as long as the process.
+    let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() { Err(missing()) } else { Ok(()) }
+}
+
 impl Loaded {
     /// For the current device. The library is there.
     pub(super) fn for_device() -> Result<Self, Failure> {
+        have_cublas_lt()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there, a device is current, and the place is valid.
         called("cudnnCreate", unsafe { sys::cudnnCreate(&mut handle) })?;
@@ -146,8 +159,9 @@ impl Loaded {
     }
 
     /// For descriptors alone, without a device. The library is there.
-    pub(super) fn without_device() -> Self {
-        Self { handle: 0, stream: 0.into() }
+    pub(super) fn without_device() -> Result<Self, Failure> {
+        have_cublas_lt()?;
+        Ok(Self { handle: 0, stream: 0.into() })
     }
 
     /// What plans are made for: the handle's device.

@@ -42,7 +42,14 @@ fn library() -> Option<Arc<dyn Calls>> {
         eprintln!("skipped: cuDNN cannot be loaded ({})", Library::Cudnn.hint());
         return None;
     }
-    Some(Arc::new(Loaded::without_device()))
+    match Loaded::without_device() {
+        Ok(loaded) => Some(Arc::new(loaded)),
+        Err(failure) => {
+            assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and {failure}");
+            eprintln!("skipped: {failure}");
+            None
+        }
+    }
 }
 
 /// Has something there that answers to libcuda's name.
