@@ -306,7 +306,7 @@ impl Needs {
         let stages = compiled.training.lists.iter();
         for list in stages.clone() {
             let mesh = compiled.training.mesh.stage(list.stage);
-            let size = |group: &Group| group.axes.iter().map(|&axis| mesh.size(axis)).product();
+            let size = |group: &Group| group.axes.iter().map(|&axis| mesh.size(axis)).product::<usize>();
             self.group_sizes.extend(list.groups.iter().map(size));
         }
         for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
