@@ -14,11 +14,11 @@ use foretell_executor::{
 };
 use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, Request, families};
-use foretell_program::{Compiled, Exchange, Operation, Plan, Profile, Reach, StageProgram, compile, reuse_distances};
+use foretell_program::{Compiled, Exchange, Group, Operation, Plan, Profile, Reach, StageProgram, compile, reuse_distances};
 use foretell_simulator::CostModel;
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Time this machine's kernels and transport
@@ -127,6 +127,26 @@ fn everyone(devices: usize) -> Vec<CalibratedGroup> {
     vec![CalibratedGroup { ranks: (0..devices).collect(), reach: Reach::Node, exchanges, messages: message_sizes() }]
 }
 
+/// GPUs of one machine that reach each other directly: the first ranks of each size that a group of the needs has, and all ranks, by whom is
+/// found what exchanges and kernels do to each other; messages between the first two.
+fn gpu_groups(devices: usize, sizes: &BTreeSet<usize>, memory: Bytes) -> Vec<CalibratedGroup> {
+    let mut wanted: BTreeSet<usize> = sizes.iter().copied().filter(|&size| (2..=devices).contains(&size)).collect();
+    wanted.extend((devices > 1).then_some(devices));
+    let group = |(place, size): (usize, usize)| {
+        let mut exchanges = vec![Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather];
+        if place == 0 {
+            exchanges.push(Exchange::SendReceive);
+        }
+        // From 1 KiB to 1 GiB; what is read and what is written lie beside each other, and other things too.
+        let messages =
+            (0..=10).map(|power| Bytes::new(1 << (10 + 2 * power))).filter(|bytes| bytes.value() * 8.0 <= memory.value());
+        let messages = messages.collect();
+        CalibratedGroup { ranks: (0..size).collect(), reach: Reach::Node, exchanges, messages }
+    };
+    // The largest first: all ranks are among them however many sizes there are.
+    wanted.into_iter().rev().take(MOST_GROUPS).enumerate().map(group).collect()
+}
+
 /// How long the largest message of a lab may take, by the rate of its slowest link.
 const LONGEST_MESSAGE: Seconds = Seconds::new(0.7);
 
@@ -184,7 +204,12 @@ pub fn measure(
     let devices = if topology.is_lab() { topology.device_count() } else { topology.device_count().min(cores).max(1) };
     let kind = measured_kind(topology);
     let Patience { patience, calibration_time } = patience;
-    let mut groups = if topology.is_lab() { lab_groups(topology)? } else { everyone(devices) };
+    let reach_each_other = matches!(ground.options.backend, Backend::Cuda { gpus } if devices <= gpus);
+    let mut groups = match topology.is_lab() {
+        true => lab_groups(topology)?,
+        false if reach_each_other => gpu_groups(devices, &needs.group_sizes, topology.least_memory()),
+        false => everyone(devices),
+    };
     for group in &mut groups {
         // Up to the first that is as long as the longest, so that nothing lies outside of what was timed.
         let enough = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 1);
@@ -251,6 +276,8 @@ pub struct Needs {
     between_exchanges: Vec<Bytes>,
     /// The longest message or exchange.
     longest_message: Bytes,
+    /// Of how many ranks the groups are that exchange.
+    group_sizes: BTreeSet<usize>,
     /// The steps in which the kernels stand, and where in them they are timed.
     passages: Vec<Passage>,
     /// In how many places each kernel is timed.
@@ -277,6 +304,11 @@ impl Needs {
     /// Adds those of a training step.
     pub fn add(&mut self, model: &Model, name: &str, plan: &Plan, compiled: &Compiled) {
         let stages = compiled.training.lists.iter();
+        for list in stages.clone() {
+            let mesh = compiled.training.mesh.stage(list.stage);
+            let size = |group: &Group| group.axes.iter().map(|&axis| mesh.size(axis)).product::<usize>();
+            self.group_sizes.extend(list.groups.iter().map(size));
+        }
         for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
             match &*instruction.operation {
                 Operation::Compute { kernel, accumulate, .. } => {

@@ -41,16 +41,14 @@ print([one["executable"] for one in found if one.get("executable") and one.get("
     ls -l "$programs"
 }
 
-# The libraries of PyTorch's packages; NCCL under the name by which it is looked for.
+# The libraries of PyTorch's packages.
 find_libraries() {
-    local folders nccl
+    local folders
     folders=$(python3 -c '
 import glob, os, sys
 roots = [os.path.join(path, "nvidia") for path in sys.path if path]
 print(":".join(sorted({os.path.dirname(one) for root in roots for one in glob.glob(root + "/**/lib*.so*", recursive=True)})))')
-    nccl=$(tr : '\n' <<<"$folders" | while read -r folder; do ls "$folder"/libnccl.so.2 2>/dev/null; done | head -1)
-    [ -n "$nccl" ] && ln -sf "$nccl" "$work/libnccl.so"
-    export LD_LIBRARY_PATH="$folders:$work:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+    export LD_LIBRARY_PATH="$folders:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
 }
 
 # topology RANKS: one GPU, or several ranks that share it.

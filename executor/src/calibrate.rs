@@ -76,13 +76,23 @@ pub fn calibrate(
         device: device.into(),
         machine: MachineIdentity { cores, ..identity(devices, options) },
         backend: options.backend.name().into(),
-        transport: if options.transport == TransportKind::Tcp || cores.is_some() { "tcp" } else { "shared_memory" }.into(),
+        transport: match options.backend {
+            // With a GPU each they reach each other without the host.
+            Backend::Cuda { gpus } if devices > 1 && devices <= gpus => "nccl",
+            _ if options.transport == TransportKind::Tcp || cores.is_some() => "tcp",
+            _ => "shared_memory",
+        }
+        .into(),
         measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         instruction_overhead: each(|overheads| overheads.instruction),
         stream_handoff: each(|overheads| overheads.handoff),
         step_overhead: each(|overheads| overheads.step),
         load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
         communication_share: mean(|overheads| overheads.communication_share),
+        communication_growth: {
+            let known: Vec<f64> = overheads.iter().filter_map(|overheads| overheads.communication_growth).collect();
+            (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
+        },
         // There and back again.
         interruption: each(|overheads| overheads.handoff).median * 2.0,
         buffered_bytes: match (options.transport, options.places.is_empty()) {

@@ -3,6 +3,7 @@
 //! All ranks time the same thing at the same moment, so that they share memory's bandwidth as they do in a run.
 
 mod bench;
+mod direct;
 mod exchanges;
 mod passages;
 mod watch;
@@ -11,6 +12,7 @@ pub(crate) use watch::summarise;
 
 use crate::arena::Arena;
 use crate::backend::Operand;
+use crate::backend::cuda::Driver;
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
@@ -42,10 +44,15 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
     let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
     let partial = job.devices.get(member.rank.0).filter(|device| device.is_partial());
     let processor_share = time_kernels(member, job, partial, &mut group)?;
-    let communication_share = exchanges::time_exchanges(member, job, &mut group)?;
+    let direct = member.device.as_ref().filter(|driver| driver.collectives().is_some());
+    let (communication_share, communication_growth) = match direct {
+        Some(driver) => time_direct_exchanges(member, driver, job, &mut group)?,
+        None => (exchanges::time_exchanges(member, job, &mut group)?, None),
+    };
     group.barrier()?;
     let mut measured = overheads::measure(member, job.between_exchanges)?;
     measured.communication_share = communication_share;
+    measured.communication_growth = communication_growth;
     if let Some(device) = partial {
         measured.at_speed(processor_share.min(device.speed));
     }
@@ -98,6 +105,26 @@ fn time_kernels(
         member.control.send(&Report::Speed(watch.share()))?;
     }
     Ok(watch.share())
+}
+
+/// Times the exchanges from GPU to GPU. Returns the share of the GPU that they take beside kernels, and how fast they grow there, if that was measured.
+fn time_direct_exchanges(
+    member: &Member,
+    driver: &Arc<dyn Driver>,
+    job: &CalibrationJob,
+    group: &mut Group,
+) -> Result<(f64, Option<f64>), ExecutorError> {
+    let (timed, slowdown) = direct::measure(driver, &member.transport, member.rank.0, job, group)?;
+    let (share, growth) = slowdown.map_or((0.0, None), |slowdown| {
+        let (share, growth) = slowdown.share_and_growth();
+        (share, Some(growth))
+    });
+    for direct::Timed { group, exchange, bytes, sample } in timed {
+        // What it keeps of the GPU while it runs.
+        let processor = sample.median * share;
+        member.control.send(&Report::Exchange { group, exchange, bytes, sample, processor })?;
+    }
+    Ok((share, growth))
 }
 
 /// Everyone goes on, or everyone stops: the first rank decides.

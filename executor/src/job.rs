@@ -215,6 +215,8 @@ pub(crate) struct Overheads {
     pub(crate) step: Sample,
     pub(crate) load_seconds_per_byte: Seconds,
     pub(crate) communication_share: f64,
+    /// As a profile has it.
+    pub(crate) communication_growth: Option<f64>,
 }
 
 /// What the launcher tells a rank while it works.

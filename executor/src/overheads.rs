@@ -59,7 +59,14 @@ pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, Exec
     let instruction = each(&straight, INSTRUCTIONS, kernel);
     // Every second instruction is the other stream's: each hands over to the next.
     let handoff = each(&handing, handed, (usual.median - empty.median) / handed as f64 / 2.0);
-    Ok(Overheads { instruction, handoff, step: empty, load_seconds_per_byte: Seconds::ZERO, communication_share: 0.0 })
+    Ok(Overheads {
+        instruction,
+        handoff,
+        step: empty,
+        load_seconds_per_byte: Seconds::ZERO,
+        communication_share: 0.0,
+        communication_growth: None,
+    })
 }
 
 /// `count` kernels of so many elements one after the other; with `handing` every second one is a collective of this rank alone on a stream of its own.

@@ -12,7 +12,7 @@ mod sizes;
 mod traffic;
 
 pub use control::Control;
-pub use sizes::{Epsilon, Mixture, Recurrence, WeightLayout, Window};
+pub use sizes::{Activation, Epsilon, Mixture, Recurrence, WeightLayout, Window};
 pub use traffic::Traffic;
 
 use crate::attention::{Attention, Rope};
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kernel {
-    /// `y[rows, columns] = x[rows, contracted] · w (+ bias[columns]) (then max(0, ·))`. Reads x, w (, bias); writes y.
+    /// `y[rows, columns] = activation(x[rows, contracted] · w (+ bias[columns]))`. Reads x, w (, bias); writes y (, the activation's argument).
     Matmul {
         /// Rows of x and y: samples, or samples times positions.
         rows: usize,
@@ -37,10 +37,12 @@ pub enum Kernel {
         weight: WeightLayout,
         /// Whether a bias is added in the same pass.
         bias: bool,
-        /// Whether a ReLU is applied in the same pass.
-        relu: bool,
+        /// What is applied in the same pass.
+        #[serde(alias = "relu", deserialize_with = "sizes::activation")]
+        activation: Activation,
     },
-    /// `dx[rows, contracted] = dy[rows, columns] · wᵀ`. Reads dy, w; writes dx.
+    /// `dx[rows, contracted] = dy[rows, columns] · wᵀ`, or that times the slope of a GELU at its argument. Reads dy, w (, the argument
+    /// `[rows, contracted]`); writes dx.
     MatmulInputGradient {
         /// As in [`Kernel::Matmul`].
         rows: usize,
@@ -50,8 +52,11 @@ pub enum Kernel {
         contracted: usize,
         /// As in [`Kernel::Matmul`].
         weight: WeightLayout,
+        /// Whether what it makes is the gradient of what a GELU ([`Kernel::Gelu`]) made, and goes on through that in the same pass.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        gelu: bool,
     },
-    /// `dw = xᵀ · dy`, laid out as w. Reads dy, x; writes dw (may accumulate).
+    /// `dw = xᵀ · dy`, laid out as w, and in the same pass `dbias[columns] = Σ_rows dy`. Reads dy, x; writes dw (, dbias) (both may accumulate).
     MatmulWeightGradient {
         /// As in [`Kernel::Matmul`].
         rows: usize,
@@ -61,6 +66,9 @@ pub enum Kernel {
         contracted: usize,
         /// As in [`Kernel::Matmul`].
         weight: WeightLayout,
+        /// Whether the gradient of a bias is made in the same pass.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        bias: bool,
     },
     /// `y[rows, columns] = x[rows, columns] + bias[columns]`. Reads x, bias; writes y (may be x itself).
     BiasAdd {

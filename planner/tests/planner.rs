@@ -98,6 +98,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         step_overhead: sample(2e-5),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.2,
+        communication_growth: None,
         interruption: Seconds::ZERO,
         buffered_bytes: 4096,
         paces,

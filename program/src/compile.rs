@@ -31,7 +31,7 @@ mod state;
 mod update;
 mod zero;
 
-use crate::fusion::fuse;
+use crate::fusion::{Fusions, fuse};
 use crate::memory;
 use crate::mesh::{Axis, Coordinates, Mesh, Rank, StageMesh};
 use crate::plan::{Layout, Plan, PlanError, Share};
@@ -223,7 +223,7 @@ impl Lowering {
     ) -> Result<Self, PlanError> {
         let graph = graph(model, name, plan, &mesh, vocabulary_parts, purpose)?;
         let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
-        let (graph, sharding) = fuse(&graph, sharding);
+        let (graph, sharding) = fuse(&graph, sharding, Fusions::of(plan));
         Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding, mesh })
     }
 

@@ -133,6 +133,10 @@ pub struct Profile {
     /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
     /// is another's work.
     pub communication_share: f64,
+    /// How fast communication grows beside a kernel, where both run on one device: the kernel takes so many times as long as alone as one and
+    /// [`Profile::communication_share`] times this, the communication as many over this. Nothing where an operating system shares a processor out to both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication_growth: Option<f64>,
     /// What an instruction of another stream takes of the processor while a kernel runs on it, beside what it does: going over to the
     /// stream's thread and back.
     #[serde(default)]

@@ -115,6 +115,11 @@ impl Sharding {
         keys.map_or(placements, |dimension| placements.with(Axis::Context, Placement::Shard(dimension)))
     }
 
+    /// How an operator would leave an output that it does not have yet.
+    pub(crate) fn left(&self, id: OperatorId, operand: &Operand) -> Placements {
+        self.kept[id.0].unwrap_or_else(|| self.placements(id, operand, Placement::Partial))
+    }
+
     /// Whether an operator is attention whose keys and values go round the ranks of `context`.
     pub(crate) fn is_ring(&self, id: OperatorId) -> bool {
         self.rings[id.0].is_some()

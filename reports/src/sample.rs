@@ -1,7 +1,7 @@
 //! A small Program with a predicted and a measured Timeline, for tests and the gallery: two stages of two data-parallel ranks, four
 //! micro-batches, one forward one backward. The measured run has slower kernels on stage 1, slower communication and host gaps.
 
-use foretell_models::{InputKind, Kernel, WeightLayout};
+use foretell_models::{Activation, InputKind, Kernel, WeightLayout};
 use foretell_program::{
     Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, Group, GroupId, Instruction,
     InstructionId, MemoryKind, Mesh, Operation, Origin, Peer, PeerId, Phase, Program, Rank, RankTimeline, Span, StageProgram,
@@ -148,7 +148,7 @@ fn stage(index: usize) -> StageProgram {
             } else {
                 builder.add("boundary", receive, 4, Phase::Forward, mb, &[], &[x])
             };
-            let matmul = compute(Kernel::Matmul { rows, columns, contracted, weight, bias: false, relu: false });
+            let matmul = compute(Kernel::Matmul { rows, columns, contracted, weight, bias: false, activation: Activation::None });
             last = builder.add("linear", matmul, 0, Phase::Forward, mb, &[input], &[x]);
             if index == 0 {
                 builder.add("boundary", send, 3, Phase::Forward, mb, &[last], &[x]);
@@ -159,12 +159,12 @@ fn stage(index: usize) -> StageProgram {
             } else {
                 vec![]
             };
-            let data = compute(Kernel::MatmulInputGradient { rows, columns, contracted, weight });
+            let data = compute(Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: false });
             last = builder.add("linear", data, 0, Phase::Backward, mb, &input, &[x]);
             if index == 1 {
                 builder.add("boundary.gradient", send, 3, Phase::Backward, mb, &[last], &[x]);
             }
-            let gradient = compute(Kernel::MatmulWeightGradient { rows, columns, contracted, weight });
+            let gradient = compute(Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false });
             last = builder.add("linear", gradient, 0, Phase::Backward, mb, &[], &[x, gradients]);
         }
     }

@@ -7,7 +7,7 @@
 
 use crate::cost::{Estimate, Source};
 use crate::roofline;
-use foretell_models::{Attention, Kernel, KeyStep, Mixture, WeightLayout, Window};
+use foretell_models::{Activation, Attention, Kernel, KeyStep, Mixture, WeightLayout, Window};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -166,16 +166,16 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
     };
     let at = |extents: &[usize], [one, two, three]: [bool; 3]| at_all(extents, [one, two, three, false]);
     let plain = |extents: &[usize]| at(extents, [false; 3]);
-    let product = |rows, columns, contracted, weight, bias, relu| {
-        at(&[rows, columns, contracted], [weight == WeightLayout::InOut, bias, relu])
+    let product = |rows, columns, contracted, weight, fused: [bool; 3]| {
+        at_all(&[rows, columns, contracted], [weight == WeightLayout::InOut, fused[0], fused[1], fused[2]])
     };
     match *kernel {
-        Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
-            product(rows, columns, contracted, weight, bias, relu)
+        Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
+            product(rows, columns, contracted, weight, [bias, activation == Activation::Relu, activation.is_gelu()])
         }
-        Kernel::MatmulInputGradient { rows, columns, contracted, weight }
-        | Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
-            product(rows, columns, contracted, weight, false, false)
+        Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: fused }
+        | Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: fused } => {
+            product(rows, columns, contracted, weight, [fused, false, false])
         }
         Kernel::BiasAdd { rows, columns } | Kernel::BiasGradient { rows, columns } => plain(&[rows, columns]),
         Kernel::Relu { elements }

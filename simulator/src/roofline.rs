@@ -86,7 +86,9 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
         kernel => usize::from(kernel.is_matrix_product() && kernel.flops() > Flops::ZERO),
     };
     let ramp = efficiency.ramp * products as f64;
-    let arithmetic = peak.map_or(Seconds::ZERO, |peak| (kernel.flops() / (peak * share)) + ramp);
+    let single = kind.peak_rate(DataType::Fp32).or(peak);
+    let fused = single.map_or(Seconds::ZERO, |peak| kernel.fused_flops() / (peak * efficiency.elementwise));
+    let arithmetic = peak.map_or(Seconds::ZERO, |peak| (kernel.flops() / (peak * share)) + ramp) + fused;
     let mut bytes = kernel.bytes(precision);
     if accumulate {
         // What is added to is read as well; gradients of parameters are single precision.

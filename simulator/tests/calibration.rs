@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use foretell_models::{Kernel, WeightLayout};
+use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_program::*;
 use foretell_simulator::{CostModel, Options, Quantile, Source, simulate};
 use foretell_units::{DataType, Picoseconds, Seconds};
@@ -15,7 +15,7 @@ fn sample(seconds: f64) -> Sample {
 }
 
 fn matmul(rows: usize) -> Kernel {
-    Kernel::Matmul { rows, columns: 512, contracted: 512, weight: WeightLayout::OutIn, bias: true, relu: false }
+    Kernel::Matmul { rows, columns: 512, contracted: 512, weight: WeightLayout::OutIn, bias: true, activation: Activation::None }
 }
 
 /// Products take twice what a perfect device would, and a microsecond.
@@ -46,6 +46,7 @@ fn profile() -> Profile {
         step_overhead: sample(10e-6),
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
+        communication_growth: None,
         interruption: Seconds::ZERO,
         buffered_bytes: 0,
         paces: vec![1.0],

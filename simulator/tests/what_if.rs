@@ -104,6 +104,7 @@ fn what_was_measured_changes_as_the_data_sheet_does() {
         step_overhead: sample(0.0),
         load_seconds_per_byte: Seconds::ZERO,
         communication_share: 0.0,
+        communication_growth: None,
         buffered_bytes: 0,
         interruption: Seconds::ZERO,
         paces: Vec::new(),

@@ -89,9 +89,9 @@ pub(super) fn is_mixed(precision: DataType) -> bool {
 fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
     use Storage::{Integer as I, Precision as P, Single as S};
     match kernel {
-        Kernel::Matmul { .. } => (&[P, P, P], &[P]),
-        Kernel::MatmulInputGradient { .. } => (&[P, P], &[P]),
-        Kernel::MatmulWeightGradient { .. } => (&[P, P], &[S]),
+        Kernel::Matmul { .. } => (&[P, P, P], &[P, P]),
+        Kernel::MatmulInputGradient { .. } => (&[P, P, P], &[P]),
+        Kernel::MatmulWeightGradient { .. } => (&[P, P], &[S, S]),
         Kernel::BiasAdd { .. } => (&[P, P], &[P]),
         Kernel::BiasGradient { .. } => (&[P], &[S]),
         Kernel::Relu { .. } | Kernel::Gelu { .. } => (&[P], &[P]),

@@ -3,8 +3,8 @@
 
 use super::watch::Timed;
 use super::{FEWEST, LEARNING_RATE, MOST};
-use crate::arena::Arena;
-use crate::backend::cuda::{CudaTimer, DeviceAddress};
+use crate::arena::{Arena, Arenas};
+use crate::backend::cuda::{CudaTimer, DeviceAddress, Driver};
 use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
 use crate::clock;
 use crate::error::ExecutorError;
@@ -13,6 +13,7 @@ use crate::job::CalibrationJob;
 use crate::rank::Member;
 use foretell_models::Kernel;
 use foretell_units::{Bytes, DataType, Seconds};
+use std::sync::Arc;
 
 /// The most sets of operands that a kernel takes turns on.
 const MOST_SETS: u64 = 64;
@@ -31,17 +32,40 @@ pub(super) struct KernelBench {
     precision: DataType,
 }
 
+/// Rows of a kernel on a GPU, one after the other.
+pub(super) struct Rows<'a> {
+    timer: &'a mut CudaTimer,
+    calls: &'a [KernelCall<'a>],
+}
+
+impl Rows<'_> {
+    /// Queues so many.
+    pub(super) fn queue(&mut self, count: usize) -> Result<(), ExecutorError> {
+        // SAFETY: every operand is a place of its own in the bench's arena, but where the kernel may work in place.
+        unsafe { self.timer.queue_row(self.calls, count) }
+    }
+
+    /// What the last row took, once it is done.
+    pub(super) fn seconds(&self) -> Result<f64, ExecutorError> {
+        Ok(self.timer.row_seconds()?)
+    }
+}
+
 /// The operands of a call, set by set.
 type OperandSets = Vec<(Vec<Operand>, Vec<Operand>)>;
 
 impl KernelBench {
     /// Nothing where this rank has no GPU.
     pub(super) fn new(member: &Member, job: &CalibrationJob) -> Result<Option<Self>, ExecutorError> {
-        let Some(driver) = &member.device else { return Ok(None) };
+        member.device.as_ref().map(|driver| Self::on(driver, job)).transpose()
+    }
+
+    /// On a GPU.
+    pub(super) fn on(driver: &Arc<dyn Driver>, job: &CalibrationJob) -> Result<Self, ExecutorError> {
         let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel, job.precision)).max().unwrap_or(0);
         let footprint = job.footprint.count().min(MOST_FOOTPRINT);
-        let arena = member.arena(Bytes::new(largest.max(footprint) + largest))?;
-        Ok(Some(Self { timer: CudaTimer::new(driver)?, arena, footprint, precision: job.precision }))
+        let arena = Arenas::new(Bytes::new(largest.max(footprint) + largest), Bytes::ZERO, Some(driver))?.device;
+        Ok(Self { timer: CudaTimer::new(driver)?, arena, footprint, precision: job.precision })
     }
 
     pub(super) fn time(
@@ -70,6 +94,32 @@ impl KernelBench {
         // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
         let seconds = unsafe { self.timer.time(&calls, patience, FEWEST..MOST) }?;
         Ok(Timed { seconds, elapsed: (clock::now() - started) as f64 * 1e-9 })
+    }
+
+    /// Has `body` queue rows of a kernel's calls, which differ in their operands and take turns.
+    pub(super) fn in_rows<T>(
+        &mut self,
+        kernel: &Kernel,
+        accumulate: bool,
+        body: impl FnOnce(&mut Rows<'_>) -> Result<T, ExecutorError>,
+    ) -> Result<T, ExecutorError> {
+        let sets = self.operand_sets(kernel, &[])?;
+        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..Hyperparameters::default() };
+        let precision = self.precision;
+        let calls: Vec<KernelCall<'_>> = sets
+            .iter()
+            .map(|(reads, writes)| KernelCall {
+                kernel,
+                reads,
+                writes,
+                accumulate,
+                hyperparameters: &hyperparameters,
+                group_index: 0,
+                samples_before: 0,
+                precision,
+            })
+            .collect();
+        body(&mut Rows { timer: &mut self.timer, calls: &calls })
     }
 
     /// Gives each operand as many places as it takes to come back to one after `reuse` bytes, and fills them with numbers that are usual. Where

@@ -9,7 +9,7 @@ use crate::initialise::initialise;
 use crate::training::hyperparameters;
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{GraphOptions, Model};
-use foretell_program::{Layout, Offload, Plan, compile};
+use foretell_program::{Layout, Offload, Plan, Recompute, Stack, compile};
 use foretell_units::{Bytes, DataType};
 
 const STEPS: usize = 6;
@@ -140,6 +140,22 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
             // The same again, to the bit.
             assert_eq!(train(&model, &plan, || TestDevice::new(true), timed), on_device);
         }
+    }
+}
+
+#[test]
+fn what_is_fused_trains_as_what_is_not() {
+    let model = model(MODELS[1]);
+    for layout in [
+        Layout { micro_batch: 2, ..Layout::default() },
+        Layout { micro_batch: 1, recompute: Recompute::Full, ..Layout::default() },
+        Layout { micro_batch: 1, tensor: 2, ..Layout::default() },
+    ] {
+        let own = Plan::new(layout, 4);
+        // Another stack's Program has its GELUs and its biases' gradients apart.
+        let other = Plan { stack: Stack::new("megatron-core"), ..own.clone() };
+        let [fused, apart] = [own, other].map(|plan| train(&model, &plan, || None, Timed::None));
+        assert_near("fused", &fused, &apart, 1e-5);
     }
 }
 

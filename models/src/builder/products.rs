@@ -2,7 +2,7 @@
 
 use super::{GraphBuilder, operand, shared, walk};
 use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Storage, TensorId};
-use crate::kernel::WeightLayout;
+use crate::kernel::{Activation, WeightLayout};
 
 impl GraphBuilder {
     /// `y = x · w`: the last `contracted` dimensions of x are those that w sums over.
@@ -39,7 +39,7 @@ impl GraphBuilder {
         };
         self.operator(
             name,
-            OperatorKind::Matmul { weight: layout, relu: false },
+            OperatorKind::Matmul { weight: layout, activation: Activation::None },
             loops,
             vec![operand(x, [rows.clone(), contracted_loops].concat()), operand(weight, weight_axes)],
             vec![operand(y, [rows, column_loops].concat())],

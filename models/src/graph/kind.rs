@@ -3,18 +3,20 @@
 use super::{Extent, Slots};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutSite;
-use crate::kernel::{Epsilon, WeightLayout, Window};
+use crate::kernel::{Activation, Epsilon, WeightLayout, Window};
 
 /// What an operator computes. The loops carry the sizes, this the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // Each is described at the kernel of the same name.
 pub enum OperatorKind {
-    /// `relu` is set by fusion only.
+    /// `activation` is set by fusion only.
     Matmul {
         weight: WeightLayout,
-        relu: bool,
+        activation: Activation,
     },
+    /// With a third input, which fusion gives it, that is a GELU's argument.
     MatmulInputGradient(WeightLayout),
+    /// With a second output, which fusion gives it, that is a bias's gradient.
     MatmulWeightGradient(WeightLayout),
     BiasAdd,
     BiasGradient,

@@ -67,11 +67,15 @@ impl Operator {
             position_offset: 0,
         };
         match self.kind {
-            OperatorKind::Matmul { weight, relu } => {
-                Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, relu }
+            OperatorKind::Matmul { weight, activation } => {
+                Kernel::Matmul { rows, columns, contracted, weight, bias: self.inputs.len() > 2, activation }
             }
-            OperatorKind::MatmulInputGradient(weight) => Kernel::MatmulInputGradient { rows, columns, contracted, weight },
-            OperatorKind::MatmulWeightGradient(weight) => Kernel::MatmulWeightGradient { rows, columns, contracted, weight },
+            OperatorKind::MatmulInputGradient(weight) => {
+                Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: self.inputs.len() > 2 }
+            }
+            OperatorKind::MatmulWeightGradient(weight) => {
+                Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: self.outputs.len() > 1 }
+            }
             OperatorKind::BiasAdd => Kernel::BiasAdd { rows, columns },
             OperatorKind::BiasGradient => Kernel::BiasGradient { rows, columns },
             OperatorKind::Relu => Kernel::Relu { elements: elements() },

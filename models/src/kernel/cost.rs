@@ -68,6 +68,17 @@ impl Kernel {
         })
     }
 
+    /// The arithmetic beside a product's own of what is fused with it: of a GELU, its slope, a bias's gradient. A bias and a ReLU are one operation
+    /// for each of many sums, and not counted.
+    pub fn fused_flops(&self) -> Flops {
+        Flops::new(match *self {
+            Kernel::Matmul { rows, columns, activation, .. } if activation.is_gelu() => 12.0 * product(&[rows, columns]),
+            Kernel::MatmulInputGradient { rows, contracted, gelu: true, .. } => 12.0 * product(&[rows, contracted]),
+            Kernel::MatmulWeightGradient { rows, columns, bias: true, .. } => product(&[rows, columns]),
+            _ => 0.0,
+        })
+    }
+
     /// The arithmetic that counts for model FLOPs utilisation: matrix products only, attention in full and without recomputation,
     /// as Megatron-LM and PaLM count it (Chowdhery et al. 2022, appendix B).
     pub fn model_flops(&self) -> Flops {

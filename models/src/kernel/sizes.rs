@@ -1,7 +1,9 @@
 //! The sizes that several kernels share: of windows, recurrent layers and mixtures, how a weight lies, what a norm adds.
 //! It must not know the kernels that have them.
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fmt;
 
 /// How a weight matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -11,6 +13,54 @@ pub enum WeightLayout {
     OutIn,
     /// `[contracted, columns]`, as GPT-2's `Conv1D` keeps it.
     InOut,
+}
+
+/// What is applied to a product in the same pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// `max(0, ·)`.
+    Relu,
+    /// GELU by its tanh approximation, as [`Kernel::Gelu`](super::Kernel::Gelu).
+    Gelu,
+    /// The same, and what it is applied to is a second result: its gradient wants that.
+    GeluKept,
+}
+
+impl Activation {
+    /// Whether it is a GELU.
+    pub fn is_gelu(self) -> bool {
+        matches!(self, Self::Gelu | Self::GeluKept)
+    }
+
+    /// Whether its argument is a second result.
+    pub fn keeps_argument(self) -> bool {
+        self == Self::GeluKept
+    }
+}
+
+/// An activation, or as profiles had it that were written before there were any but ReLU: whether there is one.
+pub(super) fn activation<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Activation, D::Error> {
+    struct Either;
+    impl Visitor<'_> for Either {
+        type Value = Activation;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("`none`, `relu`, `gelu` or `gelu_kept`")
+        }
+
+        fn visit_bool<E: Error>(self, is_relu: bool) -> Result<Activation, E> {
+            Ok(if is_relu { Activation::Relu } else { Activation::None })
+        }
+
+        fn visit_str<E: Error>(self, name: &str) -> Result<Activation, E> {
+            Activation::deserialize(serde::de::value::StrDeserializer::new(name))
+        }
+    }
+    deserializer.deserialize_any(Either)
 }
 
 /// What a norm adds to the variance: `10^-digits`.

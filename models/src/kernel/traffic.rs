@@ -20,14 +20,16 @@ impl Kernel {
     pub fn traffic(&self) -> Traffic {
         let traffic = |read, written, single| Traffic { read, written, single };
         match *self {
-            Kernel::Matmul { rows, columns, contracted, bias, .. } => {
-                traffic(rows * contracted + columns * contracted + if bias { columns } else { 0 }, rows * columns, 0)
+            Kernel::Matmul { rows, columns, contracted, bias, activation, .. } => {
+                let read = rows * contracted + columns * contracted + if bias { columns } else { 0 };
+                traffic(read, (1 + usize::from(activation.keeps_argument())) * rows * columns, 0)
             }
-            Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
-                traffic(rows * columns + columns * contracted, rows * contracted, 0)
+            Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } => {
+                let argument = if gelu { rows * contracted } else { 0 };
+                traffic(rows * columns + columns * contracted + argument, rows * contracted, 0)
             }
-            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => {
-                traffic(rows * columns + rows * contracted, 0, columns * contracted)
+            Kernel::MatmulWeightGradient { rows, columns, contracted, bias, .. } => {
+                traffic(rows * columns + rows * contracted, 0, columns * contracted + if bias { columns } else { 0 })
             }
             Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
             Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),

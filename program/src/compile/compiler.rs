@@ -1,6 +1,7 @@
 //! A compiler of one model that lays out many plans of it, as a planner has: what they have in common is found once.
 
 use super::{Compiled, Emission, Lowering, Places, Purpose, programs};
+use crate::fusion::Fusions;
 use crate::mesh::StageMesh;
 use crate::plan::{ContextMethod, OperatorShares, Plan, PlanError};
 use crate::program::Program;
@@ -42,6 +43,7 @@ struct Key {
     context_method: ContextMethod,
     expert_tensor: Option<usize>,
     operators: OperatorShares,
+    fusions: Fusions,
 }
 
 impl<'a> Compiler<'a> {
@@ -110,6 +112,7 @@ impl<'a> Compiler<'a> {
             context_method: plan.layout.context_method,
             expert_tensor: plan.layout.expert_tensor,
             operators: plan.layout.operators.clone(),
+            fusions: Fusions::of(plan),
         };
         let cell = {
             let mut known = self.known();

@@ -141,9 +141,14 @@ impl GpuCosts<'_> {
             (time, 1.0 + self.stack.expert_launches * experts as f64, Category::Product)
         };
         match *kernel {
-            Kernel::Matmul { rows, columns, contracted, .. } => plain(1, rows, columns, contracted, element, rows * contracted),
-            Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
-                plain(1, rows, contracted, columns, element, rows * columns)
+            // What epilogues read or write beside the product is as large as that.
+            Kernel::Matmul { rows, columns, contracted, activation, .. } => {
+                let output = if activation.keeps_argument() { 2.0 * element } else { element };
+                plain(1, rows, columns, contracted, output, rows * contracted)
+            }
+            Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } => {
+                let output = if gelu { 2.0 * element } else { element };
+                plain(1, rows, contracted, columns, output, rows * columns)
             }
             Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
@@ -443,8 +448,8 @@ mod tests {
         };
         let weight = foretell_models::WeightLayout::OutIn;
         let [weight, input] = [
-            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
-            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight },
+            Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight, bias: false },
+            Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight, gelu: false },
         ]
         .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
         assert!(weight == Seconds::ZERO && input > Seconds::ZERO);

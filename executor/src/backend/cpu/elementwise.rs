@@ -157,13 +157,19 @@ multiversion! {
         }
     }
 
+    pub(super) fn gelu_in_place(y: &mut [f32]) {
+        for y in y {
+            *y *= gelu_gate::<FUSED>(*y);
+        }
+    }
+
     fn gelu_to(y: &mut [f32], x: &[f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = x * gelu_gate::<FUSED>(x);
         }
     }
 
-    fn gelu_gradient_in_place(dx: &mut [f32], x: &[f32]) {
+    pub(super) fn gelu_gradient_in_place(dx: &mut [f32], x: &[f32]) {
         for (dx, &x) in dx.iter_mut().zip(x) {
             *dx *= gelu_slope::<FUSED>(x);
         }

@@ -1,6 +1,6 @@
 //! The products of a mixture's experts: one product after the other, through the ways that plain products go.
 
-use foretell_models::WeightLayout;
+use foretell_models::{Activation, WeightLayout};
 
 use super::matmul::{self, Sizes};
 use super::memory::Scratch;
@@ -39,7 +39,7 @@ pub(super) unsafe fn forward(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::forward(one, sizes(extents), false, false, kernel, scratch)) }
+    unsafe { for_each(call, experts, |one| matmul::forward(one, sizes(extents), false, Activation::None, kernel, scratch)) }
 }
 
 /// # Safety
@@ -53,7 +53,7 @@ pub(super) unsafe fn input_gradient(
     scratch: &mut Scratch,
 ) {
     // SAFETY: the pieces are those of a product of these sizes.
-    unsafe { for_each(call, experts, |one| matmul::input_gradient(one, sizes(extents), kernel, scratch)) }
+    unsafe { for_each(call, experts, |one| matmul::input_gradient(one, sizes(extents), false, kernel, scratch)) }
 }
 
 /// # Safety

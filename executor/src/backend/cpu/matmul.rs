@@ -1,8 +1,9 @@
 //! Products with a weight matrix and what is fused with them, and bias as a kernel of its own.
 
-use foretell_models::WeightLayout;
+use foretell_models::{Activation, Kernel, WeightLayout};
 
 use super::blocked::{Part, multiply_blocked};
+use super::elementwise::{gelu_gradient_in_place, gelu_in_place, relu_in_place};
 use super::memory::{Scratch, floats, floats_mut, same};
 use super::micro_kernel::MicroKernel;
 use super::product::{Destination, View, ViewMut, multiply, multiply_with};
@@ -33,6 +34,14 @@ impl Sizes {
     }
 }
 
+/// Of a product that makes the gradient of a bias beside that of a weight, the two apart: a processor sums columns no faster in the product's
+/// passes than in one of their own.
+pub(super) fn apart(kernel: &Kernel) -> Option<[Kernel; 2]> {
+    let Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: true } = *kernel else { return None };
+    let product = Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false };
+    Some([product, Kernel::BiasGradient { rows, columns }])
+}
+
 /// # Safety
 ///
 /// The call's operands are checked and valid.
@@ -40,80 +49,123 @@ pub(super) unsafe fn forward(
     call: &KernelCall<'_>,
     sizes: Sizes,
     bias: bool,
-    relu: bool,
+    activation: Activation,
     kernel: Option<&MicroKernel>,
     scratch: &mut Scratch,
 ) {
-    let Sizes { rows, columns, contracted, .. } = sizes;
+    let Sizes { rows, columns, contracted, weight } = sizes;
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, w, y) = unsafe { (floats(&call.reads[0]), floats(&call.reads[1]), floats_mut(&call.writes[0])) };
-    let destination = ViewMut::rows(y.as_mut_ptr(), columns);
+    let argument = activation.keeps_argument().then(|| call.writes[1].pointer.cast::<f32>());
     // SAFETY: a third read is there when there is a bias.
     let bias = bias.then(|| unsafe { floats(&call.reads[2]) });
     if rows == 0 || columns == 0 {
         return;
     }
-    let fused = bias.is_some() || relu;
-    if let Some(kernel) = kernel
-        && (fused || sizes.weight == WeightLayout::OutIn)
-    {
-        let finish = |part: Part| {
-            if !fused {
-                return;
-            }
-            let bias = bias.map(|bias| &bias[part.columns.clone()]);
-            for row in part.rows {
-                let start = destination.pointer.wrapping_add(row * columns + part.columns.start);
-                // SAFETY: the part is one of y, complete, and nobody has a slice of y.
-                epilogue(unsafe { std::slice::from_raw_parts_mut(start, part.columns.len()) }, bias, relu);
-            }
-        };
-        let extents = [rows, columns, contracted];
+    let y = ViewMut::rows(y.as_mut_ptr(), columns);
+    let (extents, left, right) = ([rows, columns, contracted], View::rows(x.as_ptr(), contracted), sizes.weight(w.as_ptr()));
+    if bias.is_none() && activation == Activation::None {
+        let kernel = kernel.filter(|_| weight == WeightLayout::OutIn);
         // SAFETY: the views are the operands'.
-        unsafe {
-            let (left, right) = (View::rows(x.as_ptr(), contracted), sizes.weight(w.as_ptr()));
-            multiply_blocked(extents, destination, left, right, Destination::Overwrite, kernel, scratch, finish);
+        return unsafe { multiply_with(kernel, scratch, extents, y, left, right, Destination::Overwrite) };
+    }
+    let finish = |part: Part| {
+        let bias = bias.map(|bias| &bias[part.columns.clone()]);
+        for row in part.rows {
+            let start = row * columns + part.columns.start;
+            let row = |pointer: *mut f32| {
+                // SAFETY: the part is one of y, or of what is as large, complete, and nobody has a slice of either.
+                unsafe { std::slice::from_raw_parts_mut(pointer.wrapping_add(start), part.columns.len()) }
+            };
+            epilogue(row(y.pointer), bias, activation, argument.map(row));
         }
+    };
+    // SAFETY: the views are the operands'.
+    unsafe { multiply_finished(kernel, scratch, extents, y, left, right, finish) };
+}
+
+/// `destination = left[rows, contracted] · right[contracted, columns]`; `finish` is called once for every part of it while that is in the cache.
+///
+/// # Safety
+///
+/// As [`multiply_blocked`].
+unsafe fn multiply_finished(
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+    [rows, columns, contracted]: [usize; 3],
+    destination: ViewMut,
+    left: View,
+    right: View,
+    mut finish: impl FnMut(Part),
+) {
+    if rows == 0 || columns == 0 {
         return;
     }
-    let block = if fused { (EPILOGUE_BLOCK / columns).max(64) } else { rows };
+    let mode = Destination::Overwrite;
+    if let Some(kernel) = kernel {
+        // SAFETY: as this function's own contract.
+        return unsafe { multiply_blocked([rows, columns, contracted], destination, left, right, mode, kernel, scratch, finish) };
+    }
+    let block = (EPILOGUE_BLOCK / columns).max(64);
     // Blocks of nearly one size: a short last one would pack the weights for little.
     let block = rows.div_ceil(rows.div_ceil(block));
     for first in (0..rows).step_by(block) {
         let count = block.min(rows - first);
-        let y = &mut y[first * columns..(first + count) * columns];
-        // SAFETY: the views lie inside of their slices.
-        unsafe {
-            let left = View::rows(x[first * contracted..].as_ptr(), contracted);
-            let destination = ViewMut::rows(y.as_mut_ptr(), columns);
-            multiply([count, columns, contracted], destination, left, sizes.weight(w.as_ptr()), Destination::Overwrite);
-        }
-        epilogue(y, bias, relu);
+        let left = View { pointer: left.pointer.wrapping_add(first * left.row_stride), ..left };
+        let target = ViewMut { pointer: destination.pointer.wrapping_add(first * destination.row_stride), ..destination };
+        // SAFETY: the rows are the product's.
+        unsafe { multiply([count, columns, contracted], target, left, right, mode) };
+        finish(Part { rows: first..first + count, columns: 0..columns });
     }
 }
 
-/// What is fused with a product.
-fn epilogue(y: &mut [f32], bias: Option<&[f32]>, relu: bool) {
-    match (bias, relu) {
-        (Some(bias), true) => bias_and_relu(y, bias),
-        (Some(bias), false) => add_bias(y, bias),
-        (None, true) => super::elementwise::relu_in_place(y),
-        (None, false) => {}
+/// What is fused with a product, on a part of a row.
+fn epilogue(y: &mut [f32], bias: Option<&[f32]>, activation: Activation, argument: Option<&mut [f32]>) {
+    match (bias, activation) {
+        (Some(bias), Activation::Relu) => return bias_and_relu(y, bias),
+        (Some(bias), _) => add_bias(y, bias),
+        (None, Activation::Relu) => return relu_in_place(y),
+        (None, _) => {}
+    }
+    if let Some(argument) = argument {
+        argument.copy_from_slice(y);
+    }
+    if activation.is_gelu() {
+        gelu_in_place(y);
     }
 }
 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, sizes: Sizes, kernel: Option<&MicroKernel>, scratch: &mut Scratch) {
+pub(super) unsafe fn input_gradient(
+    call: &KernelCall<'_>,
+    sizes: Sizes,
+    gelu: bool,
+    kernel: Option<&MicroKernel>,
+    scratch: &mut Scratch,
+) {
     let Sizes { rows, columns, contracted, .. } = sizes;
-    // SAFETY: reads and writes are valid and do not overlap.
-    unsafe {
-        let dy = View::rows(call.reads[0].pointer.cast(), columns);
-        let w = sizes.weight(call.reads[1].pointer.cast());
-        let dx = ViewMut::rows(call.writes[0].pointer.cast(), contracted);
-        multiply_with(kernel, scratch, [rows, contracted, columns], dx, dy, w.transposed(), Destination::Overwrite);
+    let extents = [rows, contracted, columns];
+    let dy = View::rows(call.reads[0].pointer.cast(), columns);
+    let w = sizes.weight(call.reads[1].pointer.cast()).transposed();
+    let dx = ViewMut::rows(call.writes[0].pointer.cast(), contracted);
+    if !gelu {
+        // SAFETY: reads and writes are valid and do not overlap.
+        return unsafe { multiply_with(kernel, scratch, extents, dx, dy, w, Destination::Overwrite) };
     }
+    // SAFETY: a third read is there when there is a GELU.
+    let argument = unsafe { floats(&call.reads[2]) };
+    let finish = |part: Part| {
+        for row in part.rows {
+            let (start, count) = (row * contracted + part.columns.start, part.columns.len());
+            // SAFETY: the part is one of dx, complete, and nobody has a slice of it.
+            let dx = unsafe { std::slice::from_raw_parts_mut(dx.pointer.wrapping_add(start), count) };
+            gelu_gradient_in_place(dx, &argument[start..start + count]);
+        }
+    };
+    // SAFETY: reads and writes are valid and do not overlap.
+    unsafe { multiply_finished(kernel, scratch, extents, dx, dy, w, finish) };
 }
 
 /// # Safety

@@ -76,6 +76,13 @@ impl Backend for CpuBackend {
 
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError> {
         operands::check(call)?;
+        if let Some([product, bias]) = matmul::apart(call.kernel) {
+            // SAFETY: this function's own contract; each part has those of the call's operands that are its own.
+            return unsafe {
+                self.run(&KernelCall { kernel: &product, writes: &call.writes[..1], ..*call })?;
+                self.run(&KernelCall { kernel: &bias, reads: &call.reads[..1], writes: &call.writes[1..], ..*call })
+            };
+        }
         if let Some(format) = crate::half::Half::of(call.precision) {
             // SAFETY: the operands are checked; the rest is this function's own contract.
             return unsafe { half::run(self, call, format) };
@@ -84,13 +91,20 @@ impl Backend for CpuBackend {
         // SAFETY: counts, sizes and alignment are checked; that the memory is valid and apart is this function's own contract.
         unsafe {
             match *call.kernel {
-                Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
-                    matmul::forward(call, matmul::Sizes { rows, columns, contracted, weight }, bias, relu, micro_kernel, scratch);
+                Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
+                    let sizes = matmul::Sizes { rows, columns, contracted, weight };
+                    matmul::forward(call, sizes, bias, activation, micro_kernel, scratch);
                 }
-                Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
-                    matmul::input_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
+                Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
+                    matmul::input_gradient(
+                        call,
+                        matmul::Sizes { rows, columns, contracted, weight },
+                        gelu,
+                        micro_kernel,
+                        scratch,
+                    );
                 }
-                Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
+                Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } => {
                     matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
                 Kernel::BiasAdd { .. } => matmul::bias_add(call),

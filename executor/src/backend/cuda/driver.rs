@@ -88,8 +88,70 @@ pub(crate) struct Factor {
 pub(crate) struct Epilogue {
     /// A number for each column is added, in the format of the factors.
     pub(crate) bias: Option<DeviceAddress>,
-    /// Then what is below zero becomes zero.
-    pub(crate) relu: bool,
+    /// What follows.
+    pub(crate) last: Last,
+    /// What is summed up of a factor on the way.
+    pub(crate) sums: Option<Sums>,
+}
+
+/// What is done to each number of a product, once it has its bias. What is read or written beside the result lies as that does where it is dense, in the
+/// format of the factors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Last {
+    #[default]
+    Nothing,
+    /// What is below zero becomes zero.
+    Relu,
+    /// GELU by its tanh approximation.
+    Gelu,
+    /// The same, and what it is applied to is written here.
+    GeluKept(DeviceAddress),
+    /// It is multiplied by the slope of that GELU at what is here.
+    GeluSlope(DeviceAddress),
+}
+
+/// A factor whose numbers are summed over what is contracted, and where those sums go: in the format of the result, whatever is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sums {
+    /// A sum for each row of the result.
+    OfLeft(DeviceAddress),
+    /// A sum for each column of the result.
+    OfRight(DeviceAddress),
+}
+
+impl Epilogue {
+    /// Whether nothing is done.
+    pub(crate) fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Which products a device makes without kernels of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Makes {
+    /// Those that its library has a way for.
+    #[default]
+    Products,
+    /// Of those, the ones that nothing is done beside: for tests.
+    #[cfg(test)]
+    PlainProducts,
+    /// None: for tests.
+    #[cfg(test)]
+    Nothing,
+}
+
+impl Makes {
+    /// Whether a product is one of them.
+    pub(crate) fn allows(self, product: &Product) -> bool {
+        let _ = product;
+        match self {
+            Self::Products => true,
+            #[cfg(test)]
+            Self::PlainProducts => product.epilogue.is_plain(),
+            #[cfg(test)]
+            Self::Nothing => false,
+        }
+    }
 }
 
 /// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, row-major, and as many times as the batch has matrices. Those of a

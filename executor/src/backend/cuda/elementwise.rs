@@ -1,8 +1,10 @@
 //! What is done to each element apart from the others, and sums of columns.
 
 use super::CudaError;
+use super::arguments::addresses;
 use super::queue::{Grid, Queue, Work};
 use foretell_models::Kernel;
+use std::ops::Range;
 
 /// Rows that one block sums of a column at least; how many blocks there should be, to keep a large GPU busy; the most that share a column.
 const CHUNK: usize = 256;
@@ -43,7 +45,7 @@ impl Queue<'_> {
             Kernel::Dropout(sizes) => ("dropout", sizes.elements()),
             Kernel::BiasGradient { rows, columns } => {
                 // SAFETY: the caller's promise.
-                unsafe { self.sum_columns(rows, columns, columns) }?;
+                unsafe { self.sum_columns(rows, columns, columns, 0) }?;
                 return Ok(true);
             }
             Kernel::Sum { elements } | Kernel::SumOfSquares { elements } => {
@@ -76,27 +78,31 @@ impl Queue<'_> {
         Ok(true)
     }
 
-    /// `[columns]` sums over rows that are `stride` elements apart.
-    pub(super) unsafe fn sum_columns(&mut self, rows: usize, columns: usize, stride: usize) -> Result<(), CudaError> {
+    /// `[columns]` sums over rows of the first read that are `stride` elements apart, to a write.
+    pub(super) unsafe fn sum_columns(&mut self, rows: usize, columns: usize, stride: usize, to: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        unsafe { self.column_sums("column_parts", [rows, columns, stride], 1) }
+        unsafe { self.column_sums("column_parts", [rows, columns, stride], to..to + 1) }
     }
 
-    /// So many sums of each column, by a kernel that leaves those of chunks; each goes to a write.
+    /// Sums of each column, by a kernel that leaves those of chunks; one for each of these writes.
     pub(super) unsafe fn column_sums(
         &mut self,
         function: &'static str,
         [rows, columns, stride]: [usize; 3],
-        sums: usize,
+        to: Range<usize>,
     ) -> Result<(), CudaError> {
         let (of_chunk, chunks) = chunks(rows, columns);
+        let sums = to.len();
         self.scratch(chunks * sums * columns * size_of::<f32>())?;
         let parts = [rows, columns, of_chunk, stride];
+        let sizes = [chunks, columns, sums];
+        let summing = Work::new("column_sums", Grid::Rows((sums * columns).div_ceil(SUMMED_COLUMNS)), &sizes);
         // SAFETY: the caller's promise; the scratch is as large as the parts.
         unsafe {
             self.launch(Work::new(function, Grid::Blocks([columns.div_ceil(COLUMNS), chunks, 1]), &parts))?;
-            let grid = Grid::Rows((sums * columns).div_ceil(SUMMED_COLUMNS));
-            self.launch(Work::new("column_sums", grid, &[chunks, columns, sums]))
+            let mut arguments = self.arguments(&summing);
+            arguments.writes = addresses(to.map(|write| self.written(write)));
+            self.launch_with(summing, arguments)
         }
     }
 

@@ -1,7 +1,8 @@
 //! NVIDIA's libraries: whether each can be loaded, and what version it is. None is linked: all are looked for when they are needed, and a
 //! machine without them says so.
 
-use cudarc::{cublaslt, cudnn, driver, nccl, nvrtc};
+use super::nvidia::Nccl;
+use cudarc::{cublaslt, cudnn, driver, nvrtc};
 use std::fmt;
 
 /// A library that the executor can use.
@@ -32,7 +33,7 @@ impl Library {
                 Self::Nvrtc => nvrtc::sys::is_culib_present(),
                 Self::CublasLt => cublaslt::sys::is_culib_present(),
                 Self::Cudnn => cudnn::sys::is_culib_present(),
-                Self::Nccl => nccl::sys::is_culib_present(),
+                Self::Nccl => Nccl::get().is_some(),
             }
         }
     }
@@ -66,7 +67,7 @@ impl Library {
                 Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
             }
             Self::Nccl => {
-                let version = nccl::result::get_nccl_version().ok()?;
+                let version = Nccl::get()?.version()?;
                 Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
             }
         }
@@ -100,9 +101,7 @@ impl Library {
             Self::Nvrtc => "`pip install nvidia-cuda-nvrtc`, and put its folder of libraries into LD_LIBRARY_PATH",
             Self::CublasLt => "`pip install nvidia-cublas`, and put its folder of libraries into LD_LIBRARY_PATH",
             Self::Cudnn => "`pip install nvidia-cudnn-cu13`, and put its folder of libraries into LD_LIBRARY_PATH",
-            Self::Nccl => {
-                "`pip install nvidia-nccl-cu13`, link its libnccl.so.2 as libnccl.so, and put the folder into LD_LIBRARY_PATH"
-            }
+            Self::Nccl => "`pip install nvidia-nccl-cu13`, and put its folder of libraries into LD_LIBRARY_PATH",
         }
     }
 }

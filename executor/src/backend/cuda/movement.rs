@@ -98,7 +98,7 @@ impl Queue<'_> {
                     self.relocate(Move { read_from: features, ..place })?;
                 }
                 Kernel::PrependWeightGradient { batch, positions, features } => {
-                    self.sum_columns(batch, features, (positions + 1) * features)?;
+                    self.sum_columns(batch, features, (positions + 1) * features, 0)?;
                 }
                 Kernel::First { batch, positions, features } => {
                     self.relocate(Move::dense([batch, 1, features], [positions * features, 0, 1]))?;

@@ -28,10 +28,10 @@ impl Queue<'_> {
                 }
                 Kernel::RmsNormInputGradient { rows, features } => self.rows("rms_norm_input_gradient", [rows, features], 0.0)?,
                 Kernel::LayerNormWeightGradient { rows, features } => {
-                    self.column_sums("layer_norm_weight_parts", [rows, features, features], 2)?;
+                    self.column_sums("layer_norm_weight_parts", [rows, features, features], 0..2)?;
                 }
                 Kernel::RmsNormWeightGradient { rows, features } => {
-                    self.column_sums("rms_norm_weight_parts", [rows, features, features], 1)?;
+                    self.column_sums("rms_norm_weight_parts", [rows, features, features], 0..1)?;
                 }
                 Kernel::BatchNorm { groups, positions, channels } => self.batch_norm([groups, positions, channels])?,
                 Kernel::BatchNormInputGradient { groups, positions, channels } => {

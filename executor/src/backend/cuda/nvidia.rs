@@ -2,17 +2,19 @@
 
 mod cudnn;
 mod nccl;
+mod nccl_library;
 mod products;
 
 use super::collectives::Collectives;
 use super::convolutions::Convolution;
-use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle};
+use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Makes, Product, StreamHandle};
 use super::error::CudaError;
 use super::libraries::Library;
 use super::sources::{Source, precision_number};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 pub(super) use cudnn::fault as cudnn_fault;
+pub(super) use nccl_library::Nccl;
 use products::Products;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -33,8 +35,8 @@ pub(crate) struct NvidiaDriver {
     /// By name and precision.
     functions: Mutex<HashMap<(&'static str, u32), Function>>,
     products: Mutex<Option<Products>>,
-    /// Whether the library's products are used; else those of our own kernel, as where there is no library.
-    has_library: bool,
+    /// Which products the library is asked for.
+    makes: Makes,
     convolutions: cudnn::Cudnn,
     /// Whether cuDNN's convolutions are used; else products over windows, as where it is not there.
     has_cudnn: bool,
@@ -144,7 +146,7 @@ impl NvidiaDriver {
             modules: Mutex::default(),
             functions: Mutex::default(),
             products: Mutex::default(),
-            has_library: true,
+            makes: Makes::default(),
             convolutions: cudnn::Cudnn::default(),
             has_cudnn: true,
             communicators: nccl::Communicators::default(),
@@ -152,10 +154,10 @@ impl NvidiaDriver {
         })
     }
 
-    /// As where neither cuBLASLt nor cuDNN is there.
+    /// As where cuBLASLt has no way for other products, and cuDNN is not there.
     #[cfg(test)]
-    pub(crate) fn without_products(self) -> Self {
-        Self { has_library: false, has_cudnn: false, ..self }
+    pub(crate) fn that_makes(self, makes: Makes) -> Self {
+        Self { makes, has_cudnn: makes == Makes::Products, ..self }
     }
 
     /// As where cuDNN is not there.
@@ -324,8 +326,9 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
-        if !self.has_library {
-            return Err(CudaError::MissingLibrary { library: Library::CublasLt });
+        if !self.makes.allows(product) {
+            let Product { rows, columns, contracted, .. } = *product;
+            return Err(CudaError::ProductNotSupported { rows, columns, contracted });
         }
         self.enter()?;
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);

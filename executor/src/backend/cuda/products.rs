@@ -1,9 +1,10 @@
 //! Products with a weight, of experts too.
 
 use super::CudaError;
-use super::driver::{DeviceAddress, Epilogue, Factor, Product};
+use super::arguments::addresses;
+use super::driver::{DeviceAddress, Epilogue, Factor, Last, Product, Sums};
 use super::queue::{Grid, Queue, Work};
-use foretell_models::{Kernel, WeightLayout};
+use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_units::DataType;
 
 /// Bytes at whose multiples a matrix's rows begin for tensor cores to take it: what TMA asks of strides, and `wgmma` of its operands' rows.
@@ -25,6 +26,11 @@ pub(super) fn transposed(address: DeviceAddress) -> Factor {
     Factor { address, is_transposed: true, pitch: None }
 }
 
+/// Whether a product whose rows are moved is cut into parts of what is contracted, since both factors have that along their rows in memory.
+fn cuts_contracted(product: &Product) -> bool {
+    product.left.is_transposed && !product.right.is_transposed && product.output == DataType::Fp32
+}
+
 impl Queue<'_> {
     /// Queues a kernel of this family; whether it is one.
     ///
@@ -35,21 +41,35 @@ impl Queue<'_> {
         // Gradients of weights are in single precision, and may be added to.
         let of_weight = |product: Product| Product { output: DataType::Fp32, accumulate: self.call.accumulate, ..product };
         let product = match *kernel {
-            Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
+            Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
                 let right = if weight == WeightLayout::OutIn { transposed(second) } else { plain(second) };
-                let epilogue = Epilogue { bias: bias.then(|| self.read(2)), relu };
+                let last = match activation {
+                    Activation::None => Last::Nothing,
+                    Activation::Relu => Last::Relu,
+                    Activation::Gelu => Last::Gelu,
+                    Activation::GeluKept => Last::GeluKept(self.written(1)),
+                };
+                let epilogue = Epilogue { bias: bias.then(|| self.read(2)), last, sums: None };
                 Product { epilogue, ..self.product([rows, columns, contracted], plain(first), right, result) }
             }
-            Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
+            Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
                 let right = if weight == WeightLayout::OutIn { plain(second) } else { transposed(second) };
-                self.product([rows, contracted, columns], plain(first), right, result)
+                let last = if gelu { Last::GeluSlope(self.read(2)) } else { Last::Nothing };
+                let epilogue = Epilogue { last, ..Epilogue::default() };
+                Product { epilogue, ..self.product([rows, contracted, columns], plain(first), right, result) }
             }
             // Reads dy, x.
-            Kernel::MatmulWeightGradient { rows, columns, contracted, weight: WeightLayout::OutIn } => {
-                of_weight(self.product([columns, contracted, rows], transposed(first), plain(second), result))
-            }
-            Kernel::MatmulWeightGradient { rows, columns, contracted, weight: WeightLayout::InOut } => {
-                of_weight(self.product([contracted, columns, rows], transposed(second), plain(first), result))
+            Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias } => {
+                let product = match weight {
+                    WeightLayout::OutIn => self.product([columns, contracted, rows], transposed(first), plain(second), result),
+                    WeightLayout::InOut => self.product([contracted, columns, rows], transposed(second), plain(first), result),
+                };
+                if bias {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.with_bias_gradient(of_weight(product), weight, [rows, columns]) }?;
+                    return Ok(true);
+                }
+                of_weight(product)
             }
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
                 let product = self.product([rows, columns, contracted], plain(first), transposed(second), result);
@@ -70,23 +90,78 @@ impl Queue<'_> {
         Ok(true)
     }
 
+    /// A weight's gradient with that of a bias, which is the sum of dy's rows. The library replaces what is there, so what is added to it is in scratch
+    /// memory first.
+    unsafe fn with_bias_gradient(
+        &mut self,
+        product: Product,
+        weight: WeightLayout,
+        [rows, columns]: [usize; 2],
+    ) -> Result<(), CudaError> {
+        let given = self.written(1);
+        let is_added = self.call.accumulate;
+        let sums_at = if is_added { self.scratch(columns * size_of::<f32>())? } else { given };
+        let sums = match weight {
+            WeightLayout::OutIn => Sums::OfLeft(sums_at),
+            WeightLayout::InOut => Sums::OfRight(sums_at),
+        };
+        let with_sums = Product { epilogue: Epilogue { sums: Some(sums), ..Epilogue::default() }, ..product };
+        let mut made = false;
+        if !self.moves(&product).contains(&true) {
+            // SAFETY: the caller's promise; the scratch has room for the sums.
+            made = match unsafe { self.multiply(with_sums) } {
+                Ok(()) => true,
+                Err(CudaError::ProductNotSupported { .. }) => false,
+                Err(error) => return Err(error),
+            };
+        }
+        // SAFETY: as above.
+        unsafe {
+            if !made {
+                self.multiply_aligned(product)?;
+                return self.sum_columns(rows, columns, columns, 1);
+            }
+            if is_added {
+                let sizes = [columns];
+                let work = Work::new("accumulate", Grid::Elements(columns), &sizes);
+                let mut arguments = self.arguments(&work);
+                (arguments.reads, arguments.writes) = (addresses([sums_at]), addresses([given]));
+                self.launch_with(work, arguments)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the rows of the left factor, the right one and the result are to be moved to where tensor cores take them.
+    fn moves(&self, product: &Product) -> [bool; 3] {
+        let Product { rows, columns, contracted, left, .. } = *product;
+        let width = self.width();
+        if width != 2 || product.batch != 1 || rows * columns * contracted < WORTH_ALIGNING {
+            return [false; 3];
+        }
+        let is_ragged = |[_, columns, _]: [usize; 3]| !(columns * width).is_multiple_of(ROW_ALIGNMENT);
+        let by_contracted = cuts_contracted(product);
+        // Else the rows of the result are.
+        let by_rows = !left.is_transposed;
+        let stored = product.stored();
+        [
+            is_ragged(stored[0]) && (by_contracted || by_rows),
+            is_ragged(stored[1]) && by_contracted,
+            is_ragged(stored[2]) && by_rows && product.output == product.input && !product.accumulate,
+        ]
+    }
+
     /// A product. Where rows of sixteen bits do not begin at multiples of what tensor cores take, as with a vocabulary of 50,257, they do in
     /// scratch memory, part by part: the library has kernels for them as they are, and those are many times slower.
     unsafe fn multiply_aligned(&mut self, product: Product) -> Result<(), CudaError> {
         let Product { rows, contracted, left, right, .. } = product;
         let width = self.width();
-        let is_ragged = |[_, columns, _]: [usize; 3]| !(columns * width).is_multiple_of(ROW_ALIGNMENT);
         let aligned = |columns: usize| columns.next_multiple_of(ROW_ALIGNMENT / width);
         let stored = product.stored();
         let [left_columns, right_columns, result_columns] = stored.map(|[_, columns, _]| columns);
-        let is_worth_it = rows * product.columns * contracted >= WORTH_ALIGNING;
-        // What is cut into parts: what is contracted, where both factors have it along their rows in memory; else the rows of the result.
-        let by_contracted = left.is_transposed && !right.is_transposed && product.output == DataType::Fp32;
-        let by_rows = !left.is_transposed;
-        let moves_left = is_ragged(stored[0]) && (by_contracted || by_rows);
-        let moves_right = is_ragged(stored[1]) && by_contracted;
-        let moves_result = is_ragged(stored[2]) && by_rows && product.output == product.input && !product.accumulate;
-        if width != 2 || product.batch != 1 || !is_worth_it || !(moves_left || moves_right || moves_result) {
+        let by_contracted = cuts_contracted(&product);
+        let [moves_left, moves_right, moves_result] = self.moves(&product);
+        if !(moves_left || moves_right || moves_result) {
             // SAFETY: the caller's promise.
             return unsafe { self.multiply(product) };
         }
@@ -110,6 +185,12 @@ impl Queue<'_> {
                 part.right.address = right.address.after(first * right_columns * width);
             } else {
                 part.rows = count;
+                let from_there = |address: DeviceAddress| address.after(first * result_columns * width);
+                part.epilogue.last = match product.epilogue.last {
+                    Last::GeluKept(argument) => Last::GeluKept(from_there(argument)),
+                    Last::GeluSlope(argument) => Last::GeluSlope(from_there(argument)),
+                    same => same,
+                };
                 part.result = product.result.after(first * result_columns * product.output.size().count() as usize);
             }
             part.left.address = left.address.after(first * left_columns * width);

@@ -1,7 +1,7 @@
 //! One call of a kernel as launches on the backend's stream: its operands, the grid, scratch memory, and which family it goes to.
 
 use super::arguments::{Arguments, NUMBERS, addresses, sizes};
-use super::driver::{DeviceAddress, Epilogue, Factor, Launch, Product};
+use super::driver::{DeviceAddress, Epilogue, Factor, Last, Launch, Product};
 use super::{BucketsOf, CudaBackend, CudaError};
 use crate::backend::{BackendError, KernelCall};
 use foretell_models::Kernel;
@@ -41,6 +41,17 @@ impl Grid {
             Grid::Rows(rows) => [rows.min(MOST_ROWS), 1, 1],
             Grid::Blocks(blocks) => blocks,
         }
+    }
+}
+
+/// How `product.cu` knows what is done last.
+fn number_of(last: Last) -> usize {
+    match last {
+        Last::Nothing => 0,
+        Last::Relu => 1,
+        Last::Gelu => 2,
+        Last::GeluKept(_) => 3,
+        Last::GeluSlope(_) => 4,
     }
 }
 
@@ -142,30 +153,63 @@ impl<'a> Queue<'a> {
         unsafe { self.backend.driver.clear(DeviceAddress::of(operand.pointer), operand.bytes, self.backend.stream) }
     }
 
-    /// A product; by a kernel of our own where the library has no way.
+    /// A product. Where the library has no way with what is done beside it, that is done by a kernel of our own afterwards; where it has no way at all,
+    /// so is the product. Sums on the way are the library's or nobody's: [`CudaError::ProductNotSupported`], and nothing was queued then.
     pub(super) unsafe fn multiply(&mut self, product: Product) -> Result<(), CudaError> {
         let product = Product { tf32: self.tf32, ..product };
-        if product.batch * product.rows * product.columns == 0 {
-            return Ok(());
+        let Product { batch, rows, columns, contracted, left, right, epilogue, .. } = product;
+        let not_supported = CudaError::ProductNotSupported { rows, columns, contracted };
+        if batch * rows * columns == 0 {
+            return if epilogue.sums.is_some() { Err(not_supported) } else { Ok(()) };
         }
-        if product.contracted > 0 {
+        let plain = Product { epilogue: Epilogue::default(), ..product };
+        let has_sums = epilogue.sums.is_some();
+        let ways = [Some(&product), Some(&plain).filter(|_| !epilogue.is_plain() && !has_sums)];
+        for way in ways.into_iter().flatten().filter(|_| contracted > 0) {
             // SAFETY: the caller's promise.
-            match unsafe { self.backend.driver.multiply(&product, self.backend.stream) } {
+            match unsafe { self.backend.driver.multiply(way, self.backend.stream) } {
                 Err(CudaError::ProductNotSupported { .. } | CudaError::MissingLibrary { .. }) => {}
-                done => return done,
+                Err(error) => return Err(error),
+                Ok(()) if way.epilogue == epilogue => return Ok(()),
+                // SAFETY: the caller's promise.
+                Ok(()) => return unsafe { self.finish_product(&product) },
             }
         }
-        let Product { batch, rows, columns, contracted, left, right, epilogue, .. } = product;
+        if has_sums {
+            return Err(not_supported);
+        }
         let is_single = product.output != product.input || self.call.precision == DataType::Fp32;
-        let flags = [left.is_transposed, right.is_transposed, epilogue.bias.is_some(), epilogue.relu, is_single].map(usize::from);
+        let flags = [left.is_transposed, right.is_transposed, epilogue.bias.is_some(), is_single].map(usize::from);
         let [left_pitch, right_pitch, result_pitch] = product.stored().map(|[.., pitch]| pitch);
+        let last = number_of(epilogue.last);
         let sizes =
-            [rows, columns, contracted, flags[0], flags[1], flags[2], flags[3], flags[4], left_pitch, right_pitch, result_pitch];
+            [rows, columns, contracted, flags[0], flags[1], flags[2], last, flags[3], left_pitch, right_pitch, result_pitch];
         let tiles = rows.div_ceil(16) * columns.div_ceil(16);
-        let work = Work::new("product", Grid::Blocks([tiles, 1, batch]), &sizes);
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_product(Work::new("product", Grid::Blocks([tiles, 1, batch]), &sizes), &product) }
+    }
+
+    /// What is done to a product's result, apart from it.
+    unsafe fn finish_product(&mut self, product: &Product) -> Result<(), CudaError> {
+        let Product { rows, columns, epilogue, .. } = *product;
+        let pitch = product.result_pitch.unwrap_or(columns);
+        let sizes = [rows, columns, usize::from(epilogue.bias.is_some()), number_of(epilogue.last), pitch];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_product(Work::new("finish_product", Grid::Elements(rows * columns), &sizes), product) }
+    }
+
+    /// A kernel of `product.cu`, whose operands are a product's.
+    unsafe fn launch_product(&mut self, work: Work<'_>, product: &Product) -> Result<(), CudaError> {
+        let Product { left, right, epilogue, .. } = *product;
         let mut arguments = self.arguments(&work);
-        arguments.reads = addresses([left.address, right.address, epilogue.bias.unwrap_or(DeviceAddress(0))]);
-        arguments.writes = addresses([product.result]);
+        let nowhere = DeviceAddress(0);
+        let (given, kept) = match epilogue.last {
+            Last::GeluSlope(given) => (given, nowhere),
+            Last::GeluKept(kept) => (nowhere, kept),
+            Last::Nothing | Last::Relu | Last::Gelu => (nowhere, nowhere),
+        };
+        arguments.reads = addresses([left.address, right.address, epilogue.bias.unwrap_or(nowhere), given]);
+        arguments.writes = addresses([product.result, kept]);
         arguments.accumulate = i64::from(product.accumulate);
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(work, arguments) }

@@ -77,6 +77,29 @@ impl CudaTimer {
         Ok(seconds)
     }
 
+    /// Queues so many calls, which take turns, between two events.
+    ///
+    /// # Safety
+    /// As for [`CudaBackend::enqueue`], of each call.
+    pub(crate) unsafe fn queue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), ExecutorError> {
+        let Some(first) = calls.first() else { return Ok(()) };
+        let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
+        self.backend.tell(first.hyperparameters)?;
+        let stream = self.backend.stream();
+        self.driver.record(self.start, stream)?;
+        for call in calls.iter().cycle().take(count) {
+            // SAFETY: the caller's promise.
+            unsafe { self.backend.enqueue(call) }.map_err(failed)?;
+        }
+        Ok(self.driver.record(self.end, stream)?)
+    }
+
+    /// What the last row took, once it is done.
+    pub(crate) fn row_seconds(&self) -> Result<f64, CudaError> {
+        self.driver.finish(self.end)?;
+        Ok(f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3)
+    }
+
     /// Copies to the device, and waits until it is done.
     ///
     /// # Safety

@@ -12,15 +12,16 @@ pub(super) struct Elements {
 /// Those of `kernel`, as its documentation has them.
 pub(super) fn elements(kernel: &Kernel) -> Elements {
     match *kernel {
-        Kernel::Matmul { rows, columns, contracted, bias, .. } => {
-            let (x, w) = (rows * contracted, columns * contracted);
-            if bias { operands(&[x, w, columns], &[rows * columns]) } else { operands(&[x, w], &[rows * columns]) }
+        Kernel::Matmul { rows, columns, contracted, bias, activation, .. } => {
+            let (reads, y) = ([rows * contracted, columns * contracted, columns], rows * columns);
+            operands(&reads[..2 + usize::from(bias)], &[y, y][..1 + usize::from(activation.keeps_argument())])
         }
-        Kernel::MatmulInputGradient { rows, columns, contracted, .. } => {
-            operands(&[rows * columns, columns * contracted], &[rows * contracted])
+        Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } => {
+            let dx = rows * contracted;
+            operands(&[rows * columns, columns * contracted, dx][..2 + usize::from(gelu)], &[dx])
         }
-        Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => {
-            operands(&[rows * columns, rows * contracted], &[columns * contracted])
+        Kernel::MatmulWeightGradient { rows, columns, contracted, bias, .. } => {
+            operands(&[rows * columns, rows * contracted], &[columns * contracted, columns][..1 + usize::from(bias)])
         }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),

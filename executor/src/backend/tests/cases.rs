@@ -2,7 +2,8 @@
 
 use super::{dropout, lstm, mixture};
 use foretell_models::{
-    Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, WeightLayout, Window,
+    Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, WeightLayout,
+    Window,
 };
 
 pub(super) fn window(extents: [usize; 8]) -> Window {
@@ -85,10 +86,11 @@ pub(super) fn cases() -> Vec<Kernel> {
             [[1, 1, 1], [37, 29, 53], [300, 1100, 7], [5, 64, 128], [1030, 300, 260], [3, 40, 1030]]
         {
             for (bias, relu) in [(false, false), (true, false), (false, true), (true, true)] {
-                cases.push(Kernel::Matmul { rows, columns, contracted, weight, bias, relu });
+                let activation = if relu { Activation::Relu } else { Activation::None };
+                cases.push(Kernel::Matmul { rows, columns, contracted, weight, bias, activation });
             }
-            cases.push(Kernel::MatmulInputGradient { rows, columns, contracted, weight });
-            cases.push(Kernel::MatmulWeightGradient { rows, columns, contracted, weight });
+            cases.push(Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: false });
+            cases.push(Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false });
         }
     }
     for [rows, columns] in [[1, 1], [131, 37], [67, 200], [3, 64]] {
@@ -234,5 +236,23 @@ pub(super) fn cases() -> Vec<Kernel> {
         Kernel::CrossEntropy { rows, classes: features + 3 },
         Kernel::CrossEntropyGradient { rows, classes: features + 3, normalizer: 7, parts: 1, scaled: false },
     ]);
+    cases.extend(fused_products());
+    cases
+}
+
+/// Products with a GELU, its gradient or a bias's gradient, of which rows begin where epilogues of a library take them, and where not.
+fn fused_products() -> Vec<Kernel> {
+    let mut cases = Vec::new();
+    for weight in [WeightLayout::OutIn, WeightLayout::InOut] {
+        for [rows, columns, contracted] in [[1, 1, 1], [37, 29, 53], [300, 1100, 7], [5, 64, 128], [130, 72, 264]] {
+            for (bias, activation) in
+                [(false, Activation::Gelu), (true, Activation::Gelu), (false, Activation::GeluKept), (true, Activation::GeluKept)]
+            {
+                cases.push(Kernel::Matmul { rows, columns, contracted, weight, bias, activation });
+            }
+            cases.push(Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: true });
+            cases.push(Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: true });
+        }
+    }
     cases
 }

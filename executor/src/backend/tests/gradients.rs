@@ -1,7 +1,7 @@
 //! Every gradient kernel against central differences of its forward kernel: along a random direction d of one input,
 //! `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for a random upstream gradient u.
 
-use foretell_models::{Epsilon, Kernel, Mixture, WeightLayout};
+use foretell_models::{Activation, Epsilon, Kernel, Mixture, WeightLayout};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -22,12 +22,22 @@ fn cases() -> Vec<Case> {
     let mut case = |forward, input, gradient, write, reads| cases.push(Case { forward, input, gradient, write, reads });
     let (rows, columns, contracted) = (13, 21, 34);
     for weight in [WeightLayout::OutIn, WeightLayout::InOut] {
-        let forward = Kernel::Matmul { rows, columns, contracted, weight, bias: true, relu: false };
-        let gradient = Kernel::MatmulInputGradient { rows, columns, contracted, weight };
+        let forward = Kernel::Matmul { rows, columns, contracted, weight, bias: true, activation: Activation::None };
+        let gradient = Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: false };
         case(forward, 0, gradient, 0, |u, x, _| vec![u.clone(), x[1].clone()]);
-        let gradient = Kernel::MatmulWeightGradient { rows, columns, contracted, weight };
+        let gradient = Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: true };
         case(forward, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
+        case(forward, 2, gradient, 1, |u, x, _| vec![u.clone(), x[0].clone()]);
         case(forward, 2, Kernel::BiasGradient { rows, columns }, 0, |u, _, _| vec![u.clone()]);
+        // By way of the product's second write the GELU's gradient finds what the GELU was applied to.
+        let fused = Kernel::Matmul { rows, columns, contracted, weight, bias: true, activation: Activation::GeluKept };
+        /// What comes back to the product through its GELU.
+        fn through_gelu(u: &Tensor, y: &[Tensor]) -> Tensor {
+            let kernel = Kernel::GeluGradient { elements: u.len() };
+            run(&kernel, &[u.clone(), y[1].clone()], &[vec![0.0; u.len()]], false, false, 0).remove(0)
+        }
+        case(fused, 1, gradient, 0, |u, x, y| vec![through_gelu(u, y), x[0].clone()]);
+        case(fused, 2, gradient, 1, |u, x, y| vec![through_gelu(u, y), x[0].clone()]);
     }
     let elements = 100;
     case(Kernel::Relu { elements }, 0, Kernel::ReluGradient { elements }, 0, |u, _, y| vec![u.clone(), y[0].clone()]);

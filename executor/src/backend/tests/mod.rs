@@ -22,11 +22,11 @@ use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::cuda::CudaBackend;
 use super::cuda::tests::{
     device::{Convolutions, TestDevice},
     on_gpu::GpuBackend,
 };
+use super::cuda::{CudaBackend, Makes};
 use super::{Backend, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
 use cases::{attention, attentions, cases, dropped, ropes, window};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
@@ -72,10 +72,15 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
 /// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
 /// can be; there with the library's products, or with its own.
 fn cuda_backend(makes_products: bool) -> Vec<Box<dyn Backend>> {
-    if let Some(backend) = GpuBackend::wanted(makes_products) {
+    cuda_backend_that(if makes_products { Makes::Products } else { Makes::Nothing })
+}
+
+/// The same with these of the library's products.
+fn cuda_backend_that(makes: Makes) -> Vec<Box<dyn Backend>> {
+    if let Some(backend) = GpuBackend::wanted(makes) {
         return vec![Box::new(backend)];
     }
-    let backend = TestDevice::new(makes_products).map(|device| CudaBackend::new(device).unwrap());
+    let backend = TestDevice::that_makes(makes).map(|device| CudaBackend::new(device).unwrap());
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
@@ -127,6 +132,18 @@ fn every_cuda_kernel_computes_what_the_reference_does() {
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference() {
     conforms(cuda_backend(false), is_small_product);
+}
+
+#[test]
+fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_reference_does() {
+    conforms(cuda_backend_that(Makes::PlainProducts), |kernel| {
+        matches!(
+            kernel,
+            Kernel::Matmul { .. }
+                | Kernel::MatmulInputGradient { gelu: true, .. }
+                | Kernel::MatmulWeightGradient { bias: true, .. }
+        )
+    });
 }
 
 #[test]

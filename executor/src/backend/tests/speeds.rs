@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use foretell_models::{Attention, Dropout, DropoutRate, DropoutSite, Epsilon, Kernel, Rope, WeightLayout, Window};
+use foretell_models::{Activation, Attention, Dropout, DropoutRate, DropoutSite, Epsilon, Kernel, Rope, WeightLayout, Window};
 use foretell_units::DataType;
 
 use super::{CpuBackend, Hyperparameters, KernelCall, Operand, attention, dropped, integers, window};
@@ -58,10 +58,10 @@ fn print_speed(kernel: Kernel) {
     println!("{rate:8.1} {unit:7}  fp32 {seconds:9.1} us  bf16 {bf16:9.1} us  fp16 {fp16:9.1} us  {kernel:?}");
 }
 
-fn print_products(rows: usize, contracted: usize, columns: usize, weight: WeightLayout, bias: bool, relu: bool) {
-    print_speed(Kernel::Matmul { rows, columns, contracted, weight, bias, relu });
-    print_speed(Kernel::MatmulInputGradient { rows, columns, contracted, weight });
-    print_speed(Kernel::MatmulWeightGradient { rows, columns, contracted, weight });
+fn print_products(rows: usize, contracted: usize, columns: usize, weight: WeightLayout, bias: bool, activation: Activation) {
+    print_speed(Kernel::Matmul { rows, columns, contracted, weight, bias, activation });
+    print_speed(Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: activation.is_gelu() });
+    print_speed(Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias });
 }
 
 fn print_convolutions(window: Window) {
@@ -75,9 +75,9 @@ fn print_convolutions(window: Window) {
 fn print_kernel_speeds_of_a_transformer() {
     println!("GPT, 1024 rows of 256 features, vocabulary 8192");
     for (contracted, columns) in [(256, 768), (256, 1024), (1024, 256)] {
-        print_products(1024, contracted, columns, WeightLayout::InOut, true, false);
+        print_products(1024, contracted, columns, WeightLayout::InOut, true, Activation::None);
     }
-    print_products(1024, 256, 8192, WeightLayout::OutIn, false, false);
+    print_products(1024, 256, 8192, WeightLayout::OutIn, false, Activation::None);
     for extents in [[8, 128, 4, 64], [1, 1024, 4, 64]] {
         for packed in [true, false] {
             print_speed(Kernel::Attention(attention(extents, true, packed)));
@@ -126,10 +126,10 @@ fn print_kernel_speeds_of_a_transformer() {
 fn print_kernel_speeds_of_large_products() {
     println!("GPT-2, 512 rows of 768 features, vocabulary 50257");
     for (contracted, columns) in [(768, 768), (768, 3072), (3072, 768)] {
-        print_products(512, contracted, columns, WeightLayout::InOut, true, false);
-        print_products(512, contracted, columns, WeightLayout::OutIn, true, false);
+        print_products(512, contracted, columns, WeightLayout::InOut, true, Activation::None);
+        print_products(512, contracted, columns, WeightLayout::OutIn, true, Activation::None);
     }
-    print_products(512, 768, 50257, WeightLayout::OutIn, false, false);
+    print_products(512, 768, 50257, WeightLayout::OutIn, false, Activation::None);
 }
 
 #[test]
@@ -148,8 +148,8 @@ fn print_kernel_speeds_of_optimizers_and_an_mlp() {
     }
 
     println!("MLP, batch 128");
-    print_products(128, 784, 512, WeightLayout::OutIn, true, true);
-    print_products(128, 512, 512, WeightLayout::OutIn, true, true);
+    print_products(128, 784, 512, WeightLayout::OutIn, true, Activation::Relu);
+    print_products(128, 512, 512, WeightLayout::OutIn, true, Activation::Relu);
 }
 
 #[test]

@@ -6,10 +6,11 @@
 
 use std::arch::x86_64::*;
 
-use foretell_models::{Kernel, WeightLayout};
+use foretell_models::{Activation, Kernel, WeightLayout};
 
 use super::convolutions;
 use crate::backend::KernelCall;
+use crate::backend::cpu::elementwise::{gelu_gradient_in_place, gelu_in_place};
 use crate::backend::cpu::memory::{Scratch, floats_mut, halves, halves_mut};
 use crate::backend::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use crate::backend::cpu::transpose::transpose;
@@ -49,22 +50,25 @@ pub(super) unsafe fn run(call: &KernelCall<'_>, kernel: &MicroKernel, [scratch, 
         {
             return false;
         }
-        Kernel::Matmul { rows, columns, contracted, weight, bias, relu } => {
+        Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
             let w = match weight {
                 WeightLayout::OutIn => Right::Columns(read(1)),
                 WeightLayout::InOut => Right::Rows(read(1)),
             };
-            let finish = Finish { bias: bias.then(|| read(2)), relu };
+            // SAFETY: the writes are valid and do not overlap.
+            let argument = activation.keeps_argument().then(|| unsafe { halves_mut(&call.writes[1]) });
+            let finish = Finish { bias: bias.then(|| read(2)), last: Last::Activation(activation, argument) };
             multiply(write(), read(0), w, [rows, columns, contracted], finish, kernel, scratch);
         }
-        Kernel::MatmulInputGradient { rows, columns, contracted, weight } => {
+        Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
             let w = match weight {
                 WeightLayout::OutIn => Right::Rows(read(1)),
                 WeightLayout::InOut => Right::Columns(read(1)),
             };
-            multiply(write(), read(0), w, [rows, contracted, columns], Finish { bias: None, relu: false }, kernel, scratch);
+            let last = if gelu { Last::GeluSlope(read(2)) } else { Last::Activation(Activation::None, None) };
+            multiply(write(), read(0), w, [rows, contracted, columns], Finish { bias: None, last }, kernel, scratch);
         }
-        Kernel::MatmulWeightGradient { rows, columns, contracted, weight } => {
+        Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } => {
             // SAFETY: as above; a weight gradient is single precision.
             let dw = unsafe { floats_mut(&call.writes[0]) };
             let (dy, x) = (read(0), read(1));
@@ -101,10 +105,17 @@ enum Right<'a> {
 }
 
 /// What is done to a sum before it is narrowed.
-#[derive(Clone, Copy)]
 struct Finish<'a> {
     bias: Option<&'a [u16]>,
-    relu: bool,
+    last: Last<'a>,
+}
+
+/// What is done to it after its bias.
+enum Last<'a> {
+    /// An activation, of which what it is applied to may be written, too.
+    Activation(Activation, Option<&'a mut [u16]>),
+    /// It is multiplied by the slope of a GELU at these numbers.
+    GeluSlope(&'a [u16]),
 }
 
 /// Numbers two by two, as they lie in memory. Their address is a multiple of four.
@@ -133,7 +144,7 @@ fn multiply(
     x: &[u16],
     right: Right<'_>,
     [rows, columns, contracted]: [usize; 3],
-    finish: Finish<'_>,
+    mut finish: Finish<'_>,
     kernel: &MicroKernel,
     scratch: &mut Scratch,
 ) {
@@ -177,12 +188,56 @@ fn multiply(
                     // SAFETY: the rows are x's, the panel has a line for every pair, the sums are the scratch's.
                     unsafe { kernel.tile(&taps, Rows::Anywhere(&left[..height]), panel, &targets[..height], WIDTH, first > 0) };
                     if first + length == pairs {
-                        let target = y[(first_row + row) * columns + column..].as_mut_ptr();
+                        let place = (first_row + row) * columns + column;
+                        // SAFETY: nobody else has these sums.
+                        let tile = unsafe { std::slice::from_raw_parts_mut(sums, height * WIDTH) };
                         // SAFETY: the machine multiplies bfloat16; so many rows of y have so many columns from here on.
-                        unsafe { narrow_tile(sums, target, columns, [height, width], &bias, finish.relu) };
+                        unsafe { finish_tile(tile, &mut y[place..], columns, [height, width], &bias, &mut finish.last, place) };
                     }
                 }
             }
+        }
+    }
+}
+
+/// Adds the bias to sums, does what comes last, and writes them as bfloat16.
+///
+/// # Safety
+///
+/// As [`narrow_tile`], of `y` and of what is read or written at `place` beside it.
+unsafe fn finish_tile(
+    sums: &mut [f32],
+    y: &mut [u16],
+    stride: usize,
+    [height, width]: [usize; 2],
+    bias: &[f32; WIDTH],
+    last: &mut Last<'_>,
+    place: usize,
+) {
+    const NO_BIAS: [f32; WIDTH] = [0.0; WIDTH];
+    // SAFETY: this function's own contract.
+    let narrow = |sums: &[f32], target: &mut [u16], bias, relu| unsafe {
+        narrow_tile(sums.as_ptr(), target.as_mut_ptr(), stride, [height, width], bias, relu);
+    };
+    match last {
+        Last::Activation(activation, argument) if activation.is_gelu() => {
+            for row in sums.chunks_exact_mut(WIDTH) {
+                row.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+            }
+            if let Some(argument) = argument {
+                narrow(sums, &mut argument[place..], &NO_BIAS, false);
+            }
+            gelu_in_place(sums);
+            narrow(sums, y, &NO_BIAS, false);
+        }
+        Last::Activation(activation, _) => narrow(sums, y, bias, *activation == Activation::Relu),
+        Last::GeluSlope(argument) => {
+            for (row, sums) in sums.chunks_exact_mut(WIDTH).enumerate() {
+                let mut given = NO_BIAS;
+                crate::half::Half::Bf16.widen(&mut given[..width], &argument[place + row * stride..][..width]);
+                gelu_gradient_in_place(&mut sums[..width], &given[..width]);
+            }
+            narrow(sums, y, &NO_BIAS, false);
         }
     }
 }

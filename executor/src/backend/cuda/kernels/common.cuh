@@ -268,3 +268,16 @@ __device__ __forceinline__ bool is_kept(word place, long_word key, word threshol
 __device__ __forceinline__ long_word site_key(const Step *step, index site) {
     return split_mix(split_mix(split_mix(step->seed) ^ step->step) ^ (long_word)site);
 }
+
+// GELU by the tangent: tanh(u) = 1 - 2 / (1 + e^2u), which keeps its digits on both sides.
+__device__ __forceinline__ float gelu_tangent(float x) {
+    const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return tanhf(u);
+}
+
+__device__ __forceinline__ float gelu_of(float x) { return 0.5f * x * (1.0f + gelu_tangent(x)); }
+
+__device__ __forceinline__ float gelu_slope(float x) {
+    const float tangent = gelu_tangent(x), slope = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + tangent + x * (1.0f - tangent * tangent) * slope);
+}

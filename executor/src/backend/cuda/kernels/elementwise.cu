@@ -24,24 +24,12 @@ KERNEL(scale) {
     map_elements<1>(arguments, arguments.sizes[0], [=](index, const float *x) { return x[0] * factor; });
 }
 
-// GELU by the tangent: tanh(u) = 1 - 2 / (1 + e^2u), which keeps its digits on both sides.
-__device__ __forceinline__ float gelu_tangent(float x) {
-    const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return tanhf(u);
-}
-
 KERNEL(gelu) {
-    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) {
-        return 0.5f * x[0] * (1.0f + gelu_tangent(x[0]));
-    });
+    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) { return gelu_of(x[0]); });
 }
 
 KERNEL(gelu_gradient) {
-    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *given) {
-        const float x = given[1], tangent = gelu_tangent(x);
-        const float slope = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
-        return given[0] * 0.5f * (1.0f + tangent + x * (1.0f - tangent * tangent) * slope);
-    });
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] * gelu_slope(x[1]); });
 }
 
 __device__ __forceinline__ float normal(float x) { return 0.5f * erfcf(-0.7071067811865476f * x); }

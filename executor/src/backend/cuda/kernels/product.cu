@@ -1,8 +1,42 @@
 // A matrix product for what cuBLASLt does not take (or where it is not there): tiles of 16 by 16 in shared memory, sums in single
 // precision. D[rows, columns] = A · B, each of A and B as it is or transposed in memory; the grid's third dimension is a batch.
 
-// Reads A, B (, bias); writes D. sizes: rows, columns, contracted, whether A is transposed, whether B is, whether there is a bias, whether a
-// ReLU is applied, whether D is in single precision, elements from a row in memory to the next of A, of B and of D
+// A sum with what is done to it in the same pass: a bias (the third read), and by `last` nothing (0), ReLU (1), GELU (2), GELU with what it is
+// applied to as the second write (3), or times a GELU's slope at the fourth read (4). What lies beside D is dense.
+__device__ __forceinline__ float finished(const Arguments &arguments, float sum, bool has_bias, index last, index row, index column,
+                                          index columns) {
+    if (has_bias) {
+        sum += widen(read<number>(arguments, 2)[column]);
+    }
+    if (last == 1) {
+        return sum > 0.0f ? sum : 0.0f;
+    }
+    if (last == 3) {
+        narrow(written<number>(arguments, 1)[row * columns + column], sum);
+    }
+    if (last == 2 || last == 3) {
+        return gelu_of(sum);
+    }
+    if (last == 4) {
+        return sum * gelu_slope(widen(read<number>(arguments, 3)[row * columns + column]));
+    }
+    return sum;
+}
+
+// What `finished` says, in place on a D that a library made. sizes: rows, columns, whether there is a bias, what is done last, elements from a row
+// of D to the next
+KERNEL(finish_product) {
+    const index columns = arguments.sizes[1], all = arguments.sizes[0] * columns, pitch = arguments.sizes[4];
+    number *d = written<number>(arguments, 0);
+    for (index i = this_thread(); i < all; i += all_threads()) {
+        const index row = i / columns, column = i % columns, at = row * pitch + column;
+        narrow(d[at], finished(arguments, widen(d[at]), arguments.sizes[2] != 0, arguments.sizes[3], row, column, columns));
+    }
+}
+
+// Reads A, B (, bias, what a GELU was applied to); writes D (, what one is applied to). sizes: rows, columns, contracted, whether A is transposed,
+// whether B is, whether there is a bias, what is done last, whether D is in single precision, elements from a row in memory to the next of A, of B
+// and of D
 KERNEL(product) {
     __shared__ float a_tile[16][17], b_tile[16][17];
     const index rows = arguments.sizes[0], columns = arguments.sizes[1], contracted = arguments.sizes[2];
@@ -27,12 +61,7 @@ KERNEL(product) {
         __syncthreads();
     }
     if (row < rows && column < columns) {
-        if (arguments.sizes[5] != 0) {
-            sum += widen(read<number>(arguments, 2)[column]);
-        }
-        if (arguments.sizes[6] != 0) {
-            sum = sum > 0.0f ? sum : 0.0f;
-        }
+        sum = finished(arguments, sum, arguments.sizes[5] != 0, arguments.sizes[6], row, column, columns);
         const index at = ((index)blockIdx.z * rows + row) * arguments.sizes[10] + column;
         if (arguments.sizes[7] != 0) {
             put(arguments, written<float>(arguments, 0) + at, sum);

@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt. Its matrices are stored by columns: of ours, by rows, it sees the transposed ones, so that it is given the right factor first.
 
 use super::NvidiaDriver;
-use crate::backend::cuda::driver::{DeviceAddress, Driver as _, Factor, Product, StreamHandle};
+use crate::backend::cuda::driver::{DeviceAddress, Driver as _, Epilogue, Factor, Last, Product, StreamHandle, Sums};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::libraries::Library;
 use cudarc::cublaslt::result::{self, CublasError};
@@ -36,14 +36,13 @@ struct Shape {
     is_transposed: [bool; 2],
     formats: [DataType; 2],
     accumulate: bool,
-    has_bias: bool,
-    relu: bool,
+    beside: sys::cublasLtEpilogue_t,
     tf32: bool,
     alignments: [u64; 3],
 }
 
 impl Shape {
-    fn of(product: &Product) -> Self {
+    fn of(product: &Product, beside: &Beside) -> Self {
         let aligned = |address: DeviceAddress| 1 << address.0.trailing_zeros().min(MOST_ALIGNED.trailing_zeros());
         Self {
             sizes: [product.batch, product.rows, product.columns, product.contracted],
@@ -51,12 +50,64 @@ impl Shape {
             is_transposed: [product.left.is_transposed, product.right.is_transposed],
             formats: [product.input, product.output],
             accumulate: product.accumulate,
-            has_bias: product.epilogue.bias.is_some(),
-            relu: product.epilogue.relu,
+            beside: beside.kind,
             tf32: product.tf32,
             alignments: [product.right.address, product.left.address, product.result].map(aligned),
         }
     }
+}
+
+/// An epilogue as the library knows it.
+struct Beside {
+    kind: sys::cublasLtEpilogue_t,
+    /// What it adds to columns, or where it leaves sums of a factor.
+    vector: Option<DeviceAddress>,
+    /// What a GELU is applied to.
+    argument: Option<DeviceAddress>,
+}
+
+impl Beside {
+    /// None where the library has none like it. Its own GELU is that by tanh.
+    fn of(epilogue: &Epilogue) -> Option<Self> {
+        use sys::cublasLtEpilogue_t as Kind;
+        let Epilogue { bias, last, sums } = *epilogue;
+        let argument = match last {
+            Last::GeluKept(argument) | Last::GeluSlope(argument) => Some(argument),
+            Last::Nothing | Last::Relu | Last::Gelu => None,
+        };
+        let (kind, vector) = match (bias, last, sums) {
+            (None, Last::Nothing, None) => (Kind::CUBLASLT_EPILOGUE_DEFAULT, None),
+            (None, Last::Relu, None) => (Kind::CUBLASLT_EPILOGUE_RELU, None),
+            (None, Last::Gelu, None) => (Kind::CUBLASLT_EPILOGUE_GELU, None),
+            (None, Last::GeluKept(_), None) => (Kind::CUBLASLT_EPILOGUE_GELU_AUX, None),
+            (None, Last::GeluSlope(_), None) => (Kind::CUBLASLT_EPILOGUE_DGELU, None),
+            (bias, Last::Nothing, None) => (Kind::CUBLASLT_EPILOGUE_BIAS, bias),
+            (bias, Last::Relu, None) => (Kind::CUBLASLT_EPILOGUE_RELU_BIAS, bias),
+            (bias, Last::Gelu, None) => (Kind::CUBLASLT_EPILOGUE_GELU_BIAS, bias),
+            (bias, Last::GeluKept(_), None) => (Kind::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias),
+            // The library's first factor is our right one: its sums are one for each of its result's rows, our columns.
+            (None, Last::Nothing, Some(Sums::OfRight(to))) => (Kind::CUBLASLT_EPILOGUE_BGRADA, Some(to)),
+            (None, Last::Nothing, Some(Sums::OfLeft(to))) => (Kind::CUBLASLT_EPILOGUE_BGRADB, Some(to)),
+            _ => return None,
+        };
+        Some(Self { kind, vector, argument })
+    }
+
+    /// Whether what it reads and writes lies as the library wants it. Epilogues read the bias by sixteen bytes, whatever the heuristics were told of
+    /// the matrices (Marian's `prod.cpp`, found on an A100); rows of what a GELU is applied to begin at multiples of eight numbers
+    /// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
+    fn is_aligned(&self, product: &Product) -> bool {
+        let places = self.vector.iter().chain(&self.argument).all(|address| address.0.is_multiple_of(16));
+        places && (self.argument.is_none() || (product.columns.is_multiple_of(8) && product.batch == 1))
+    }
+}
+
+/// Whether the library says that it has no way, and queued nothing.
+fn is_refusal(error: &CublasError) -> bool {
+    use sys::cublasStatus_t as Status;
+    let refusals =
+        [Status::CUBLAS_STATUS_NOT_SUPPORTED, Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_ARCH_MISMATCH];
+    refusals.contains(&error.0)
 }
 
 fn called<T>(result: Result<T, CublasError>) -> Result<T, CudaError> {
@@ -89,12 +140,12 @@ impl Drop for Descriptions {
 }
 
 impl Descriptions {
-    fn new(product: &Product) -> Result<Self, CudaError> {
+    fn new(product: &Product, beside: &Beside) -> Result<Self, CublasError> {
         let compute = match product.tf32 {
             true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
-        let description = called(result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F))?;
+        let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
         let mut own = Self { product: description, layouts: Vec::new() };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let operation = |factor: Factor| match factor.is_transposed {
@@ -103,43 +154,43 @@ impl Descriptions {
         };
         own.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(product.right))?;
         own.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &operation(product.left))?;
-        use sys::cublasLtEpilogue_t as Kind;
-        let epilogue = match (product.epilogue.bias, product.epilogue.relu) {
-            (None, false) => Kind::CUBLASLT_EPILOGUE_DEFAULT,
-            (None, true) => Kind::CUBLASLT_EPILOGUE_RELU,
-            (Some(_), false) => Kind::CUBLASLT_EPILOGUE_BIAS,
-            (Some(_), true) => Kind::CUBLASLT_EPILOGUE_RELU_BIAS,
-        };
-        own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as u32))?;
-        if let Some(bias) = product.epilogue.bias {
-            own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.0)?;
+        own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(beside.kind as u32))?;
+        if let Some(vector) = beside.vector {
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector.0)?;
+            if product.epilogue.sums.is_some() {
+                own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &(format_of(product.output) as i32))?;
+            }
+        }
+        if let Some(argument) = beside.argument {
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &argument.0)?;
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(product.columns as i64))?;
         }
         let [left, right, out] = product.stored();
         for ([rows, columns, pitch], data_type) in [(right, product.input), (left, product.input), (out, product.output)] {
             // By rows here is by columns, and the other way round, there.
-            let layout = called(result::create_matrix_layout(format_of(data_type), columns as u64, rows as u64, pitch as i64))?;
+            let layout = result::create_matrix_layout(format_of(data_type), columns as u64, rows as u64, pitch as i64)?;
             own.layouts.push(layout);
             if product.batch > 1 {
                 use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
                 let (count, stride) = (product.batch as i32, (rows * columns) as i64);
                 // SAFETY: the attributes are numbers of these sizes.
-                called(unsafe {
+                unsafe {
                     let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
                     result::set_matrix_layout_attribute(layout, attribute, (&raw const count).cast(), size_of::<i32>())
-                })?;
+                }?;
                 // SAFETY: as above.
-                called(unsafe {
+                unsafe {
                     let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
                     result::set_matrix_layout_attribute(layout, attribute, (&raw const stride).cast(), size_of::<i64>())
-                })?;
+                }?;
             }
         }
         Ok(own)
     }
 
-    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CublasError> {
         // SAFETY: each attribute is set to a number of its own size.
-        called(unsafe { result::set_matmul_desc_attribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) })
+        unsafe { result::set_matmul_desc_attribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) }
     }
 }
 
@@ -157,51 +208,77 @@ impl Products {
     /// # Safety
     /// As for [`super::Driver::multiply`].
     pub(super) unsafe fn multiply(&mut self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
-        let descriptions = Descriptions::new(product)?;
-        let [right, left, out] = descriptions.layouts[..] else { return Ok(()) };
-        let shape = Shape::of(product);
-        let algorithm = match self.chosen.get(&shape) {
-            Some(&known) => known,
+        let Product { rows, columns, contracted, .. } = *product;
+        let not_supported = CudaError::ProductNotSupported { rows, columns, contracted };
+        let beside = Beside::of(&product.epilogue).filter(|beside| beside.is_aligned(product));
+        let Some(beside) = beside else { return Err(not_supported) };
+        let shape = Shape::of(product, &beside);
+        // SAFETY: the caller's promise.
+        match unsafe { self.attempt(product, &beside, shape, stream) } {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(not_supported),
+            // Versions differ in when they say so of an epilogue.
+            Err(error) if is_refusal(&error) && !product.epilogue.is_plain() => {
+                self.chosen.insert(shape, None);
+                Err(not_supported)
+            }
+            Err(error) => called(Err(error)),
+        }
+    }
+
+    /// Whether the library has a way, which was queued then.
+    unsafe fn attempt(
+        &mut self,
+        product: &Product,
+        beside: &Beside,
+        shape: Shape,
+        stream: StreamHandle,
+    ) -> Result<bool, CublasError> {
+        let known = self.chosen.get(&shape).copied();
+        if known == Some(None) {
+            return Ok(false);
+        }
+        let descriptions = Descriptions::new(product, beside)?;
+        let algorithm = match known {
+            Some(known) => known,
             None => {
                 let chosen = self.choose(&descriptions, &shape)?;
                 self.chosen.insert(shape, chosen);
                 chosen
             }
         };
-        let Product { rows, columns, contracted, .. } = *product;
-        // Epilogues read the bias by sixteen bytes, whatever the heuristics were told of the matrices (Marian's `prod.cpp`, found on an A100).
-        let algorithm = algorithm.filter(|_| product.epilogue.bias.is_none_or(|bias| bias.0.is_multiple_of(16)));
-        let algorithm = algorithm.ok_or(CudaError::ProductNotSupported { rows, columns, contracted })?;
+        let ([right, left, out], Some(algorithm)) = (&descriptions.layouts[..], algorithm) else { return Ok(false) };
         let (alpha, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
         let pointer = |address: DeviceAddress| address.pointer().cast::<c_void>();
         let stream: sys::cudaStream_t = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
         // SAFETY: the matrices are as described, which is the caller's promise; the workspace is the stream's alone.
-        called(unsafe {
+        unsafe {
             result::matmul(
                 self.handle,
                 descriptions.product,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
                 pointer(product.right.address),
-                right,
+                *right,
                 pointer(product.left.address),
-                left,
+                *left,
                 pointer(product.result),
-                out,
+                *out,
                 pointer(product.result),
-                out,
+                *out,
                 &algorithm,
                 pointer(self.workspace),
                 WORKSPACE,
                 stream,
             )
-        })
+        }?;
+        Ok(true)
     }
 
     /// What the library holds to be the fastest; none where it has nothing.
-    fn choose(&self, descriptions: &Descriptions, shape: &Shape) -> Result<Option<sys::cublasLtMatmulAlgo_t>, CudaError> {
+    fn choose(&self, descriptions: &Descriptions, shape: &Shape) -> Result<Option<sys::cublasLtMatmulAlgo_t>, CublasError> {
         let [right, left, out] = descriptions.layouts[..] else { return Ok(None) };
-        let preference = called(result::create_matmul_pref())?;
+        let preference = result::create_matmul_pref()?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let [right_aligned, left_aligned, out_aligned] = shape.alignments.map(|alignment| alignment as u32);
         let (mut set, workspace) = (Ok(()), WORKSPACE as u64);
@@ -227,11 +304,10 @@ impl Products {
         });
         // SAFETY: it is not used any more.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
-        use sys::cublasStatus_t as Status;
         match chosen {
             Ok(found) => Ok(Some(found.algo)),
-            Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE)) => Ok(None),
-            Err(error) => called(Err(error)),
+            Err(error) if is_refusal(&error) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 }

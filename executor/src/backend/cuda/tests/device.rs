@@ -7,7 +7,7 @@ use super::meeting::{self, Meeting};
 use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, Identity};
 use crate::backend::cuda::convolutions::{Convolution, ConvolutionShape};
 use crate::backend::cuda::driver::{
-    DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Launch, Product, StreamHandle,
+    DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Last, Launch, Makes, Product, StreamHandle, Sums,
 };
 use crate::backend::cuda::error::CudaError;
 use crate::half::Half;
@@ -114,8 +114,8 @@ pub(crate) enum Convolutions {
 pub(crate) struct TestDevice {
     description: DeviceDescription,
     emulator: &'static Emulator,
-    /// Whether it makes products as the library does; else kernels must.
-    makes_products: bool,
+    /// Which products it makes as the library does; others kernels must.
+    makes: Makes,
     /// What becomes of convolutions.
     convolutions: Convolutions,
     /// Where its ranks meet without the host, if they do.
@@ -130,8 +130,13 @@ impl fmt::Debug for TestDevice {
 }
 
 impl TestDevice {
-    /// A device; none where kernels cannot be run.
+    /// A device, with all products or none; none where kernels cannot be run.
     pub(crate) fn new(makes_products: bool) -> Option<Arc<Self>> {
+        Self::that_makes(if makes_products { Makes::Products } else { Makes::Nothing })
+    }
+
+    /// A device with these products.
+    pub(crate) fn that_makes(makes: Makes) -> Option<Arc<Self>> {
         let description = DeviceDescription {
             name: "test device".into(),
             capability: (9, 0),
@@ -140,8 +145,8 @@ impl TestDevice {
             shared_memory: 227 << 10,
         };
         let (emulator, state) = (Emulator::get()?, Mutex::default());
-        let convolutions = if makes_products { Convolutions::Made } else { Convolutions::Refused };
-        Some(Arc::new(Self { description, emulator, makes_products, convolutions, meeting: None, state }))
+        let convolutions = if makes == Makes::Products { Convolutions::Made } else { Convolutions::Refused };
+        Some(Arc::new(Self { description, emulator, makes, convolutions, meeting: None, state }))
     }
 
     /// A device whose ranks reach each other from device to device.
@@ -408,7 +413,7 @@ impl Driver for TestDevice {
 
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
         let Product { rows, columns, contracted, .. } = *product;
-        if !self.makes_products {
+        if !self.makes.allows(product) {
             return Err(CudaError::ProductNotSupported { rows, columns, contracted });
         }
         let own = *product;
@@ -541,6 +546,20 @@ unsafe fn multiply(product: &Product) {
         };
         let left = matrix(left, [rows, contracted], left_stored);
         let right = matrix(right, [contracted, columns], right_stored);
+        if let Some(sums) = epilogue.sums {
+            let (to, count) = match sums {
+                Sums::OfLeft(to) => (to, rows),
+                Sums::OfRight(to) => (to, columns),
+            };
+            for at in 0..count {
+                let sum: f64 = match sums {
+                    Sums::OfLeft(_) => left[at * contracted..][..contracted].iter().sum(),
+                    Sums::OfRight(_) => right[at..].iter().step_by(columns).sum(),
+                };
+                // SAFETY: the caller's promise.
+                unsafe { put(to, output, at, sum) };
+            }
+        }
         let mut sums = vec![0.0; columns];
         for row in 0..rows {
             sums.fill(0.0);
@@ -555,9 +574,23 @@ unsafe fn multiply(product: &Product) {
                     // SAFETY: the caller's promise.
                     value += unsafe { get(result, output, at) };
                 }
-                if epilogue.relu {
-                    value = value.max(0.0);
-                }
+                let dense = row * columns + column;
+                let tangent = |x: f64| (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh();
+                let gelu = |x: f64| 0.5 * x * (1.0 + tangent(x));
+                value = match epilogue.last {
+                    Last::Nothing => value,
+                    Last::Relu => value.max(0.0),
+                    Last::Gelu => gelu(value),
+                    Last::GeluKept(kept) => {
+                        // SAFETY: the caller's promise.
+                        unsafe { put(kept, output, dense, value) };
+                        gelu(value)
+                    }
+                    Last::GeluSlope(given) => {
+                        let x = number(given, dense);
+                        value * (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
+                    }
+                };
                 // SAFETY: the caller's promise.
                 unsafe { put(result, output, at, value) };
             }

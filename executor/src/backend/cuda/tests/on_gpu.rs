@@ -1,6 +1,6 @@
 //! A real GPU as the tests of backends use it: what they hand over lies in the host's memory, and is copied there and back around each call.
 
-use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, NvidiaDriver, Reach};
+use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, Makes, NvidiaDriver, Reach};
 use crate::backend::{Backend, BackendError, KernelCall, Operand};
 use std::sync::Arc;
 
@@ -19,10 +19,9 @@ impl GpuBackend {
         std::env::var_os(GPU).is_some()
     }
 
-    /// On the GPU that was asked for, if one was; with the library's products, or with its own.
-    pub(crate) fn wanted(makes_products: bool) -> Option<Self> {
-        let driver = Self::driver()?;
-        Some(Self::on(if makes_products { driver } else { driver.without_products() }))
+    /// On the GPU that was asked for, if one was; with these of the library's products.
+    pub(crate) fn wanted(makes: Makes) -> Option<Self> {
+        Some(Self::on(Self::driver()?.that_makes(makes)))
     }
 
     /// The same with the library's products, and without cuDNN.

@@ -3,7 +3,7 @@
 use super::device::{TestDevice, Told};
 use crate::backend::cuda::{CudaBackend, Driver as _};
 use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall, Operand};
-use foretell_models::{Kernel, WeightLayout};
+use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_units::DataType;
 
 fn call<'a>(kernel: &'a Kernel, reads: &'a [Operand], writes: &'a [Operand], parameters: &'a Hyperparameters) -> KernelCall<'a> {
@@ -78,17 +78,21 @@ fn a_product_whose_rows_tensor_cores_do_not_take_is_made_of_rows_in_scratch_memo
     };
     // Rows of 13 numbers: in a kilobyte 32 rows of 16 at a time.
     let forward = products(
-        Kernel::Matmul { rows, columns, contracted, weight, bias: false, relu: false },
+        Kernel::Matmul { rows, columns, contracted, weight, bias: false, activation: Activation::None },
         [rows * contracted, columns * contracted],
         2 * rows * columns,
     );
     assert_eq!(forward.iter().map(|product| product.rows).collect::<Vec<_>>(), [32, 8]);
     let slopes = [rows * columns, columns * contracted];
-    let of_input = products(Kernel::MatmulInputGradient { rows, columns, contracted, weight }, slopes, 2 * rows * contracted);
+    let of_input =
+        products(Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: false }, slopes, 2 * rows * contracted);
     assert_eq!(of_input.iter().map(|product| product.rows).collect::<Vec<_>>(), [32, 8]);
     let slopes = [rows * columns, rows * contracted];
-    let of_weight =
-        products(Kernel::MatmulWeightGradient { rows, columns, contracted, weight }, slopes, 4 * columns * contracted);
+    let of_weight = products(
+        Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false },
+        slopes,
+        4 * columns * contracted,
+    );
     assert_eq!(
         of_weight.iter().map(|product| (product.contracted, product.accumulate)).collect::<Vec<_>>(),
         [(32, false), (8, true)]

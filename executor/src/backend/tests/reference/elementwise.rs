@@ -17,7 +17,7 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         Kernel::Relu { .. } => vec![reads[0].iter().map(|x| x.max(0.0)).collect()],
         Kernel::ReluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, y| if y > 0.0 { dy } else { 0.0 })],
         Kernel::Gelu { .. } => vec![reads[0].iter().map(|&x| gelu(x)).collect()],
-        Kernel::GeluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, x| dy * (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5)],
+        Kernel::GeluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, x| dy * gelu_slope(x))],
         Kernel::Scale { square, .. } => vec![reads[0].iter().map(|x| x / (square as f64).sqrt()).collect()],
         Kernel::Multiply { .. } => vec![zip(&reads[0], &reads[1], |a, b| a * b)],
         Kernel::Add { .. } => vec![zip(&reads[0], &reads[1], |a, b| a + b)],
@@ -47,7 +47,11 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
     })
 }
 
-fn gelu(x: f64) -> f64 {
+pub(super) fn gelu_slope(x: f64) -> f64 {
+    (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
+}
+
+pub(super) fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 

@@ -1,0 +1,399 @@
+//! How long exchanges from GPU to GPU take, and what they and kernels take from each other while both run: by events on streams of their own, as in
+//! a step. Knows the seam to the device and the ranks' groups, no Programs.
+
+use super::bench::{KernelBench, Rows};
+use super::watch::summarise;
+use super::{FEWEST, MOST};
+use crate::arena::{Arena, Arenas};
+use crate::backend::cuda::{
+    CommunicatorHandle, CudaError, DeviceAddress, Driver, EventHandle, ExchangeKind, Piece, StreamHandle,
+};
+use crate::backend::cuda::{Exchange as DirectExchange, Identity};
+use crate::error::ExecutorError;
+use crate::job::CalibrationJob;
+use crate::line::STREAM_COUNT;
+use crate::transport::{Group, StreamNumber, Transport};
+use foretell_models::Kernel;
+use foretell_program::{Exchange, Sample};
+use foretell_units::{Bytes, DataType, Seconds};
+use std::sync::Arc;
+
+/// Exchanges between two events, after one that brings the ranks together: so many that what the events cost does not count.
+const IN_A_ROW: usize = 8;
+/// Kernels between two events where exchanges run beside them.
+const KERNELS_IN_A_ROW: usize = 16;
+/// How much longer than what is timed goes on what it is timed beside.
+const COVER: f64 = 3.0;
+/// At most so many kernels or exchanges are queued beside what is timed.
+const MOST_BESIDE: u32 = 2048;
+/// No row is shorter, in seconds: an event's time has half a microsecond.
+const LEAST_TIME: f64 = 1e-9;
+/// What an exchange may be longer than is asked, so that it divides.
+const ROUNDING: u64 = 4 << 10;
+/// The size of the exchange that runs beside kernels: a bucket of gradients, about.
+const BESIDE_KERNELS: Bytes = Bytes::new(64 << 20);
+
+/// What was measured of one kind of exchange, of one size, in one group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Timed {
+    /// The number of the group.
+    pub(super) group: usize,
+    pub(super) exchange: Exchange,
+    pub(super) bytes: Bytes,
+    pub(super) sample: Sample,
+}
+
+/// How much longer each takes beside the other than alone, as parts of the time alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Slowdown {
+    pub(super) kernel: f64,
+    pub(super) exchange: f64,
+}
+
+impl Slowdown {
+    /// The share of the device that communication takes, and how fast it grows beside a kernel: with these two of a fluid on one resource kernels are
+    /// slowed by the one and communication by the other.
+    pub(super) fn share_and_growth(self) -> (f64, f64) {
+        let growth = (1.0 + self.kernel) / (1.0 + self.exchange);
+        ((self.kernel / growth).min(1.0), growth)
+    }
+}
+
+/// Times the exchanges of all groups of a job that this rank is in, one group after the other, and what they and kernels do to each other.
+pub(super) fn measure(
+    driver: &Arc<dyn Driver>,
+    transport: &Arc<dyn Transport>,
+    rank: usize,
+    job: &CalibrationJob,
+    everyone: &mut Group,
+) -> Result<(Vec<Timed>, Option<Slowdown>), ExecutorError> {
+    let longest = job.groups.iter().flat_map(|group| &group.messages).copied().fold(Bytes::new(4096), Bytes::max);
+    let bench = ExchangeBench::new(driver, longest)?;
+    let mut timed = Vec::new();
+    let mut of_everyone = None;
+    for (number, wanted) in job.groups.iter().enumerate() {
+        everyone.barrier()?;
+        if wanted.ranks.len() < 2 || !wanted.ranks.contains(&rank) {
+            continue;
+        }
+        let is_everyone = wanted.ranks.len() == everyone.size();
+        let mut own = match is_everyone {
+            true => None,
+            false => Some(Group::new(Arc::clone(transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?),
+        };
+        let group = own.as_mut().unwrap_or(&mut *everyone);
+        let whole = bench.join(group, group.size())?;
+        let pair = match wanted.exchanges.contains(&Exchange::SendReceive) {
+            true => bench.join(group, 2)?,
+            false => None,
+        };
+        for &bytes in &wanted.messages {
+            for &exchange in &wanted.exchanges {
+                let communicator = if exchange == Exchange::SendReceive { pair } else { whole };
+                let sample = bench.time(group, communicator, exchange, bytes, job.patience)?;
+                timed.extend(sample.map(|sample| Timed { group: number, exchange, bytes, sample }));
+            }
+        }
+        of_everyone = of_everyone.or(whole.filter(|_| is_everyone));
+    }
+    everyone.barrier()?;
+    let largest = job.kernels.iter().max_by(|(one, _), (two, _)| one.flops().value().total_cmp(&two.flops().value()));
+    // All ranks are in the group of all, or there is none.
+    let slowdown = match (largest, of_everyone) {
+        (Some((kernel, accumulate)), Some(communicator)) => {
+            Some(bench.beside(job, everyone, communicator, (kernel, *accumulate))?)
+        }
+        _ => None,
+    };
+    Ok((timed, slowdown))
+}
+
+/// Queues exchanges on a stream of its own, between two events.
+struct ExchangeBench {
+    driver: Arc<dyn Driver>,
+    /// What is read, and behind it what is written.
+    arena: Arena,
+    longest: Bytes,
+    stream: StreamHandle,
+    start: EventHandle,
+    end: EventHandle,
+}
+
+impl ExchangeBench {
+    fn new(driver: &Arc<dyn Driver>, longest: Bytes) -> Result<Self, ExecutorError> {
+        // What is not divisible is rounded up.
+        let longest = Bytes::new(longest.count() + ROUNDING);
+        Ok(Self {
+            driver: Arc::clone(driver),
+            arena: Arenas::new(longest + longest, Bytes::ZERO, Some(driver))?.device,
+            longest,
+            stream: driver.create_stream()?,
+            start: driver.create_event()?,
+            end: driver.create_event()?,
+        })
+    }
+
+    /// A communicator of a group's first `size` ranks; none for the others.
+    fn join(&self, group: &mut Group, size: usize) -> Result<Option<CommunicatorHandle>, ExecutorError> {
+        let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
+        let mut identity: Identity = [0; 128];
+        if group.position() == 0 {
+            identity = collectives.new_identity()?;
+        }
+        group.broadcast(0, &mut identity)?;
+        let position = group.position();
+        Ok((position < size).then(|| collectives.join(&identity, size, position)).transpose()?)
+    }
+
+    /// Times one kind of exchange of one size; nothing for who has no part in it. The ranks come to each row at once, and an exchange before it has them
+    /// wait for who is last: that is no part of what is timed.
+    fn time(
+        &self,
+        group: &mut Group,
+        communicator: Option<CommunicatorHandle>,
+        exchange: Exchange,
+        bytes: Bytes,
+        patience: Seconds,
+    ) -> Result<Option<Sample>, ExecutorError> {
+        let (mut seconds, mut spent) = (Vec::new(), 0.0);
+        let mut go_on = [1];
+        while go_on[0] != 0 {
+            group.barrier()?;
+            if let Some(communicator) = communicator {
+                let wanted = self.exchange(group, exchange, bytes);
+                self.queue(communicator, &wanted, IN_A_ROW)?;
+                let row = self.seconds()?;
+                seconds.push(row / IN_A_ROW as f64);
+                spent += row;
+            }
+            // The first rank decides for all.
+            let enough = seconds.len() > MOST || (seconds.len() > FEWEST && spent > patience.value());
+            go_on[0] = u8::from(!enough);
+            group.broadcast(0, &mut go_on)?;
+        }
+        // The first one warms up.
+        Ok((seconds.len() > 1).then(|| summarise(seconds.split_off(1))))
+    }
+
+    /// An exchange from this rank's side.
+    fn exchange(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> DirectExchange {
+        let ranks = group.size() as u64;
+        let part = bytes.count().div_ceil(4 * ranks) * 4;
+        let piece = |start: Bytes, bytes: u64| Piece {
+            address: DeviceAddress::of(self.arena.at(start, Bytes::new(bytes)).unwrap_or(std::ptr::null_mut())),
+            bytes: bytes as usize,
+        };
+        let (here, there) = (|bytes| Some(piece(Bytes::ZERO, bytes)), |bytes| Some(piece(self.longest, bytes)));
+        let (kind, read, write) = match (exchange, group.position()) {
+            (Exchange::AllReduce, _) => (ExchangeKind::AllReduce, here(part * ranks), here(part * ranks)),
+            (Exchange::ReduceScatter, _) => (ExchangeKind::ReduceScatter, here(part * ranks), there(part)),
+            (Exchange::AllGather, _) => (ExchangeKind::AllGather, here(part), there(part * ranks)),
+            (Exchange::SendReceive, 0) => (ExchangeKind::Send, here(bytes.count()), None),
+            (Exchange::SendReceive, _) => (ExchangeKind::Receive, None, there(bytes.count())),
+        };
+        DirectExchange { kind, read, write, data_type: DataType::Fp32 }
+    }
+
+    /// Queues so many, after one more that comes before the first event.
+    fn queue(&self, communicator: CommunicatorHandle, exchange: &DirectExchange, count: usize) -> Result<(), ExecutorError> {
+        let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
+        for number in 0..=count {
+            // SAFETY: the pieces lie in the arena, which nobody else has.
+            unsafe { collectives.exchange(communicator, exchange, self.stream) }?;
+            if number == 0 {
+                self.driver.record(self.start, self.stream)?;
+            }
+        }
+        Ok(self.driver.record(self.end, self.stream)?)
+    }
+
+    /// What the last row took, once it is done.
+    fn seconds(&self) -> Result<f64, ExecutorError> {
+        self.driver.finish(self.end)?;
+        Ok(f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3)
+    }
+
+    /// Kernels beside exchanges that outlast them, and the other way round, against each alone. All ranks do the same at once.
+    fn beside(
+        &self,
+        job: &CalibrationJob,
+        everyone: &mut Group,
+        communicator: CommunicatorHandle,
+        (kernel, accumulate): (&Kernel, bool),
+    ) -> Result<Slowdown, ExecutorError> {
+        let bytes = Bytes::new(self.longest.count() - ROUNDING).min(BESIDE_KERNELS);
+        let wanted = self.exchange(everyone, Exchange::AllReduce, bytes);
+        let mut bench = KernelBench::on(&self.driver, &CalibrationJob { kernels: vec![(*kernel, accumulate)], ..job.clone() })?;
+        bench.in_rows(kernel, accumulate, |rows| {
+            let mut both = Both { exchanges: self, rows, everyone, communicator, wanted };
+            let [kernel, _] = both.median(KERNELS_IN_A_ROW, 0, First::Kernels)?;
+            let [_, exchange] = both.median(0, IN_A_ROW, First::Exchanges)?;
+            let covering = |of: f64, count: usize, by: f64| (COVER * of * count as f64 / by.max(LEAST_TIME)).ceil() as u32;
+            let mut counts = [covering(kernel, KERNELS_IN_A_ROW, exchange), covering(exchange, IN_A_ROW, kernel)];
+            // All queue as many: as the first rank has it.
+            for count in &mut counts {
+                let mut told = count.to_le_bytes();
+                both.everyone.broadcast(0, &mut told)?;
+                *count = u32::from_le_bytes(told).clamp(IN_A_ROW as u32, MOST_BESIDE);
+            }
+            let [kernel_beside, _] = both.median(KERNELS_IN_A_ROW, counts[0] as usize, First::Exchanges)?;
+            let [_, exchange_beside] = both.median(counts[1] as usize, IN_A_ROW, First::Kernels)?;
+            let longer = |beside: f64, alone: f64| (beside / alone.max(LEAST_TIME) - 1.0).max(0.0);
+            Ok(Slowdown { kernel: longer(kernel_beside, kernel), exchange: longer(exchange_beside, exchange) })
+        })
+    }
+}
+
+/// What is queued first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Kernels,
+    Exchanges,
+}
+
+/// Rows of kernels and of exchanges that run beside each other.
+struct Both<'a, 'b> {
+    exchanges: &'a ExchangeBench,
+    rows: &'a mut Rows<'b>,
+    everyone: &'a mut Group,
+    communicator: CommunicatorHandle,
+    wanted: DirectExchange,
+}
+
+impl Both<'_, '_> {
+    /// Seconds of one of so many kernels, and of one of so many exchanges: the medians of some rounds. Of none it is nothing.
+    fn median(&mut self, kernels: usize, exchanges: usize, first: First) -> Result<[f64; 2], ExecutorError> {
+        let mut rounds = [Vec::new(), Vec::new()];
+        // The first one warms up.
+        for round in 0..=FEWEST {
+            let found = self.round(kernels, exchanges, first)?;
+            if round > 0 {
+                rounds.iter_mut().zip(found).for_each(|(all, one)| all.push(one));
+            }
+        }
+        Ok(rounds.map(|all| summarise(all).median.value()))
+    }
+
+    fn round(&mut self, kernels: usize, exchanges: usize, first: First) -> Result<[f64; 2], ExecutorError> {
+        self.everyone.barrier()?;
+        for next in [first, if first == First::Kernels { First::Exchanges } else { First::Kernels }] {
+            match next {
+                First::Kernels if kernels > 0 => self.rows.queue(kernels)?,
+                First::Exchanges if exchanges > 0 => self.exchanges.queue(self.communicator, &self.wanted, exchanges)?,
+                _ => {}
+            }
+        }
+        let kernel = if kernels > 0 { self.rows.seconds()? / kernels as f64 } else { 0.0 };
+        let exchange = if exchanges > 0 { self.exchanges.seconds()? / exchanges as f64 } else { 0.0 };
+        Ok([kernel, exchange])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::tests::device::{TestDevice, Told};
+    use crate::job::CalibratedGroup;
+    use crate::line::OWN_STREAM;
+    use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+    use foretell_models::{Activation, WeightLayout};
+    use foretell_program::Reach;
+
+    const RANKS: usize = 3;
+
+    fn job() -> CalibrationJob {
+        let product = |columns| Kernel::Matmul {
+            rows: 8,
+            columns,
+            contracted: 8,
+            weight: WeightLayout::OutIn,
+            bias: false,
+            activation: Activation::None,
+        };
+        let all = vec![Exchange::AllReduce, Exchange::ReduceScatter, Exchange::AllGather, Exchange::SendReceive];
+        let group = |ranks: Vec<usize>| CalibratedGroup {
+            ranks,
+            reach: Reach::Node,
+            exchanges: all.clone(),
+            // The first does not divide by three.
+            messages: vec![Bytes::new(1 << 10), Bytes::new(6 << 10)],
+        };
+        CalibrationJob {
+            kernels: vec![(product(4), false), (product(16), false), (Kernel::Relu { elements: 64 }, false)],
+            passages: Vec::new(),
+            reuse: Vec::new(),
+            message_reuse: Vec::new(),
+            between_exchanges: Bytes::ZERO,
+            precision: DataType::Fp32,
+            footprint: Bytes::new(1 << 12),
+            groups: vec![group((0..RANKS).collect()), group(vec![0, 2])],
+            devices: Vec::new(),
+            patience: Seconds::new(1e-5),
+            duration: Seconds::ZERO,
+            model: None,
+        }
+    }
+
+    #[test]
+    fn every_exchange_of_every_group_is_timed_by_those_who_have_a_part_in_it_and_beside_the_largest_kernel() {
+        let devices: Vec<Arc<TestDevice>> = (0..RANKS).filter_map(|_| TestDevice::direct()).collect();
+        if devices.len() < RANKS {
+            return;
+        }
+        let segment = Segment::create(&SegmentShape::new((0..RANKS).collect(), STREAM_COUNT)).expect("shared memory");
+        let rank = |rank: usize| {
+            let transport = SharedMemory::attach(&segment, rank, RANKS, Patience::default()).expect("the rank attaches");
+            let transport: Arc<dyn Transport> = Arc::new(transport);
+            let everyone: Vec<usize> = (0..RANKS).collect();
+            let mut everyone = Group::new(Arc::clone(&transport), &everyone, OWN_STREAM).expect("a group");
+            let driver: Arc<dyn Driver> = Arc::clone(&devices[rank]) as Arc<dyn Driver>;
+            measure(&driver, &transport, rank, &job(), &mut everyone).expect("it is measured")
+        };
+        let found: Vec<(Vec<Timed>, Option<Slowdown>)> = std::thread::scope(|scope| {
+            let running: Vec<_> = (0..RANKS).map(|number| scope.spawn(move || rank(number))).collect();
+            running.into_iter().map(|rank| rank.join().expect("the rank ends")).collect()
+        });
+        let who = |group, exchange| -> Vec<usize> {
+            let has = |rank: &usize| found[*rank].0.iter().any(|one| one.group == group && one.exchange == exchange);
+            (0..RANKS).filter(has).collect()
+        };
+        assert_eq!(who(0, Exchange::AllReduce), [0, 1, 2]);
+        assert_eq!(who(0, Exchange::SendReceive), [0, 1]);
+        assert_eq!((who(1, Exchange::AllGather), who(1, Exchange::SendReceive)), (vec![0, 2], vec![0, 2]));
+        assert_eq!(found[0].0.len(), 16, "two groups, four kinds, two sizes");
+        for (timed, slowdown) in &found {
+            // The device says a microsecond of everything.
+            assert!(timed.iter().all(|one| (one.sample.median.value() * IN_A_ROW as f64 - 1e-6).abs() < 1e-9), "{timed:?}");
+            assert!(slowdown.is_some());
+        }
+        for device in &devices {
+            let told = device.told();
+            let exchanging = told.iter().filter_map(|told| match told {
+                Told::Exchange { stream, .. } => Some(*stream),
+                _ => None,
+            });
+            let exchanging: Vec<StreamHandle> = exchanging.collect();
+            let multiplying: Vec<_> = told
+                .iter()
+                .filter_map(|told| match told {
+                    Told::Multiply { product, stream } => Some((product.columns, *stream)),
+                    _ => None,
+                })
+                .collect();
+            assert!(!exchanging.is_empty() && !multiplying.is_empty());
+            assert!(
+                multiplying.iter().all(|(columns, stream)| *columns == 16 && *stream != exchanging[0]),
+                "the largest, elsewhere"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_profile_says_slows_both_as_they_were_slowed() {
+        for slowdown in [Slowdown { kernel: 0.2, exchange: 0.5 }, Slowdown { kernel: 0.4, exchange: 0.0 }, Slowdown::default()] {
+            let (share, growth) = slowdown.share_and_growth();
+            assert!((share * growth - slowdown.kernel).abs() < 1e-12);
+            assert!(((1.0 + share * growth) / growth - 1.0 - slowdown.exchange).abs() < 1e-12);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What products do beside themselves, in the same pass over their results: a bias and an activation are added, a gradient goes on through a
+//! GELU, a bias's gradient is summed up. A product whose partial sums must be made first can do none of that to them, nor one whose ranks make other
+//! parts of the result than what follows works on.
+
+use super::{Fusion, Fusions};
+use foretell_models::{Activation, Extent, Operand, Operator, OperatorId, OperatorKind, Pass, TensorId};
+
+impl Fusion<'_> {
+    pub(super) fn epilogues(&mut self, fusions: Fusions) {
+        for index in 0..self.graph.operators.len() {
+            let id = OperatorId(index);
+            match self.graph.operators[index].kind {
+                OperatorKind::Matmul { .. } => self.bias_and_activation(id, fusions),
+                OperatorKind::GeluGradient if fusions.gradients => self.gradient_through_gelu(id),
+                OperatorKind::BiasGradient if fusions.gradients => self.bias_gradient(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// A bias, and a ReLU or a GELU after that. What a GELU is applied to is a second result if somebody else reads it.
+    fn bias_and_activation(&mut self, id: OperatorId, fusions: Fusions) {
+        let graph = self.graph;
+        let OperatorKind::Matmul { weight, .. } = graph.operators[id.0].kind else { return };
+        let mut result = graph.operators[id.0].outputs[0].clone();
+        if self.sharding.produced(result.tensor).partial_axes().next().is_some() {
+            return;
+        }
+        let mut bias = None;
+        if let [bias_id] = self.consumers[result.tensor.0][..]
+            && let Some(parameter) = self.bias_of(id, bias_id, result.tensor)
+        {
+            bias = Some(parameter);
+            self.dropped[bias_id.0] = true;
+            result.tensor = graph.operators[bias_id.0].outputs[0].tensor;
+        }
+        let mut argument = None;
+        let activation = match self.activation_of(id, result.tensor, fusions) {
+            Some((next, OperatorKind::Relu)) if bias.is_some() => {
+                self.dropped[next.0] = true;
+                result.tensor = graph.operators[next.0].outputs[0].tensor;
+                Activation::Relu
+            }
+            Some((next, OperatorKind::Gelu)) => {
+                let made = Operand { tensor: graph.operators[next.0].outputs[0].tensor, ..result.clone() };
+                let is_read = self.consumers[result.tensor.0].len() > 1;
+                argument = Some(std::mem::replace(&mut result, made)).filter(|_| is_read);
+                self.dropped[next.0] = true;
+                if is_read { Activation::GeluKept } else { Activation::Gelu }
+            }
+            _ => Activation::None,
+        };
+        let operator = &mut self.fused.operators[id.0];
+        operator.kind = OperatorKind::Matmul { weight, activation };
+        operator.inputs.extend(bias);
+        operator.outputs = std::iter::once(result).chain(argument).collect();
+    }
+
+    /// The bias that an operator adds to a product's result, walked as the product's own columns.
+    fn bias_of(&self, id: OperatorId, bias_id: OperatorId, product: TensorId) -> Option<Operand> {
+        let [operator, bias] = [id, bias_id].map(|id| &self.graph.operators[id.0]);
+        let parameter = bias.inputs.get(1).filter(|_| bias.kind == OperatorKind::BiasAdd)?;
+        let columns = columns_of(operator, &operator.outputs[0], parameter.axes.len())?;
+        let fits = self.is_beside(id, bias_id) && self.lies_as_wanted(product, bias_id);
+        fits.then_some(Operand { tensor: parameter.tensor, axes: columns })
+    }
+
+    /// The activation of a product's result that is its to make: the only reader, or of a GELU the only one of its pass.
+    fn activation_of(&self, id: OperatorId, result: TensorId, fusions: Fusions) -> Option<(OperatorId, OperatorKind)> {
+        let kind = |id: OperatorId| self.graph.operators[id.0].kind;
+        let readers = &self.consumers[result.0];
+        let forward = |&&id: &&OperatorId| self.graph.operators[id.0].pass == Pass::Forward;
+        let mut of_forward = readers.iter().filter(forward);
+        let (Some(&next), None) = (of_forward.next(), of_forward.next()) else { return None };
+        let is_wanted = match kind(next) {
+            OperatorKind::Relu => readers.len() == 1,
+            OperatorKind::Gelu => fusions.gelu,
+            _ => false,
+        };
+        (is_wanted && self.is_beside(id, next) && self.lies_as_wanted(result, next)).then(|| (next, kind(next)))
+    }
+
+    /// A GELU's gradient, into the product that made the gradient of what the GELU made.
+    fn gradient_through_gelu(&mut self, id: OperatorId) {
+        let [upstream, argument] = &self.graph.operators[id.0].inputs[..] else { return };
+        let Some(product_id) = self.makers[upstream.tensor.0] else { return };
+        let product = &self.graph.operators[product_id.0];
+        let [made] = &product.outputs[..] else { return };
+        let is_product = matches!(product.kind, OperatorKind::MatmulInputGradient(_));
+        let is_direct = self.consumers[upstream.tensor.0][..] == [id] && self.lies_as_wanted(upstream.tensor, id);
+        let argument = Operand { tensor: argument.tensor, axes: made.axes.clone() };
+        let result = Operand { tensor: self.graph.operators[id.0].outputs[0].tensor, axes: made.axes.clone() };
+        let are_alike = self.sharding.wanted(product_id, &argument)
+            == self.sharding.wanted(id, &self.graph.operators[id.0].inputs[1])
+            && self.sharding.left(product_id, &result) == self.sharding.produced(result.tensor);
+        if is_product && is_direct && are_alike && self.is_beside(id, product_id) {
+            let product = &mut self.fused.operators[product_id.0];
+            product.inputs.push(argument);
+            product.outputs = vec![result];
+            self.dropped[id.0] = true;
+        }
+    }
+
+    /// A bias's gradient, into the product that makes that of the weight from the same tensor. Either is written once a micro-batch, or one would add
+    /// to what is there when the other begins.
+    fn bias_gradient(&mut self, id: OperatorId) {
+        let ([upstream], [gradient]) = (&self.graph.operators[id.0].inputs[..], &self.graph.operators[id.0].outputs[..]) else {
+            return;
+        };
+        let is_of_weight = |&&reader: &&OperatorId| {
+            matches!(self.graph.operators[reader.0].kind, OperatorKind::MatmulWeightGradient(_)) && self.is_beside(id, reader)
+        };
+        let Some(&product_id) = self.consumers[upstream.tensor.0].iter().find(is_of_weight) else { return };
+        let product = &self.graph.operators[product_id.0];
+        let ([read, _], [weight]) = (&product.inputs[..], &product.outputs[..]) else { return };
+        let Some(columns) = columns_of(product, read, gradient.axes.len()) else { return };
+        let gradient = Operand { tensor: gradient.tensor, axes: columns };
+        let is_written_once = |tensor: TensorId| {
+            self.graph.operators.iter().flat_map(|one| &one.outputs).filter(|output| output.tensor == tensor).count() == 1
+        };
+        let are_alike = read.tensor == upstream.tensor
+            && self.sharding.wanted(product_id, read) == self.sharding.wanted(id, upstream)
+            && self.sharding.left(product_id, &gradient) == self.sharding.produced(gradient.tensor);
+        if are_alike && is_written_once(weight.tensor) && is_written_once(gradient.tensor) {
+            self.fused.operators[product_id.0].outputs.push(gradient);
+            self.dropped[id.0] = true;
+        }
+    }
+}
+
+/// The loops over a product's columns as an operand's last dimensions have them, if there are `count`.
+fn columns_of(product: &Operator, operand: &Operand, count: usize) -> Option<Vec<Option<foretell_models::LoopId>>> {
+    let columns = product.loops.iter().filter(|one| one.role == Extent::Columns).count();
+    let first = operand.axes.len().checked_sub(count)?;
+    (columns == count).then(|| operand.axes[first..].to_vec())
+}

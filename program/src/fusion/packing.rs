@@ -1,0 +1,96 @@
+//! Attention whose queries, keys and values were split from one tensor reads that tensor, where nothing is to be converted in between.
+
+use super::Fusion;
+use crate::strategy::Sharding;
+use foretell_models::{Graph, Operand, OperatorId, OperatorKind};
+
+impl Fusion<'_> {
+    pub(super) fn packed_attention(&mut self) {
+        for index in 0..self.graph.operators.len() {
+            if let Some(packing) = Packing::find(self.graph, self.sharding, &self.consumers, OperatorId(index)) {
+                packing.apply(self.graph, &mut self.fused, &mut self.dropped);
+            }
+        }
+    }
+}
+
+/// Attention that can read its packed projection as it is, and write the gradient of that in one.
+struct Packing {
+    split: OperatorId,
+    attention: OperatorId,
+    /// The gradient of attention, and the join of what it makes, where the graph has gradients.
+    backward: Option<(OperatorId, OperatorId)>,
+}
+
+impl Packing {
+    fn find(graph: &Graph, sharding: &Sharding, consumers: &[Vec<OperatorId>], split: OperatorId) -> Option<Self> {
+        let operator = |id: OperatorId| &graph.operators[id.0];
+        if operator(split).kind != OperatorKind::Split {
+            return None;
+        }
+        let is_attention = |id: &OperatorId| matches!(operator(*id).kind, OperatorKind::Attention { .. });
+        let attention = consumers[operator(split).outputs.first()?.tensor.0].iter().copied().find(is_attention)?;
+        let followers = |kind: fn(&OperatorKind) -> bool, forward: OperatorId| {
+            (0..graph.operators.len())
+                .map(OperatorId)
+                .find(|&id| operator(id).forward == Some(forward) && kind(&operator(id).kind))
+        };
+        let gradient = followers(|kind| matches!(kind, OperatorKind::AttentionGradient { .. }), attention);
+        let join = followers(|kind| *kind == OperatorKind::Join, split);
+        let backward = match (gradient, join) {
+            (None, None) => None,
+            (gradient, join) => Some((gradient?, join?)),
+        };
+        // What lies in between must be read by the operators that are merged only, as it was made.
+        let same_block = operator(split).block == operator(attention).block;
+        let direct = |maker: OperatorId, output: usize, reader: OperatorId, input: usize| {
+            let (Some(made), Some(read)) = (operator(maker).outputs.get(output), operator(reader).inputs.get(input)) else {
+                return false;
+            };
+            let merged = |id: &OperatorId| *id == attention || backward.is_some_and(|(one, two)| [one, two].contains(id));
+            made.tensor == read.tensor
+                && consumers[made.tensor.0].iter().all(merged)
+                && sharding.produced(made.tensor) == sharding.settled(made.tensor)
+                && sharding.settled(made.tensor) == sharding.wanted(reader, read)
+        };
+        let forward_direct = (0..3).all(|part| direct(split, part, attention, part));
+        let backward_direct = backward.is_none_or(|(gradient, join)| {
+            (0..3).all(|part| direct(gradient, part, join, part) && direct(split, part, gradient, 1 + part))
+        });
+        // Rows of the projection are read by strides: its heads must be those of keys and queries alike.
+        let ungrouped = operator(split).inputs[0].axes.len() == 5 && operator(attention).inputs[0].axes.len() == 4;
+        // Of a packed projection keys and values could not be passed on without the queries.
+        let is_ring = sharding.is_ring(attention);
+        (same_block && ungrouped && !is_ring && forward_direct && backward_direct).then_some(Self { split, attention, backward })
+    }
+
+    fn apply(&self, graph: &Graph, fused: &mut Graph, dropped: &mut [bool]) {
+        let pack = |kind: &mut OperatorKind| {
+            if let OperatorKind::Attention { packed, .. } | OperatorKind::AttentionGradient { packed, .. } = kind {
+                *packed = true;
+            }
+        };
+        // The packed tensor is walked as q is, with its projections in the third place.
+        let packed = |like: &Operand, tensor| {
+            let mut axes = like.axes.clone();
+            axes.insert(2, None);
+            Operand { tensor, axes }
+        };
+        let whole = graph.operators[self.split.0].inputs[0].tensor;
+        let attention = &mut fused.operators[self.attention.0];
+        pack(&mut attention.kind);
+        let q = packed(&attention.inputs[0], whole);
+        attention.inputs.splice(0..3, [q]);
+        dropped[self.split.0] = true;
+        if let Some((gradient, join)) = self.backward {
+            let whole_gradient = graph.operators[join.0].outputs[0].tensor;
+            let gradient = &mut fused.operators[gradient.0];
+            pack(&mut gradient.kind);
+            let q = packed(&gradient.inputs[1], whole);
+            gradient.inputs.splice(1..4, [q]);
+            let dq = packed(&gradient.outputs[0], whole_gradient);
+            gradient.outputs.splice(0..3, [dq]);
+            dropped[join.0] = true;
+        }
+    }
+}
