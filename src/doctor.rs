@@ -113,11 +113,14 @@ fn library(library: Library) -> Finding {
         Library::Cudnn => "cuDNN",
         Library::Nccl => "NCCL",
     };
-    let detail = match library.version() {
-        Some(version) => format!("{version}: {}", library.purpose()),
-        None => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
+    // Without a driver nothing of a GPU's works, which is said of the driver.
+    let fault = Library::Driver.is_present().then(|| library.fault()).flatten();
+    let detail = match (library.version(), &fault) {
+        (Some(version), Some(fault)) => format!("{version}, but its parts cannot be used, and it is not ({fault})"),
+        (Some(version), None) => format!("{version}: {}", library.purpose()),
+        (None, _) => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
     };
-    Finding { what, found: library.is_present(), detail }
+    Finding { what, found: library.is_present() && fault.is_none(), detail }
 }
 
 fn said(found: bool, yes: &str, no: &str) -> String {

@@ -71,6 +71,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    foretell_executor::machine::keep_freed_memory();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -7,7 +7,8 @@
 # It ends by itself after FORETELL_GPU_SECONDS (570 unless set), and says which parts and cases there was no time for; after each part OUT has
 # results.md and logs.tar.gz of all so far, so that nothing is lost to who is stopped. What to run where ten minutes are the most at a time
 # (carry target/gpu): first `tests/gpu.sh run "$OUT"`, which is kernels, law and train; then `run "$OUT" speed`; then `run "$OUT" prediction`.
-# It needs NVRTC and cuBLASLt, which PyTorch's packages bring, and PyTorch itself for the comparison; `sanitize` needs compute-sanitizer.
+# It needs NVRTC, cuBLASLt and cuDNN, which PyTorch's packages bring, and PyTorch itself for the comparison; `sanitize` needs compute-sanitizer.
+# The kernel suite makes convolutions both with cuDNN and without.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 programs=target/gpu
@@ -80,11 +81,16 @@ execute() {
 
 # The tests that use the GPU; not those of the device that is emulated, which need this repository's sources where they were built.
 gpu_tests="cuda parts:: ring:: tensor_attention a_call_that a_control --skip backend::cuda --skip tensor_cores_are_used"
+# Whether cuDNN has an engine on this GPU: else the suite would pass without it.
+cudnn_tests="cudnn_has_an_engine nvidia::cudnn::tests::library"
 
 part_kernels() {
     # shellcheck disable=SC2086
     FORETELL_TEST_GPU=0 at_most 280 "$programs/executor-tests" --test-threads 6 $gpu_tests >"$results/kernels.log" 2>&1
     echo $? >"$results/kernels.status"
+    # shellcheck disable=SC2086
+    FORETELL_REQUIRE_CUDNN=1 FORETELL_TEST_GPU=0 at_most 120 "$programs/executor-tests" --test-threads 1 --nocapture $cudnn_tests >"$results/cudnn.log" 2>&1
+    echo $? >"$results/cudnn.status"
 }
 
 # Not in the default: reads and writes out of bounds, and races in shared memory, of the kernels on tensor cores and some others.

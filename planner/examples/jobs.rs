@@ -40,6 +40,9 @@ network: {kind: switch, latency: 5us}
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
+    // As the program does (`foretell_executor::machine::keep_freed_memory`).
+    // SAFETY: there is one thread.
+    unsafe { libmimalloc_sys::mi_option_set_default(15, -1) };
     let case = std::env::args().nth(1).unwrap_or_default();
     let gpt = |layers, hidden, heads| {
         format!(

@@ -3,7 +3,7 @@
 //! It knows how many chunks of which sizes there are and in which order a schedule takes them, not what is in them.
 
 use crate::probe::{Piece, Probe};
-use crate::windows::{Chain, Kept, Window};
+use crate::windows::{Chain, Window};
 use foretell_program::{PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -246,12 +246,19 @@ impl<'a> Pieces<'a> {
         let update = |stage: usize| (0..*chunks).map(|chunk| self.of(stage, chunk).update).sum::<f64>();
         let updates: Vec<f64> = (0..*stages).map(|stage| update(stage).max(self.copied(stage))).collect();
         let most = Cell::new(self.least_time(*micro_batches, Update::Counted));
+        // Until when exchanges that kernels wait for go on in each stage; zero where that is not known.
+        let exchanged = vec![Cell::new(0.0f64); *stages];
         let times = |stage: usize, task: &Task, free: u64, ready: u64| {
-            let (free_at, ready_at) = (free as f64, ready as f64);
+            let (free_at, ready_at, exchanged_at) = (free as f64, ready as f64, exchanged[stage].get());
+            let after = |beginning: f64, value: f64| if value > 0.0 { beginning + value } else { 0.0 };
             let latest = |window: &Window, value: fn(&Chain) -> f64| {
-                (free_at + value(&window.free)).max(ready_at + value(&window.arrival))
+                let own = (free_at + value(&window.free)).max(ready_at + value(&window.arrival));
+                own.max(after(exchanged_at, value(&window.exchange)))
             };
             let own = window(stage, task);
+            let until = [(free_at, own.free), (ready_at, own.arrival), (exchanged_at, own.exchange)];
+            let until = until.map(|(beginning, chain)| after(beginning, chain.exchanged));
+            exchanged[stage].set(until.into_iter().fold(exchanged_at, f64::max));
             let (mut over, mut passed) = (latest(&own, |chain| chain.busy), latest(&own, |chain| chain.passed));
             if task.pass == StagePass::Forward && task.micro_batch == 0 {
                 // What the chunk's parameters are gathered after.
@@ -302,15 +309,18 @@ fn pieces_on(probe: &Probe, cutting: &Cutting, schedule: Schedule, stages: usize
     let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
     let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
     if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
-        // Where the model's first and last blocks share a table, a stage that has both has it once, and need not bring together what two stages
-        // have of its gradient: much less than half of what the last block adds to the backward pass.
+        // Where the model's first and last blocks share a table, a stage that has both has it once, and what that adds to what is kept and to
+        // what comes after the passes is counted with the first. Nor need it bring together what two stages have of the table's gradient: where
+        // the probe's only micro-batch does, that is much less than half of what the last block adds to the backward pass.
         let (layers, ..) = cutting.kinds[kind];
         let without = probe.chunk(layers, false, false);
         let half = |without: f64, with: f64| 0.5 * (without + with);
         let last = &mut kinds[kind];
-        last.backward = without.backward.with(last.backward, half);
-        last.weights = without.weights.with(last.weights, half);
-        (last.kept, last.update, last.tail) = (Kept::default(), 0.0, Window::default());
+        if !probe.has_several_micro_batches {
+            last.backward = without.backward.with(last.backward, half);
+            last.weights = without.weights.with(last.weights, half);
+        }
+        (last.kept, last.update, last.tail) = (without.kept, without.update, without.tail);
     }
     kinds
 }

@@ -72,6 +72,8 @@ pub(crate) struct Probe {
     /// An equal block and the last.
     last: Piece,
     is_cut: bool,
+    /// What is done once a step is then in no pass that it tells of.
+    pub(crate) has_several_micro_batches: bool,
 }
 
 /// Whether messages between stages take any time: they do not where it is not known of which sizes they are, and whose.
@@ -127,7 +129,7 @@ impl Probe {
         let at = |index: usize| pieces.get(index).copied().unwrap_or_default();
         let (first, short, long, last) =
             if is_cut { (at(0), at(1), at(2), at(3)) } else { (Piece::default(), at(0), at(1), Piece::default()) };
-        Ok(Self { first, short, long, last, is_cut })
+        Ok(Self { first, short, long, last, is_cut, has_several_micro_batches: micro_batches > 1 })
     }
 
     /// What a chunk of `layers` equal blocks takes, with the model's first and last blocks where it has them.

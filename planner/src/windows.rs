@@ -17,6 +17,9 @@ pub(crate) struct Window {
     pub(crate) free: Chain,
     /// Zero where nothing is received.
     pub(crate) arrival: Chain,
+    /// From when the pass before it leaves it the stream of the exchanges that its kernels wait for: what that pass ends with may still go on
+    /// there when its kernels are over.
+    pub(crate) exchange: Chain,
     /// The time that its host takes to launch it.
     pub(crate) launches: f64,
     /// What of that is for its sends, and for its receives.
@@ -33,11 +36,18 @@ pub(crate) struct Chain {
     pub(crate) passed: f64,
     /// Until everything is over.
     pub(crate) over: f64,
+    /// Until the last exchange that kernels wait for is over; zero where that does not follow from the beginning.
+    pub(crate) exchanged: f64,
 }
 
 impl Chain {
     pub(crate) fn then(self, other: Self) -> Self {
-        Self { busy: self.busy + other.busy, passed: self.busy + other.passed, over: self.busy + other.over }
+        Self {
+            busy: self.busy + other.busy,
+            passed: self.busy + other.passed,
+            over: self.busy + other.over,
+            exchanged: if other.exchanged > 0.0 { self.busy + other.exchanged } else { self.exchanged },
+        }
     }
 
     pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
@@ -45,6 +55,7 @@ impl Chain {
             busy: choose(self.busy, other.busy),
             passed: choose(self.passed, other.passed),
             over: choose(self.over, other.over),
+            exchanged: choose(self.exchanged, other.exchanged),
         }
     }
 }
@@ -55,6 +66,7 @@ impl Window {
         Self {
             free: self.free.then(other.free),
             arrival: self.arrival.then(other.free),
+            exchange: self.exchange.then(other.free),
             launches: self.launches + other.launches,
             of_sends: other.of_sends,
             of_receives: self.of_receives,
@@ -66,6 +78,7 @@ impl Window {
         Self {
             free: self.free.with(other.free, &choose),
             arrival: self.arrival.with(other.arrival, &choose),
+            exchange: self.exchange.with(other.exchange, &choose),
             launches: choose(self.launches, other.launches),
             of_sends: choose(self.of_sends, other.of_sends),
             of_receives: choose(self.of_receives, other.of_receives),
@@ -80,6 +93,8 @@ enum Beginning {
     Free,
     /// With what is received.
     Arrival,
+    /// With the stream of the exchanges that kernels wait for.
+    Exchange,
     /// With the step: nothing has to be waited for.
     Step,
 }
@@ -107,7 +122,14 @@ fn window_with(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Ra
     let of_sends = launches_of(&|operation| matches!(operation, Operation::Send { .. }));
     let of_receives = launches_of(&|operation| matches!(operation, Operation::Receive { .. }));
     let from = |beginning| chain(list, alone, overlap, range, beginning, less);
-    Window { free: from(Beginning::Free), arrival: from(Beginning::Arrival), launches, of_sends, of_receives }
+    Window {
+        free: from(Beginning::Free),
+        arrival: from(Beginning::Arrival),
+        exchange: from(Beginning::Exchange),
+        launches,
+        of_sends,
+        of_receives,
+    }
 }
 
 /// Instructions of a range that come bucket by bucket. A bucket may have gradients of several chunks, or of more blocks than the range: its reduction may
@@ -154,27 +176,33 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
     let mut of_stream: Vec<Option<f64>> = vec![None; list.streams.len()];
     let handoff = alone.handoff.0 as f64;
     let is_compute = |stream: usize| list.streams[stream] == Stream::Compute;
+    let exchanges = exchange_stream(list);
     for (stream, over) in of_stream.iter_mut().enumerate() {
-        let begins = beginning == Beginning::Step || beginning == Beginning::Free && is_compute(stream);
+        let begins = match beginning {
+            Beginning::Step => true,
+            Beginning::Free => is_compute(stream),
+            Beginning::Exchange => Some(stream) == exchanges,
+            Beginning::Arrival => false,
+        };
         *over = begins.then_some(0.0);
     }
     let of_buckets = OfBuckets::new(list, overlap, range);
     let taken = if of_buckets.is_whole { &alone.durations } else { &alone.in_full_buckets };
     let mut reduced = vec![0.0; list.streams.len()];
-    let (mut busy, mut all) = (0.0f64, 0.0f64);
+    let (mut busy, mut all, mut exchanged) = (0.0f64, 0.0f64, 0.0f64);
     let mut passed: Option<f64> = None;
     let mut processor = Processor::new(list.streams.len());
     for index in range.clone().map(|index| index as usize) {
         let instruction = &list.instructions[index];
         let stream = instruction.stream.0 as usize;
         let over = match *instruction.operation {
-            Operation::Receive { .. } => (beginning != Beginning::Free).then_some(0.0),
+            Operation::Receive { .. } => matches!(beginning, Beginning::Arrival | Beginning::Step).then_some(0.0),
             Operation::Load { .. } => None,
             // They come bucket by bucket, too.
             Operation::Copy { .. } if !of_buckets.is_whole => None,
             _ if of_buckets.is_beside(index) => {
                 // Whatever buckets the last pass's gradients are in, they are reduced one after the other from that pass on.
-                if of_buckets.is_tail && beginning != Beginning::Arrival {
+                if of_buckets.is_tail && matches!(beginning, Beginning::Free | Beginning::Step) {
                     reduced[stream] += taken[index].0 as f64;
                     all = all.max(reduced[stream]);
                 }
@@ -205,6 +233,9 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
         let Some(over) = over else { continue };
         of_stream[stream] = Some(over);
         all = all.max(over);
+        if Some(stream) == exchanges {
+            exchanged = exchanged.max(over);
+        }
         if is_compute(stream) {
             busy = busy.max(over);
         } else if !overlap.allows(&instruction.operation) && !of_buckets.has(index) {
@@ -214,7 +245,17 @@ fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u3
             passed = Some(passed.map_or(over, |passed: f64| passed.min(over)));
         }
     }
-    Chain { busy, passed: passed.unwrap_or(busy), over: all }
+    Chain { busy, passed: passed.unwrap_or(busy), over: all, exchanged }
+}
+
+/// The stream of the exchanges that kernels of every block wait for, one after the other in the order of the list: that of the ranks that share out
+/// operators, if there is one.
+fn exchange_stream(list: &StageProgram) -> Option<usize> {
+    let tensor = |stream: &Stream| match stream {
+        Stream::Group(GroupId(group)) => list.groups[*group as usize].axes.contains(&Axis::Tensor),
+        _ => false,
+    };
+    list.streams.iter().position(tensor)
 }
 
 /// The longest chain of a list's first instructions, from the beginning of the step.

@@ -44,6 +44,7 @@ pub use cuts::{cuts_by_speed, usual_cuts, work_of_blocks};
 use emit::StageEmitter;
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
 use foretell_units::{Bytes, Flops};
+use rayon::prelude::*;
 use reshard::{Crossings, Part};
 pub use state::BUCKET_ALIGNMENT;
 use state::StageState;
@@ -325,10 +326,7 @@ impl Run<'_> {
         }
         let any = lowerings.any();
         let receives = messages::receives(any, cuts, plan.layout.schedule, &orders);
-        let mut lists = Vec::with_capacity(self.parts.len());
-        let mut list_of_rank = vec![0; mesh.world_size()];
-        let mut flops = Flops::ZERO;
-        for (part, state) in self.parts.iter().zip(self.states) {
+        let list = |(part, state): (&Part, &StageState)| {
             let routes = crossings.routes(part.stage, &part.ranks);
             let mut emitter = StageEmitter::new(lowerings.of_part(part, mesh), plan, mesh, cuts, part.stage, state, &routes);
             emitter.tasks(&orders[part.stage], &receives[part.stage], self.emission);
@@ -341,16 +339,21 @@ impl Run<'_> {
                 memory::plan(&mut program);
             }
             dependencies::prune(&mut program);
-            part.ranks.iter().for_each(|rank| list_of_rank[rank.0] = lists.len() as u32);
-            flops += hardware_flops(&program) * part.ranks.len() as f64;
-            lists.push(program);
+            (hardware_flops(&program) * part.ranks.len() as f64, program)
+        };
+        // No list knows of another.
+        let each: Vec<(Flops, StageProgram)> = self.parts.par_iter().zip(self.states).map(list).collect();
+        let mut list_of_rank = vec![0; mesh.world_size()];
+        for (number, part) in (0..).zip(self.parts) {
+            part.ranks.iter().for_each(|rank| list_of_rank[rank.0] = number);
         }
+        let (flops, lists): (Vec<Flops>, Vec<StageProgram>) = each.into_iter().unzip();
         let samples_at_once = plan.layout.samples_at_once() as f64;
         let graph_flops: Flops = any.graph.model_flops() * (samples_at_once / any.mesh.samples_at_once() as f64);
         Ok(Program {
             mesh: mesh.clone(),
             precision: plan.precision,
-            hardware_flops: flops,
+            hardware_flops: flops.into_iter().sum(),
             lists,
             list_of_rank,
             samples: plan.global_batch,

@@ -2,7 +2,7 @@
 
 use crate::program::{Buffer, BufferRole, MemoryKind, StageProgram};
 use foretell_units::Bytes;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// The bytes of an arena by what they are for, at the instruction at which most of it is in use; or of what a framework holds in its stead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,26 +31,27 @@ impl Footprint {
         for buffer in on_device().filter(|buffer| buffer.persistent) {
             *now.part(buffer.role) += buffer.bytes;
         }
-        let places = |buffer: &&Buffer| !buffer.persistent && buffer.lifetime.is_some();
-        let mut starting: Vec<&Buffer> = on_device().filter(places).collect();
-        let mut ending = starting.clone();
-        let lifetime = |buffer: &Buffer| buffer.lifetime.map_or((0, 0), |(first, last)| (first.0, last.0));
-        starting.sort_by_key(|buffer| lifetime(buffer).0);
-        ending.sort_by_key(|buffer| lifetime(buffer).1);
+        // Who is in use from which instruction to which, by the first of them; and the same by the last.
+        let in_use = on_device().filter(|buffer| !buffer.persistent && buffer.bytes > Bytes::ZERO);
+        let mut starting: Vec<(u32, u32, &Buffer)> =
+            in_use.filter_map(|buffer| buffer.lifetime.map(|(first, last)| (first.0, last.0, buffer))).collect();
+        starting.sort_by_key(|&(first, ..)| first);
+        let mut ending: Vec<(u32, u32)> = (0..).zip(&starting).map(|(place, &(_, last, _))| (last, place)).collect();
+        ending.sort_unstable();
         let mut ending = ending.into_iter().peekable();
         // Who has a place: a result that is made in place takes over that of its operand before this is over.
-        let mut holders: HashMap<Bytes, &Buffer> = HashMap::new();
+        let mut holders: FxHashMap<u64, u32> = FxHashMap::default();
         let mut most = now;
-        for buffer in starting.into_iter().filter(|buffer| buffer.bytes > Bytes::ZERO) {
-            let first = lifetime(buffer).0;
-            while let Some(over) = ending.next_if(|over| lifetime(over).1 < first) {
-                if holders.get(&over.offset).is_some_and(|holder| std::ptr::eq(*holder, over)) {
-                    holders.remove(&over.offset);
-                    now.take(over);
+        for (place, &(first, _, buffer)) in (0..).zip(&starting) {
+            while let Some((_, over)) = ending.next_if(|&(last, _)| last < first) {
+                let offset = starting[over as usize].2.offset.count();
+                if holders.get(&offset) == Some(&over) {
+                    holders.remove(&offset);
+                    now.take(starting[over as usize].2);
                 }
             }
-            if let Some(before) = holders.insert(buffer.offset, buffer) {
-                now.take(before);
+            if let Some(before) = holders.insert(buffer.offset.count(), place) {
+                now.take(starting[before as usize].2);
             }
             *now.part(buffer.role) += buffer.bytes;
             if now.used() > most.used() {

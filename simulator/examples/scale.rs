@@ -14,6 +14,9 @@ use std::time::Instant;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
+    // As the program does (`foretell_executor::machine::keep_freed_memory`).
+    // SAFETY: there is one thread.
+    unsafe { libmimalloc_sys::mi_option_set_default(15, -1) };
     let arguments: Vec<String> = std::env::args().collect();
     let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].parse::<f64>().unwrap());
     let start = Instant::now();

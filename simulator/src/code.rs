@@ -4,12 +4,12 @@
 //! in between waiting for anybody, are one block, and one event.
 //!
 //! When a block has ended has to be known where a handoff may still be under way. So it is kept in a slot of the rank's, which a later
-//! block takes over as soon as all who ask have asked.
+//! block takes over as soon as all who ask have asked ([`crate::certain`]).
 //! It must not know time, and what instructions take.
 
+use crate::certain::{self, Certain, Follow};
 use crate::lists::{LoweredList, Step};
 use foretell_program::{Phase, StageProgram};
-use std::collections::VecDeque;
 use std::ops::Range;
 
 /// What ranks that run one list have in common.
@@ -22,6 +22,9 @@ pub(crate) struct Code {
     /// Where each stream's blocks begin; one more than there are streams.
     pub(crate) streams: Vec<u32>,
     waits: Vec<Wait>,
+    /// What begins when each block has ended, whatever others do: see [`Code::follows`].
+    follows: Vec<u32>,
+    forks: Vec<Fork>,
     /// How many end times a rank keeps.
     pub(crate) slots: u32,
     /// The block of each collective of each group; of each message to and from each peer.
@@ -71,6 +74,27 @@ pub(crate) struct Wait {
 /// Of a block whose end nobody asks for.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
+/// No block.
+pub(crate) const NO_BLOCK: u32 = u32::MAX;
+
+/// From here on numbers of what follows are those of forks.
+const FORKS: u32 = 1 << 31;
+
+/// What begins when a block has ended, and nothing else does before that has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Follows<'a> {
+    Nothing,
+    Block(u32),
+    Fork(&'a Fork),
+}
+
+/// Two blocks that begin at the end of one, and the one that begins when both have ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fork {
+    pub(crate) branches: [u32; 2],
+    pub(crate) join: u32,
+}
+
 /// The bit of [`Block::wakes`] that stands for this stream and all after it.
 const LAST_BIT: u16 = 63;
 
@@ -83,6 +107,8 @@ impl Code {
             blocks: Vec::with_capacity(list.instructions.len()),
             streams: vec![0],
             waits: Vec::with_capacity(order.before.len()),
+            follows: Vec::new(),
+            forks: Vec::new(),
             slots: 0,
             collectives: Vec::new(),
             sends: Vec::new(),
@@ -90,7 +116,9 @@ impl Code {
             uses_processor: lowered.steps.iter().any(|step| matches!(step, Step::Compute | Step::Load | Step::Copy)),
             exchanges_overlap: false,
         };
-        let slot_of = slots(lowered, &order, &mut code.slots);
+        let certain = Certain::new(lowered, &order);
+        let slot_of = &certain.slot_of;
+        code.slots = certain.slots;
         let mut block_of = vec![0u32; list.instructions.len()];
         for (stream, range) in order.streams.windows(2).enumerate() {
             let mut previous: Option<u32> = None;
@@ -137,6 +165,19 @@ impl Code {
                 slot: slot_of[before as usize],
             }));
         }
+        code.follows.reserve(code.blocks.len());
+        for block in &code.blocks {
+            let last = order.by_stream[block.places().end - 1];
+            let follows = match certain.follows(lowered, &order, last) {
+                Follow::One(next) => block_of[next as usize],
+                Follow::Fork(fork) => fork_of(&fork, &block_of).map_or(NO_BLOCK, |fork| {
+                    code.forks.push(fork);
+                    FORKS + code.forks.len() as u32 - 1
+                }),
+                Follow::Unknown => NO_BLOCK,
+            };
+            code.follows.push(follows);
+        }
         let blocks = |instructions: &Vec<u32>| instructions.iter().map(|&one| block_of[one as usize]).collect();
         code.collectives = lowered.collectives.iter().map(blocks).collect();
         code.sends = lowered.sends.iter().map(|messages| blocks(&messages.instructions)).collect();
@@ -151,6 +192,15 @@ impl Code {
     /// What a block waits for beside the one before it.
     pub(crate) fn waits(&self, block: &Block) -> &[Wait] {
         &self.waits[block.first_wait as usize..(block.first_wait + block.wait_count) as usize]
+    }
+
+    /// What begins when a block has ended.
+    pub(crate) fn follows(&self, block: u32) -> Follows<'_> {
+        match self.follows[block as usize] {
+            NO_BLOCK => Follows::Nothing,
+            fork if fork >= FORKS => Follows::Fork(&self.forks[(fork - FORKS) as usize]),
+            next => Follows::Block(next),
+        }
     }
 
     /// A block's instructions.
@@ -190,12 +240,12 @@ pub(crate) enum Joins {
 }
 
 /// What of a list is in each stream, and who waits for whom across streams.
-struct Order {
+pub(crate) struct Order {
     /// The instructions stream by stream, and where those of each begin; one more than there are streams.
     by_stream: Vec<u32>,
     streams: Vec<u32>,
     /// An instruction's place among these.
-    place: Vec<u32>,
+    pub(crate) place: Vec<u32>,
     /// Of each instruction in turn those of other streams that it waits for, and where they begin; one more than there are instructions.
     before: Vec<u32>,
     before_offsets: Vec<u32>,
@@ -205,7 +255,7 @@ struct Order {
 }
 
 impl Order {
-    fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
+    pub(crate) fn new(list: &StageProgram, lowered: &LoweredList) -> Self {
         let count = list.instructions.len();
         let mut streams = vec![0u32; list.streams.len() + 1];
         lowered.streams.iter().for_each(|&stream| streams[stream as usize + 1] += 1);
@@ -259,59 +309,37 @@ impl Order {
         }
     }
 
-    fn waits(&self, instruction: u32) -> &[u32] {
+    pub(crate) fn stream_count(&self) -> usize {
+        self.streams.len() - 1
+    }
+
+    /// The one before an instruction in its stream.
+    pub(crate) fn previous(&self, instruction: u32, stream: u16) -> Option<u32> {
+        let place = self.place[instruction as usize];
+        (place > self.streams[stream as usize]).then(|| self.by_stream[place as usize - 1])
+    }
+
+    /// Whether an instruction is the last of its stream.
+    pub(crate) fn is_last(&self, instruction: u32, stream: u16) -> bool {
+        self.place[instruction as usize] + 1 == self.streams[stream as usize + 1]
+    }
+
+    pub(crate) fn waits(&self, instruction: u32) -> &[u32] {
         let offsets = &self.before_offsets[instruction as usize..instruction as usize + 2];
         &self.before[offsets[0] as usize..offsets[1] as usize]
     }
 
-    fn consumers(&self, instruction: u32) -> &[u32] {
+    pub(crate) fn consumers(&self, instruction: u32) -> &[u32] {
         let offsets = &self.after_offsets[instruction as usize..instruction as usize + 2];
         &self.after[offsets[0] as usize..offsets[1] as usize]
     }
 }
 
-/// Gives each instruction that someone waits for a slot for its end. One of a stream takes over that of an earlier one of the stream when
-/// all who waited for that have ended before it ends.
-fn slots(list: &LoweredList, order: &Order, count: &mut u32) -> Vec<u32> {
-    /// How many of a stream's oldest slots are looked at.
-    const LOOKED_AT: usize = 4;
-    let streams = order.streams.len() - 1;
-    let mut slot_of = vec![NO_SLOT; list.streams.len()];
-    let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
-    // Of each stream, up to which place every stream has come when its last so far has ended (vector clocks; Fidge 1988).
-    let mut ended = vec![0u32; streams * streams];
-    // The same at the end of each instruction that someone waits for.
-    let mut at_end: Vec<u32> = Vec::new();
-    let mut row_of = vec![NO_SLOT; list.streams.len()];
-    for (index, &stream) in (0..).zip(&list.streams) {
-        let stream = stream as usize;
-        let own = &mut ended[stream * streams..(stream + 1) * streams];
-        for &before in order.waits(index) {
-            // Of one that comes later in the list nothing is known.
-            if let Some(row) = Some(row_of[before as usize]).filter(|&row| row != NO_SLOT) {
-                let theirs = &at_end[row as usize * streams..(row as usize + 1) * streams];
-                own.iter_mut().zip(theirs).for_each(|(own, &theirs)| *own = (*own).max(theirs));
-            }
-        }
-        own[stream] = order.place[index as usize] + 1;
-        if order.consumers(index).is_empty() {
-            continue;
-        }
-        let has_ended = |one: &u32| own[list.streams[*one as usize] as usize] > order.place[*one as usize];
-        let is_free = |holder: &u32| order.consumers(*holder).iter().all(has_ended);
-        let free = taken[stream].iter().take(LOOKED_AT).position(is_free).and_then(|place| taken[stream].remove(place));
-        slot_of[index as usize] = free.map_or_else(
-            || {
-                *count += 1;
-                *count - 1
-            },
-            |holder| slot_of[holder as usize],
-        );
-        taken[stream].push_back(index);
-        row_of[index as usize] = (at_end.len() / streams) as u32;
-        at_end.extend_from_slice(own);
-    }
-    slot_of
+/// A fork of blocks, if each of its branches is one.
+fn fork_of(fork: &certain::Fork, block_of: &[u32]) -> Option<Fork> {
+    let are_blocks = fork.branches.iter().all(|&(first, last)| block_of[first as usize] == block_of[last as usize]);
+    are_blocks
+        .then(|| Fork { branches: fork.branches.map(|(first, _)| block_of[first as usize]), join: block_of[fork.join as usize] })
 }
 
 fn use_of(lowered: &LoweredList, instruction: u32) -> Use {

@@ -31,6 +31,7 @@ mod ending;
 mod exchanges;
 mod fluids;
 mod meter;
+mod pair;
 mod prices;
 mod recorder;
 mod state;
@@ -299,7 +300,7 @@ impl<'a> Interpreter<'a> {
                 if state.generation == generation {
                     state.alone = None;
                     state.generation += 1;
-                    self.mark_alone(task, self.queue.now());
+                    self.mark_alone(task, self.queue.now(), self.queue.now());
                     self.finish(task);
                 }
             }

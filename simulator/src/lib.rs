@@ -69,6 +69,7 @@
 
 mod alone;
 mod beside;
+mod certain;
 mod code;
 mod cost;
 mod critical_path;

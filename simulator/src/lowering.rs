@@ -17,6 +17,7 @@ use crate::simulation::{Options, Oversubscription, Quantile};
 use crate::work::{BlockWork, Work, uneven_groups, work_of};
 use foretell_program::{GroupId, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A Program on a topology.
@@ -112,7 +113,9 @@ impl<'a> Lowered<'a> {
         if devices == 0 || (world > devices && options.oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
-        let mut lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
+        // Of several mistakes the first is told.
+        let each: Vec<Result<LoweredList, SimulationError>> = program.lists.par_iter().map(LoweredList::new).collect();
+        let mut lists = each.into_iter().collect::<Result<Vec<_>, _>>()?;
         let mut ranks: Vec<SimulatedRank> = (0..world)
             .map(|rank| {
                 let device = DeviceId(placement.first_device + rank % devices);
@@ -329,5 +332,5 @@ pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
         let is_launched_ahead = lowered.work.iter().all(|work| work.launched.is_empty());
         Code::new(list, lowered, if is_launched_ahead { Joins::Kernels } else { Joins::Nothing })
     };
-    program.lists.iter().zip(lists).map(code).collect()
+    program.lists.par_iter().zip(lists).map(code).collect()
 }

@@ -2,12 +2,14 @@
 //! time, when each begins and ends is a sum. So it is worked out at once, and one event stands for all of them.
 //!
 //! Such a block is a kernel on an idle processor, or a collective that only this rank has to reach (those that are folded onto it do as it does) and that
-//! loads no link. Whoever meets the rank before it is through has it caught up first: what is over by then is noted, the block that goes on
-//! goes on as any other, and the rest is forgotten.
+//! loads no link; or a pair of the two beside each other ([`super::pair`]). Which comes next is known from the list ([`crate::certain`]). Nothing of the
+//! rank changes before its event. Whoever meets it sooner has it caught up first: what is over by then is noted, and what goes on goes on as
+//! any other.
 //! It must not know what others do.
 
-use super::{Alone, Event, Exchange, Following, Interpreter, Lone, Progress, Task};
-use crate::code::{NO_SLOT, Use};
+use super::pair::Pair;
+use super::{Alone, Event, Exchange, Interpreter, Lone, Progress, Task};
+use crate::code::{Follows, NO_SLOT, Use};
 use crate::lists::Step;
 use foretell_units::Picoseconds;
 
@@ -15,9 +17,10 @@ use foretell_units::Picoseconds;
 #[derive(Debug)]
 pub(super) struct Ahead {
     is_allowed: bool,
-    /// By rank: its log, or [`NONE`].
+    /// By rank: its way, or [`NONE`].
     of_rank: Vec<u32>,
-    logs: Vec<Vec<Passed>>,
+    /// The blocks that each will have passed; a pair is left out, since it follows from what is before it.
+    ways: Vec<Vec<Passed>>,
     free: Vec<u32>,
     /// How many blocks have ended so that took no event.
     pub(super) passed: u64,
@@ -25,22 +28,26 @@ pub(super) struct Ahead {
 
 /// A block through which a rank was taken ahead.
 #[derive(Clone, Copy, Debug)]
-struct Passed {
-    block: u32,
-    start: Picoseconds,
-    end: Picoseconds,
-    /// What its slot held before.
-    slot_before: Picoseconds,
+pub(super) struct Passed {
+    pub(super) block: u32,
+    pub(super) start: Picoseconds,
+    pub(super) end: Picoseconds,
+}
+
+/// Where a rank is that was taken ahead.
+enum Stopped {
+    At(Passed),
+    Within(Pair),
 }
 
 const NONE: u32 = u32::MAX;
 
 /// Through how many blocks at once: enough that the event which they take is nothing, few enough that little is lost when someone comes.
-const MOST: usize = 64;
+const MOST: usize = 256;
 
 impl Ahead {
     pub(super) fn new(ranks: usize, is_allowed: bool) -> Self {
-        Self { is_allowed, of_rank: vec![NONE; ranks], logs: Vec::new(), free: Vec::new(), passed: 0 }
+        Self { is_allowed, of_rank: vec![NONE; ranks], ways: Vec::new(), free: Vec::new(), passed: 0 }
     }
 
     /// Has nobody go ahead, and says whether anybody might.
@@ -53,10 +60,11 @@ impl Ahead {
         self.is_allowed = is_allowed;
     }
 
-    fn take_log(&mut self) -> u32 {
+    /// A way on which nothing is yet.
+    fn take_way(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
-            self.logs.push(Vec::with_capacity(MOST));
-            self.logs.len() as u32 - 1
+            self.ways.push(Vec::with_capacity(8));
+            self.ways.len() as u32 - 1
         })
     }
 }
@@ -74,77 +82,64 @@ impl Interpreter<'_> {
             return false;
         }
         let Some(duration) = self.duration_alone(task) else { return false };
-        let mut passed = Passed { block, start, end: start + duration, slot_before: Picoseconds::ZERO };
-        let mut log = NONE;
-        while let Some(next) = self.pass(rank, &mut passed) {
-            if log == NONE {
-                log = self.ahead.take_log();
-            }
-            let entries = &mut self.ahead.logs[log as usize];
-            entries.push(passed);
-            passed = next;
-            if entries.len() + 1 == MOST {
-                break;
-            }
+        let first = Passed { block, start, end: start + duration };
+        let Some(mut last) = self.after(rank, &first) else { return false };
+        let place = self.ahead.take_way();
+        let mut way = std::mem::take(&mut self.ahead.ways[place as usize]);
+        way.extend([first, last]);
+        while way.len() < MOST
+            && let Some(next) = self.after(rank, &last)
+        {
+            last = next;
+            way.push(last);
         }
-        if log == NONE {
-            return false;
-        }
-        self.ahead.logs[log as usize].push(passed);
-        self.ahead.of_rank[rank as usize] = log;
+        self.ahead.ways[place as usize] = way;
+        self.ahead.of_rank[rank as usize] = place;
         let processor = self.processor_of(rank);
         let state = &mut self.processors[processor];
-        state.alone = Some(Alone { owner: Lone::Ahead(rank), end: passed.end });
-        self.queue.schedule(passed.end, Event::Ahead { rank, generation: state.generation });
+        state.alone = Some(Alone { owner: Lone::Ahead(rank), end: last.end });
+        self.queue.schedule(last.end, Event::Ahead { rank, generation: state.generation });
         true
     }
 
-    /// Takes a rank past a block and to the one that follows of itself, if one does. Else nothing is done.
-    fn pass(&mut self, rank: u32, passed: &mut Passed) -> Option<Passed> {
+    /// What a rank that is by itself does after a block, if that follows from it: at once, or after a pair.
+    fn after(&self, rank: u32, passed: &Passed) -> Option<Passed> {
         let state = &self.ranks[rank as usize];
-        let (code, first_stream, first_slot) = (state.code, state.first_stream as usize, state.first_slot as usize);
         if state.work[passed.block as usize].host_waits {
             return None;
         }
-        let block = &code.blocks[passed.block as usize];
-        let own = first_stream + block.stream as usize;
-        self.progress[own] = Progress::at(passed.block + 1);
-        if block.slot != NO_SLOT {
-            let slot = &mut self.ends[first_slot + block.slot as usize];
-            passed.slot_before = std::mem::replace(slot, passed.end);
-        }
-        let next = match self.following(rank, block, passed.end) {
-            Following::One(next, start) => self.duration_alone(Task { rank, block: next }).map(|duration| {
-                let end = start + duration;
-                Passed { block: next, start, end, slot_before: Picoseconds::ZERO }
-            }),
-            Following::Nobody | Following::Several => None,
+        let (next, start) = match state.code.follows(passed.block) {
+            Follows::Nothing => return None,
+            Follows::Block(next) => (next, self.start_after(rank, next, &[*passed])),
+            Follows::Fork(fork) => {
+                let pair = self.pair(rank, passed, fork)?;
+                (fork.join, self.start_after(rank, fork.join, &[pair.kernel, pair.exchange]))
+            }
         };
-        match &next {
-            Some(next) => {
-                let stream = code.blocks[next.block as usize].stream as usize;
-                self.progress[first_stream + stream] = Progress::at(next.block).busy();
-            }
-            None => {
-                self.take_back(rank, passed);
-                self.progress[own] = Progress::at(passed.block).busy();
-            }
-        }
-        next
+        let duration = self.duration_alone(Task { rank, block: next })?;
+        Some(Passed { block: next, start, end: start + duration })
     }
 
-    /// Undoes that a rank was taken past a block, as if it had not begun.
-    fn take_back(&mut self, rank: u32, passed: &Passed) {
-        let state = &self.ranks[rank as usize];
-        let block = &state.code.blocks[passed.block as usize];
-        self.progress[state.first_stream as usize + block.stream as usize] = Progress::at(passed.block);
-        if block.slot != NO_SLOT {
-            self.ends[(state.first_slot + block.slot) as usize] = passed.slot_before;
+    /// The pair between a block and the one after it, if there is one.
+    fn pair_after(&self, rank: u32, passed: &Passed) -> Option<Pair> {
+        match self.ranks[rank as usize].code.follows(passed.block) {
+            Follows::Fork(fork) => self.pair(rank, passed, fork),
+            Follows::Nothing | Follows::Block(_) => None,
         }
+    }
+
+    /// When a block begins that waits for the last of some.
+    pub(super) fn start_after(&self, rank: u32, next: u32, before: &[Passed]) -> Picoseconds {
+        let state = &self.ranks[rank as usize];
+        let stream = |block: u32| state.code.blocks[block as usize].stream;
+        let launched = if state.has_launches { state.work[next as usize].launched + state.behind } else { Picoseconds::ZERO };
+        let own = stream(next);
+        let ends = before.iter().map(|one| if stream(one.block) == own { one.end } else { one.end + state.handoff });
+        ends.fold(launched, Picoseconds::max)
     }
 
     /// How long a block takes that meets nobody, where it is one that can.
-    fn duration_alone(&self, task: Task) -> Option<Picoseconds> {
+    pub(super) fn duration_alone(&self, task: Task) -> Option<Picoseconds> {
         match self.block(task).step {
             Step::Compute => Some(self.work(task)),
             Step::Collective { .. } => {
@@ -158,7 +153,7 @@ impl Interpreter<'_> {
     }
 
     /// Which collective a block is.
-    fn exchange_of(&self, task: Task) -> Option<Exchange> {
+    pub(super) fn exchange_of(&self, task: Task) -> Option<Exchange> {
         match self.block(task).step {
             Step::Collective { group, nth } => Some(Exchange { party: self.party(task.rank, group), nth }),
             _ => None,
@@ -170,18 +165,14 @@ impl Interpreter<'_> {
         if self.processors[self.processor_of(rank)].generation != generation {
             return;
         }
-        let Some((place, log)) = self.stop_ahead(rank) else { return };
-        if let Some((&last, before)) = log.split_last() {
-            before.iter().for_each(|passed| self.note(rank, passed));
-            self.put_back(place, log);
-            let task = Task { rank, block: last.block };
-            let counts_as = self.note_start(task, last.start);
-            self.mark_alone_if_kernel(task, last.end);
-            if counts_as == Use::Communication {
-                self.ranks[rank as usize].meter.end(counts_as, last.end);
-            }
-            self.finish(task);
+        let Some(Stopped::At(last)) = self.stop_ahead(rank, Picoseconds::MAX) else { return };
+        let task = Task { rank, block: last.block };
+        let counts_as = self.note_start(task, last.start);
+        self.mark_alone_if_kernel(task, last.end);
+        if counts_as == Use::Communication {
+            self.ranks[rank as usize].meter.end(counts_as, last.end);
         }
+        self.finish(task);
     }
 
     /// Has a rank be where it is now, if it was taken ahead, for someone who meets it.
@@ -189,32 +180,21 @@ impl Interpreter<'_> {
         if self.ahead.of_rank[rank as usize] == NONE {
             return;
         }
-        let Some((place, log)) = self.stop_ahead(rank) else { return };
-        let now = self.queue.now();
-        // The last is not noted as passed before its event.
-        let over = log.partition_point(|passed| passed.end <= now).min(log.len() - 1);
-        if let Some((last, before)) = log.split_last() {
-            let first_stream = self.ranks[rank as usize].first_stream as usize;
-            let stream = self.block(Task { rank, block: last.block }).stream as usize;
-            self.progress[first_stream + stream] = Progress::at(last.block);
-            before.iter().skip(over).rev().for_each(|passed| self.take_back(rank, passed));
-            before.iter().take(over).for_each(|passed| self.note(rank, passed));
+        match self.stop_ahead(rank, self.queue.now()) {
+            Some(Stopped::At(passed)) => self.go_on(rank, &passed),
+            Some(Stopped::Within(pair)) => self.go_on_within(rank, &pair),
+            None => {}
         }
-        self.go_on(Task { rank, block: log[over].block }, log[over].start, log[over].end);
-        self.put_back(place, log);
     }
 
     /// Has a block that is next go on as any other.
-    fn go_on(&mut self, task: Task, start: Picoseconds, end: Picoseconds) {
-        let rank = &self.ranks[task.rank as usize];
-        let (stream, place) = (self.block(task).stream, rank.first_stream as usize + self.block(task).stream as usize);
+    fn go_on(&mut self, rank: u32, passed: &Passed) {
+        let Passed { block, start, end } = *passed;
+        let task = Task { rank, block };
         if start > self.queue.now() {
-            // It would go ahead again.
-            let may_go_ahead = self.ahead.forbid();
-            self.look_at(task.rank, stream);
-            self.ahead.allow(may_go_ahead);
-            return;
+            return self.begin_again(task);
         }
+        let place = self.place_of(task);
         self.progress[place] = Progress::at(task.block).busy();
         self.note_start(task, start);
         match self.exchange_of(task) {
@@ -229,20 +209,49 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Takes a rank's log away, and the processor from what stood for it.
-    fn stop_ahead(&mut self, rank: u32) -> Option<(u32, Vec<Passed>)> {
-        let place = std::mem::replace(&mut self.ahead.of_rank[rank as usize], NONE);
+    /// Has a block begin, in its time, that has not yet.
+    pub(super) fn begin_again(&mut self, task: Task) {
+        let (place, stream) = (self.place_of(task), self.block(task).stream);
+        self.progress[place] = Progress::at(task.block);
+        // It would go ahead again.
+        let may_go_ahead = self.ahead.forbid();
+        self.look_at(task.rank, stream);
+        self.ahead.allow(may_go_ahead);
+    }
+
+    /// Where the progress of a block's stream is.
+    pub(super) fn place_of(&self, task: Task) -> usize {
+        self.ranks[task.rank as usize].first_stream as usize + self.block(task).stream as usize
+    }
+
+    /// Has a rank go ahead no more: notes what is over by a time, but for the last block, whose end is an event, and returns what goes on then.
+    fn stop_ahead(&mut self, rank: u32, time: Picoseconds) -> Option<Stopped> {
+        let place = std::mem::replace(&mut self.ahead.of_rank[rank as usize], NONE) as usize;
+        let mut way = std::mem::take(self.ahead.ways.get_mut(place)?);
         let processor = self.processor_of(rank);
         let state = &mut self.processors[processor];
         state.alone = None;
         state.generation += 1;
-        self.ahead.logs.get_mut(place as usize).map(|log| (place, std::mem::take(log)))
-    }
-
-    fn put_back(&mut self, place: u32, mut log: Vec<Passed>) {
-        log.clear();
-        self.ahead.logs[place as usize] = log;
-        self.ahead.free.push(place);
+        let mut stopped = None;
+        for passed in way.split_last().map_or(&[][..], |(_, before)| before) {
+            if passed.end > time {
+                stopped = Some(Stopped::At(*passed));
+                break;
+            }
+            self.note(rank, passed);
+            if let Some(pair) = self.pair_after(rank, passed) {
+                if pair.end() > time {
+                    stopped = Some(Stopped::Within(pair));
+                    break;
+                }
+                self.note_pair(rank, &pair);
+            }
+        }
+        let stopped = stopped.or_else(|| way.last().map(|&last| Stopped::At(last)));
+        way.clear();
+        self.ahead.ways[place] = way;
+        self.ahead.free.push(place as u32);
+        stopped
     }
 
     /// Notes all of a block that is over, but for what others could see of it already.
@@ -250,19 +259,32 @@ impl Interpreter<'_> {
         let task = Task { rank, block: passed.block };
         let block = self.block(task);
         let state = &mut self.ranks[rank as usize];
-        state.end = passed.end;
         state.meter.pass(block.counts_as, passed.start, passed.end);
         if let Some(recorder) = &mut self.recorder {
             recorder.begin(rank, state.code, block, passed.start);
-            recorder.end(rank, state.code, block, passed.end);
             self.mark_alone_if_kernel(task, passed.end);
+        }
+        self.note_end(task, passed.end);
+    }
+
+    /// Notes a block's end.
+    pub(super) fn note_end(&mut self, task: Task, end: Picoseconds) {
+        let block = self.block(task);
+        let state = &mut self.ranks[task.rank as usize];
+        state.end = end;
+        self.progress[state.first_stream as usize + block.stream as usize] = Progress::at(task.block + 1);
+        if block.slot != NO_SLOT {
+            self.ends[(state.first_slot + block.slot) as usize] = end;
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end(task.rank, state.code, block, end);
         }
         self.unfinished -= block.places().len();
         self.ahead.passed += 1;
     }
 
     /// Notes a block's start, and returns what it counts as.
-    fn note_start(&mut self, task: Task, start: Picoseconds) -> Use {
+    pub(super) fn note_start(&mut self, task: Task, start: Picoseconds) -> Use {
         let block = self.block(task);
         let state = &mut self.ranks[task.rank as usize];
         if let Some(recorder) = &mut self.recorder {
@@ -274,7 +296,7 @@ impl Interpreter<'_> {
 
     fn mark_alone_if_kernel(&mut self, task: Task, end: Picoseconds) {
         if self.recorder.is_some() && matches!(self.block(task).step, Step::Compute) {
-            self.mark_alone(task, end);
+            self.mark_alone(task, end, self.queue.now());
         }
     }
 }

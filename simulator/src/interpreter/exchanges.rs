@@ -1,7 +1,7 @@
 //! The part of the interpreter that deals with collectives and messages: who has arrived, when data begin to flow, what the flow
 //! takes of links and processors, and who may go on when it ends.
 
-use super::prices::{Party, Price, party};
+use super::prices::{Party, Price, growth, party};
 use super::{Alone, Event, Exchange, Interpreter, Lone, Owner, Task};
 use crate::code::Use;
 use crate::debts::debt;
@@ -207,7 +207,7 @@ impl<'a> Interpreter<'a> {
         if left > flow {
             self.queue.schedule(end.saturating_sub(flow), Event::Latency(exchange));
         } else {
-            self.flow_on(exchange, left);
+            self.flow_on(exchange, left.0 as f64);
         }
     }
 
@@ -224,12 +224,12 @@ impl<'a> Interpreter<'a> {
         if flow == Picoseconds::ZERO {
             self.finish_exchange(exchange);
         } else {
-            self.flow_on(exchange, flow);
+            self.flow_on(exchange, flow.0 as f64);
         }
     }
 
-    /// The same of an exchange that has so much left of its flow.
-    fn flow_on(&mut self, exchange: Exchange, left: Picoseconds) {
+    /// The same of an exchange that has so many picoseconds left of its flow.
+    pub(super) fn flow_on(&mut self, exchange: Exchange, left: f64) {
         let (lowered, prices, price) = (self.lowered, self.prices, self.price(exchange));
         let links = price.loads().iter().map(move |&(link, load)| {
             // What was measured faster than the link is stated must still be possible.
@@ -237,7 +237,6 @@ impl<'a> Interpreter<'a> {
         });
         let members = members(lowered, exchange);
         let first = members.clone().next();
-        let own_growth = first.and_then(|rank| lowered.costs.parameters(lowered.ranks[rank as usize].kind).communication_growth);
         let processors = members.map(move |rank| prices.processor_share(lowered, price, rank));
         let mut largest_share: f64 = 0.0;
         for (resource, share) in processors.clone() {
@@ -246,9 +245,7 @@ impl<'a> Interpreter<'a> {
                 self.join(resource);
             }
         }
-        // Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the
-        // share s grows 1/s times as fast as a kernel. On a link flows of one share lose the same part of their own pace.
-        let growth = own_growth.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 });
+        let growth = growth(lowered, first.map(|rank| lowered.ranks[rank as usize].kind), largest_share);
         self.add_fluid(Owner::Exchange(exchange), left, links.chain(processors), growth);
     }
 
@@ -262,7 +259,7 @@ impl<'a> Interpreter<'a> {
             if lowered.has_queue[link]
                 && let Some(owed) = debt(load, price.bytes, capacity, price.flow_seconds)
             {
-                self.add_fluid(Owner::Nobody, owed.into(), [(link as u32, capacity)], 1.0);
+                self.add_fluid(Owner::Nobody, Picoseconds::from(owed).0 as f64, [(link as u32, capacity)], 1.0);
             }
         }
     }

@@ -24,7 +24,7 @@ impl Interpreter<'_> {
             state.alone = Some(Alone { owner: Lone::Task(task), end });
             self.queue.schedule(end, Event::Alone { task, generation: state.generation });
         } else {
-            self.add_fluid(Owner::Task(task), work, [(resource, 1.0)], 1.0);
+            self.add_fluid(Owner::Task(task), work.0 as f64, [(resource, 1.0)], 1.0);
         }
     }
 
@@ -55,7 +55,7 @@ impl Interpreter<'_> {
         if share > 0.0 {
             let resource = self.ranks[task.rank as usize].processor;
             self.join(resource);
-            self.add_fluid(Owner::Task(task), work, [(resource, share)], READING / share);
+            self.add_fluid(Owner::Task(task), work.0 as f64, [(resource, share)], READING / share);
         } else {
             self.queue.schedule(now + work, Event::Timer(task));
         }
@@ -83,8 +83,8 @@ impl Interpreter<'_> {
             self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
             return;
         }
-        self.mark_alone(task, end);
-        self.add_fluid(Owner::Task(task), left, [(resource, 1.0)], 1.0);
+        self.mark_alone(task, end, now);
+        self.add_fluid(Owner::Task(task), left.0 as f64, [(resource, 1.0)], 1.0);
     }
 
     /// Whether nothing runs on a processor, nor will for all that is known.
@@ -99,7 +99,7 @@ impl Interpreter<'_> {
         if work > Picoseconds::ZERO && self.is_busy(rank) {
             let resource = self.ranks[rank as usize].processor;
             self.join(resource);
-            self.add_fluid(Owner::Nobody, work, [(resource, 1.0)], 1.0);
+            self.add_fluid(Owner::Nobody, work.0 as f64, [(resource, 1.0)], 1.0);
         }
     }
 
@@ -108,18 +108,13 @@ impl Interpreter<'_> {
         !self.is_idle(self.ranks[rank as usize].processor)
     }
 
-    pub(super) fn add_fluid(
-        &mut self,
-        owner: Owner,
-        work: Picoseconds,
-        demands: impl IntoIterator<Item = (u32, f64)>,
-        growth: f64,
-    ) {
+    /// Begins what takes so many picoseconds when nothing hinders it.
+    pub(super) fn add_fluid(&mut self, owner: Owner, work: f64, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
         let activity = self.share.add(demands, 1.0, growth);
         let index = activity as usize;
         let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
-        let fluid = Fluid { owner, left: work.0 as f64, since: now, generation };
+        let fluid = Fluid { owner, left: work, since: now, generation };
         if index < self.fluids.len() {
             self.fluids[index] = fluid;
         } else {
@@ -127,7 +122,7 @@ impl Interpreter<'_> {
         }
         if self.share.rate(activity) > 0.0 {
             // It uses nothing that anyone shares, and will not be heard of again.
-            self.queue.schedule(now + work, Event::Fluid { activity, generation });
+            self.queue.schedule(now + Picoseconds(work.ceil() as u64), Event::Fluid { activity, generation });
         }
     }
 
@@ -166,16 +161,16 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Notes which kernels of a block have ended by now, that had the processor to itself and would end then.
-    pub(super) fn mark_alone(&mut self, task: Task, end: Picoseconds) {
+    /// Notes which kernels of a block have ended by a time, that had the processor to itself and would end then.
+    pub(super) fn mark_alone(&mut self, task: Task, end: Picoseconds, now: Picoseconds) {
         let work = self.work(task);
-        self.mark(task, work.0 as f64 - end.saturating_sub(self.queue.now()).0 as f64, |done| {
+        self.mark(task, work.0 as f64 - end.saturating_sub(now).0 as f64, |done| {
             Picoseconds((end.0 + done.round() as u64).saturating_sub(work.0))
         });
     }
 
     /// The same of one that went on at a rate since its rate was last found.
-    fn mark_fluid(&mut self, fluid: &Fluid, rate: f64, now: Picoseconds) {
+    pub(super) fn mark_fluid(&mut self, fluid: &Fluid, rate: f64, now: Picoseconds) {
         if let Owner::Task(task) = fluid.owner
             && rate > 0.0
         {

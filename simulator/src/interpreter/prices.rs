@@ -1,6 +1,7 @@
 //! What every exchange of a run takes, found before it begins: each different one of a group or a channel once.
 
 use crate::exchange::Cost;
+use crate::fairness::FairShare;
 use crate::lowering::Lowered;
 use crate::network::Shape;
 use crate::pairing::{Channel, GroupSet};
@@ -34,6 +35,8 @@ pub(crate) struct Price<'a> {
     pub(super) shape: Option<&'a Shape>,
     /// Whether it can meet nobody, on a link or on a processor.
     pub(super) shares_nothing: bool,
+    /// The rates of a kernel and of it on the processor of its one member, if it has one and loads no link; none where it takes nothing of that.
+    pub(super) beside_kernel: Option<[f64; 2]>,
 }
 
 /// Whose an exchange is.
@@ -83,6 +86,7 @@ impl<'a> Prices<'a> {
         first.push(prices.len() as u32);
         let mut all = Self { prices, first, roomy: Vec::new(), uncalibrated };
         all.find_room(lowered);
+        all.find_rates(lowered);
         all
     }
 
@@ -147,6 +151,25 @@ impl<'a> Prices<'a> {
         }
     }
 
+    /// Finds the rates of a kernel and an exchange that meet nobody else.
+    fn find_rates(&mut self, lowered: &Lowered<'_>) {
+        for (number, group) in (0..).zip(&lowered.groups) {
+            let [(member, _)] = group.members.as_slice() else { continue };
+            let kind = lowered.ranks[*member as usize].kind;
+            for place in self.range(number) {
+                let price = self.prices[place];
+                let (_, share) = self.processor_share(lowered, &price, *member);
+                if share > 0.0 && price.loads().is_empty() {
+                    let mut processor = FairShare::new([1.0]);
+                    let kernel = processor.add([(0, 1.0)], 1.0, 1.0);
+                    let exchange = processor.add([(0, share)], 1.0, growth(lowered, Some(kind), share));
+                    processor.solve(|_, _, _| {});
+                    self.prices[place].beside_kernel = Some([kernel, exchange].map(|one| processor.rate(one)));
+                }
+            }
+        }
+    }
+
     fn range(&self, party: u32) -> std::ops::Range<usize> {
         self.first[party as usize] as usize..self.first[party as usize + 1] as usize
     }
@@ -163,6 +186,7 @@ impl<'a> Price<'a> {
             processor_share: cost.processor_share,
             shape,
             shares_nothing: false,
+            beside_kernel: None,
         }
     }
 
@@ -170,6 +194,15 @@ impl<'a> Price<'a> {
     pub(super) fn loads(&self) -> &'a [(usize, f64)] {
         self.shape.map_or(&[], |shape| shape.loads.as_slice())
     }
+}
+
+/// How fast the flow of an exchange grows beside kernels on the processors that it takes so much of at the most; the kind is its first member's.
+///
+/// Processors are shared as an operating system shares them: equal use until one needs no more. So a flow that needs the share s grows 1/s
+/// times as fast as a kernel. On a link flows of one share lose the same part of their own pace.
+pub(super) fn growth(lowered: &Lowered<'_>, kind: Option<usize>, largest_share: f64) -> f64 {
+    let own = kind.and_then(|kind| lowered.costs.parameters(kind).communication_growth);
+    own.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 })
 }
 
 /// The share of the processor of a device that an exchange takes.

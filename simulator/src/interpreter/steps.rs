@@ -220,7 +220,7 @@ impl Interpreter<'_> {
         let kind = lowered.ranks[*sender as usize].kind;
         let own = lowered.costs.parameters(kind).communication_growth;
         let growth = own.unwrap_or(if largest > 0.0 { 1.0 / largest } else { 1.0 });
-        self.add_fluid(Owner::Hop(hop), state.flow, links.chain(ends), growth);
+        self.add_fluid(Owner::Hop(hop), state.flow.0 as f64, links.chain(ends), growth);
     }
 
     /// A message has arrived.

@@ -3,6 +3,7 @@
 
 use super::arguments::Arguments;
 use super::collectives::Collectives;
+use super::convolutions::Convolution;
 use super::error::CudaError;
 use foretell_units::DataType;
 use std::fmt::Debug;
@@ -187,6 +188,19 @@ pub(crate) trait Driver: Debug + Send + Sync {
     /// # Safety
     /// As for [`Driver::launch`].
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError>;
+
+    /// Bytes of memory that the library's way to a convolution works in. It is chosen once for sizes and alignments, which may take a second and
+    /// load kernels: the first time never while work is captured. [`CudaError::ConvolutionNotSupported`] or [`CudaError::MissingLibrary`] where
+    /// the library has none.
+    fn plan_convolution(&self, convolution: &Convolution) -> Result<usize, CudaError>;
+
+    /// Queues a convolution that was planned. [`CudaError::ConvolutionNotSupported`] where the library turns out not to make it: nothing was
+    /// queued then.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`]; of the workspace, aligned to 256 bytes, too.
+    unsafe fn convolve(&self, convolution: &Convolution, workspace: DeviceAddress, stream: StreamHandle)
+    -> Result<(), CudaError>;
 
     /// Queues a copy to the device.
     ///

@@ -58,4 +58,10 @@ pub enum CudaError {
         /// The dimension summed over.
         contracted: usize,
     },
+    /// cuDNN has no way to make a convolution that is deterministic and sums in single precision.
+    #[error("cuDNN has no way to make a convolution: {reason}")]
+    ConvolutionNotSupported {
+        /// What it says.
+        reason: String,
+    },
 }

@@ -72,13 +72,23 @@ impl Library {
         }
     }
 
+    /// What is wrong with it although it can be loaded: cuDNN's parts are files of their own, which need the driver and other libraries.
+    pub fn fault(self) -> Option<String> {
+        match self {
+            Self::Cudnn if self.is_present() => super::nvidia::cudnn_fault(),
+            _ => None,
+        }
+    }
+
     /// What it is for.
     pub fn purpose(self) -> &'static str {
         match self {
             Self::Driver => "reaches GPUs",
             Self::Nvrtc => "compiles the kernels for the GPU that is there",
             Self::CublasLt => "makes matrix products; without it they are slow",
-            Self::Cudnn => "is not used yet",
+            Self::Cudnn => {
+                "makes convolutions in bf16, fp16 and tf32; without it they are products over windows, which is slower"
+            }
             Self::Nccl => "moves data between GPUs; without it through the host",
         }
     }

@@ -6,11 +6,13 @@
 mod arguments;
 mod attention;
 mod collectives;
+mod convolutions;
 mod driver;
 mod elementwise;
 mod error;
 mod images;
 mod libraries;
+mod library_convolutions;
 mod movement;
 mod norms;
 mod nvidia;

@@ -1,15 +1,18 @@
 //! The seam's real side: NVIDIA's driver, through cudarc. Whether a library is there is asked before the first call into it.
 
+mod cudnn;
 mod nccl;
 mod products;
 
 use super::collectives::Collectives;
+use super::convolutions::Convolution;
 use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle};
 use super::error::CudaError;
 use super::libraries::Library;
 use super::sources::{Source, precision_number};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
+pub(super) use cudnn::fault as cudnn_fault;
 use products::Products;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -32,6 +35,9 @@ pub(crate) struct NvidiaDriver {
     products: Mutex<Option<Products>>,
     /// Whether the library's products are used; else those of our own kernel, as where there is no library.
     has_library: bool,
+    convolutions: cudnn::Cudnn,
+    /// Whether cuDNN's convolutions are used; else products over windows, as where it is not there.
+    has_cudnn: bool,
     communicators: nccl::Communicators,
     reach: Reach,
 }
@@ -139,15 +145,23 @@ impl NvidiaDriver {
             functions: Mutex::default(),
             products: Mutex::default(),
             has_library: true,
+            convolutions: cudnn::Cudnn::default(),
+            has_cudnn: true,
             communicators: nccl::Communicators::default(),
             reach,
         })
     }
 
-    /// As where cuBLASLt is not there.
+    /// As where neither cuBLASLt nor cuDNN is there.
     #[cfg(test)]
     pub(crate) fn without_products(self) -> Self {
-        Self { has_library: false, ..self }
+        Self { has_library: false, has_cudnn: false, ..self }
+    }
+
+    /// As where cuDNN is not there.
+    #[cfg(test)]
+    pub(crate) fn without_convolutions(self) -> Self {
+        Self { has_cudnn: false, ..self }
     }
 
     /// The driver's calls are about the calling thread's device.
@@ -321,6 +335,23 @@ impl Driver for NvidiaDriver {
         };
         // SAFETY: the caller's promise.
         unsafe { products.multiply(product, stream) }
+    }
+
+    fn plan_convolution(&self, convolution: &Convolution) -> Result<usize, CudaError> {
+        if !self.has_cudnn {
+            return Err(CudaError::MissingLibrary { library: Library::Cudnn });
+        }
+        self.convolutions.plan(self, convolution)
+    }
+
+    unsafe fn convolve(
+        &self,
+        convolution: &Convolution,
+        workspace: DeviceAddress,
+        stream: StreamHandle,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.convolutions.convolve(self, convolution, workspace, stream) }
     }
 
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {

@@ -7,7 +7,7 @@ use foretell_models::{Kernel, WeightLayout};
 use foretell_units::DataType;
 
 /// Bytes at whose multiples a matrix's rows begin for tensor cores to take it: what TMA asks of strides, and `wgmma` of its operands' rows.
-const ROW_ALIGNMENT: usize = 16;
+pub(super) const ROW_ALIGNMENT: usize = 16;
 /// Multiplications of a product from which on rows are moved. Tests have theirs moved whatever they take.
 const WORTH_ALIGNING: usize = if cfg!(test) { 1 } else { 1 << 30 };
 /// The most bytes of scratch memory that rows are moved to at a time.

@@ -18,7 +18,7 @@ const MOST_ROWS: usize = 1 << 20;
 pub(super) struct Queue<'a> {
     pub(super) backend: &'a mut CudaBackend,
     pub(super) call: &'a KernelCall<'a>,
-    tf32: bool,
+    pub(super) tf32: bool,
     number: i64,
 }
 

@@ -23,7 +23,10 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
 use super::cuda::CudaBackend;
-use super::cuda::tests::{device::TestDevice, on_gpu::GpuBackend};
+use super::cuda::tests::{
+    device::{Convolutions, TestDevice},
+    on_gpu::GpuBackend,
+};
 use super::{Backend, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
 use cases::{attention, attentions, cases, dropped, ropes, window};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
@@ -76,6 +79,20 @@ fn cuda_backend(makes_products: bool) -> Vec<Box<dyn Backend>> {
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
+/// The same with the library's products and without its convolutions, which are then products over windows.
+fn cuda_backend_without_convolutions() -> Vec<Box<dyn Backend>> {
+    if let Some(backend) = GpuBackend::wanted_without_convolutions() {
+        return vec![Box::new(backend)];
+    }
+    let device = TestDevice::with(Convolutions::Refused);
+    device.into_iter().map(|device| Box::new(CudaBackend::new(device).unwrap()) as Box<dyn Backend>).collect()
+}
+
+/// Whether a kernel is a convolution or a gradient of one.
+fn is_convolution(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::Convolution(_) | Kernel::ConvolutionInputGradient(_) | Kernel::ConvolutionWeightGradient(_))
+}
+
 /// All backends that can be had.
 fn all_backends() -> Vec<Box<dyn Backend>> {
     cpu_backends().into_iter().chain(cuda_backend(true)).collect()
@@ -110,6 +127,11 @@ fn every_cuda_kernel_computes_what_the_reference_does() {
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference() {
     conforms(cuda_backend(false), is_small_product);
+}
+
+#[test]
+fn cuda_convolutions_without_the_library_are_those_of_the_reference() {
+    conforms(cuda_backend_without_convolutions(), is_convolution);
 }
 
 /// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory must not show in another.

@@ -1,4 +1,4 @@
-// Images, their channels last: poolings, and the columns that make a convolution a product.
+// Images, their channels last: poolings, the columns that make a convolution a product, and what lies around a library's convolution.
 
 // Where a window's pixels are. sizes: images, height, width, channels, out height, out width, size, stride, padding
 struct Window {
@@ -103,7 +103,8 @@ KERNEL(global_average_pool_gradient) {
 struct One {
     number numbers[1];
 };
-template <typename Unit> __device__ __forceinline__ void columns_by(const Window &w, const number *images, number *scratch) {
+template <typename Unit>
+__device__ __forceinline__ void columns_by(const Window &w, const number *images, number *scratch, index pitch) {
     const int width = sizeof(Unit) / sizeof(number);
     const Unit *x = (const Unit *)images;
     Unit *columns = (Unit *)scratch, zero;
@@ -112,27 +113,27 @@ template <typename Unit> __device__ __forceinline__ void columns_by(const Window
     }
     // Half as wide as other counters, as divisions are: the host makes chunks smaller than that.
     const word units = (word)(w.channels / width), size = (word)w.size, out_height = (word)w.out_height, out_width = (word)w.out_width;
-    const word all = (word)(w.images * w.out_height * w.out_width) * size * size * units;
+    const word all = (word)(w.images * w.out_height * w.out_width) * size * size * units, row = (word)(pitch / width);
     for (word i = (word)this_thread(); i < all; i += (word)all_threads()) {
         const word unit = i % units, taps = i / units, tap = taps % (size * size), pixel = taps / (size * size);
         const word line = pixel / out_width, image = line / out_height;
         const index in_row = (index)(line % out_height) * w.stride + tap / size - w.padding;
         const index in_column = (index)(pixel % out_width) * w.stride + tap % size - w.padding;
         const bool is_there = in_row >= 0 && in_row < w.height && in_column >= 0 && in_column < w.width;
-        columns[i] = is_there ? x[((image * w.height + in_row) * w.width + in_column) * units + unit] : zero;
+        columns[pixel * row + tap * units + unit] = is_there ? x[((image * w.height + in_row) * w.width + in_column) * units + unit] : zero;
     }
 }
 
 // The pixels under each window in a row: reads x; writes to scratch [images, out_height, out_width, size, size, channels]. The images are
-// those of a chunk; sizes 9: the first of them
+// those of a chunk; sizes 9: the first of them; 10: numbers from a row to the next
 KERNEL(window_columns) {
     const Window w = window(arguments);
     const number *x = read<number>(arguments, 0) + arguments.sizes[9] * w.height * w.width * w.channels;
     number *columns = (number *)arguments.scratch;
     if (((long_word)x | (long_word)columns | (long_word)(w.channels * sizeof(number))) % 16 == 0) {
-        columns_by<Pack>(w, x, columns);
+        columns_by<Pack>(w, x, columns, arguments.sizes[10]);
     } else {
-        columns_by<One>(w, x, columns);
+        columns_by<One>(w, x, columns, arguments.sizes[10]);
     }
 }
 
@@ -187,5 +188,42 @@ KERNEL(window_sums) {
         sums_by<Pack>(w, dx, columns);
     } else {
         sums_by<One>(w, dx, columns);
+    }
+}
+
+// As many numbers in single precision as sixteen bytes hold of the run's.
+struct alignas(16) Singles {
+    float numbers[16 / sizeof(number)];
+};
+
+// Reads x; writes y, in single precision. sizes: numbers
+KERNEL(widen_numbers) {
+    const index width = 16 / sizeof(number), elements = arguments.sizes[0];
+    const number *__restrict__ x = read<number>(arguments, 0);
+    float *__restrict__ y = written<float>(arguments, 0);
+    const bool is_aligned = ((long_word)x | (long_word)y) % 16 == 0;
+    const index packs = is_aligned ? elements / width : 0;
+    for (index pack = this_thread(); pack < packs; pack += all_threads()) {
+        const Pack given = ((const Pack *)x)[pack];
+        Singles singles;
+#pragma unroll
+        for (int i = 0; i < (int)width; i++) {
+            singles.numbers[i] = widen(given.numbers[i]);
+        }
+        ((Singles *)y)[pack] = singles;
+    }
+    for (index i = packs * width + this_thread(); i < elements; i += all_threads()) {
+        y[i] = widen(x[i]);
+    }
+}
+
+// Reads x, in single precision; writes y, which may accumulate. sizes: rows, numbers of a row, numbers from a row of x to the next
+KERNEL(bring_rows) {
+    const index columns = arguments.sizes[1], pitch = arguments.sizes[2], elements = arguments.sizes[0] * columns;
+    const float *__restrict__ x = read<float>(arguments, 0);
+    float *__restrict__ y = written<float>(arguments, 0);
+    for (index i = this_thread(); i < elements; i += all_threads()) {
+        const float brought = x[i / columns * pitch + i % columns];
+        y[i] = arguments.accumulate ? y[i] + brought : brought;
     }
 }

@@ -1,16 +1,18 @@
 //! A device for tests: its memory is the host's, its kernels run on the processor. Work is done as late as the seam allows, when somebody
 //! waits for it: a stream that does not wait for what it needs finds it not done. It remembers what it was told.
 
+use super::convolving;
 use super::emulator::Emulator;
 use super::meeting::{self, Meeting};
 use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, Identity};
+use crate::backend::cuda::convolutions::{Convolution, ConvolutionShape};
 use crate::backend::cuda::driver::{
     DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Launch, Product, StreamHandle,
 };
 use crate::backend::cuda::error::CudaError;
 use crate::half::Half;
 use foretell_units::DataType;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +23,8 @@ use std::time::Duration;
 pub(crate) enum Told {
     Launch { function: &'static str, grid: [u32; 3], stream: StreamHandle },
     Multiply { product: Product, stream: StreamHandle },
+    PlanConvolution { shape: ConvolutionShape },
+    Convolve { convolution: Convolution, workspace: DeviceAddress, stream: StreamHandle },
     CopyIn { bytes: usize, stream: StreamHandle },
     CopyOut { bytes: usize, stream: StreamHandle },
     Clear { bytes: usize, stream: StreamHandle },
@@ -90,7 +94,20 @@ struct State {
     next: u64,
     capturing: Option<Capture>,
     graphs: HashMap<GraphHandle, Vec<Task>>,
+    /// Convolutions that were asked about.
+    planned: HashSet<ConvolutionShape>,
     allocated: usize,
+}
+
+/// What becomes of convolutions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Convolutions {
+    /// The library makes them.
+    Made,
+    /// It says so, and does not when it comes to it.
+    Failing,
+    /// It refuses, or is not there.
+    Refused,
 }
 
 /// The device.
@@ -99,6 +116,8 @@ pub(crate) struct TestDevice {
     emulator: &'static Emulator,
     /// Whether it makes products as the library does; else kernels must.
     makes_products: bool,
+    /// What becomes of convolutions.
+    convolutions: Convolutions,
     /// Where its ranks meet without the host, if they do.
     meeting: Option<Meeting>,
     state: Mutex<State>,
@@ -121,13 +140,20 @@ impl TestDevice {
             shared_memory: 227 << 10,
         };
         let (emulator, state) = (Emulator::get()?, Mutex::default());
-        Some(Arc::new(Self { description, emulator, makes_products, meeting: None, state }))
+        let convolutions = if makes_products { Convolutions::Made } else { Convolutions::Refused };
+        Some(Arc::new(Self { description, emulator, makes_products, convolutions, meeting: None, state }))
     }
 
     /// A device whose ranks reach each other from device to device.
     pub(crate) fn direct() -> Option<Arc<Self>> {
         let device = Arc::into_inner(Self::new(true)?)?;
         Some(Arc::new(Self { meeting: Some(Meeting::default()), ..device }))
+    }
+
+    /// A device that makes products, and whose library does with convolutions what is said.
+    pub(crate) fn with(convolutions: Convolutions) -> Option<Arc<Self>> {
+        let device = Arc::into_inner(Self::new(true)?)?;
+        Some(Arc::new(Self { convolutions, ..device }))
     }
 
     /// What it was told since the last time.
@@ -391,6 +417,37 @@ impl Driver for TestDevice {
         Ok(())
     }
 
+    fn plan_convolution(&self, convolution: &Convolution) -> Result<usize, CudaError> {
+        let shape = convolution.shape();
+        if self.convolutions == Convolutions::Refused {
+            return Err(CudaError::ConvolutionNotSupported { reason: "it was told to refuse".into() });
+        }
+        let is_new = self.lock().planned.insert(shape);
+        if is_new {
+            self.lock().told.push(Told::PlanConvolution { shape });
+            self.forbid("a convolution is planned while work is captured", |_| true)?;
+        }
+        Ok(convolving::WORKSPACE)
+    }
+
+    unsafe fn convolve(
+        &self,
+        convolution: &Convolution,
+        workspace: DeviceAddress,
+        stream: StreamHandle,
+    ) -> Result<(), CudaError> {
+        assert!(self.lock().planned.contains(&convolution.shape()), "a convolution was not planned: {convolution:?}");
+        if self.convolutions == Convolutions::Failing {
+            return Err(CudaError::ConvolutionNotSupported { reason: "it was told to fail".into() });
+        }
+        let own = *convolution;
+        // SAFETY: the caller's promise.
+        self.queue(stream, Told::Convolve { convolution: own, workspace, stream }, move || unsafe {
+            convolving::convolve(&own, workspace);
+        });
+        Ok(())
+    }
+
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
         let is_pinned = self.is_pinned(from);
         if !is_pinned {
@@ -508,7 +565,7 @@ unsafe fn multiply(product: &Product) {
     }
 }
 
-unsafe fn get(address: DeviceAddress, data_type: DataType, at: usize) -> f64 {
+pub(super) unsafe fn get(address: DeviceAddress, data_type: DataType, at: usize) -> f64 {
     let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
     match Half::of(data_type) {
         // SAFETY: the caller's promise.
@@ -518,7 +575,7 @@ unsafe fn get(address: DeviceAddress, data_type: DataType, at: usize) -> f64 {
     }
 }
 
-unsafe fn put(address: DeviceAddress, data_type: DataType, at: usize, value: f64) {
+pub(super) unsafe fn put(address: DeviceAddress, data_type: DataType, at: usize, value: f64) {
     let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
     match Half::of(data_type) {
         // SAFETY: the caller's promise.

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
 mod compilation;
+mod convolutions;
+mod convolving;
 pub(crate) mod device;
 mod emulator;
 mod meeting;

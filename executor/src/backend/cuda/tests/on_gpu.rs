@@ -21,10 +21,24 @@ impl GpuBackend {
 
     /// On the GPU that was asked for, if one was; with the library's products, or with its own.
     pub(crate) fn wanted(makes_products: bool) -> Option<Self> {
+        let driver = Self::driver()?;
+        Some(Self::on(if makes_products { driver } else { driver.without_products() }))
+    }
+
+    /// The same with the library's products, and without cuDNN.
+    pub(crate) fn wanted_without_convolutions() -> Option<Self> {
+        Some(Self::on(Self::driver()?.without_convolutions()))
+    }
+
+    /// The driver of the GPU that was asked for, if one was.
+    pub(crate) fn driver() -> Option<NvidiaDriver> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
-        let driver = NvidiaDriver::open(index, Reach::Host).unwrap();
-        let driver: Arc<dyn Driver> = Arc::new(if makes_products { driver } else { driver.without_products() });
-        Some(Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver })
+        Some(NvidiaDriver::open(index, Reach::Host).unwrap())
+    }
+
+    fn on(driver: NvidiaDriver) -> Self {
+        let driver: Arc<dyn Driver> = Arc::new(driver);
+        Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver }
     }
 }
 

@@ -1,0 +1,358 @@
+//! What is certain of a list's order whatever things take: which instructions have ended when another has, by vector clocks (Fidge 1988; Mattern 1989).
+//!
+//! Two things follow. The end of an instruction need not be kept once all have ended who asked for it, so that another's can be kept in its
+//! place. And what begins when an instruction ends is known beforehand where that is the last that one other waits for, or the last for two others
+//! that a third waits for.
+//! It must not know time, and what instructions do.
+
+use crate::code::{NO_SLOT, Order};
+use crate::lists::LoweredList;
+use std::collections::VecDeque;
+
+/// What is certain of a list.
+pub(crate) struct Certain {
+    /// Where each instruction's end is kept, or [`NO_SLOT`] where nobody in another stream waits for it.
+    pub(crate) slot_of: Vec<u32>,
+    /// How many places there are for ends.
+    pub(crate) slots: u32,
+    next: Vec<Next>,
+    forks: Vec<Fork>,
+}
+
+/// What begins when an instruction ends, of all that waits for it or comes after it in its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follow {
+    /// That is not certain.
+    Unknown,
+    /// This, and nothing else before it has ended.
+    One(u32),
+    /// Two, and when both have ended a third, and nothing else before.
+    Fork(Fork),
+}
+
+/// Two things that begin at the end of one, and what begins when both have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fork {
+    /// The first and the last of each of the two, with none from one to the other that waits or is waited for.
+    pub(crate) branches: [(u32, u32); 2],
+    pub(crate) join: u32,
+}
+
+/// How many of a stream's oldest slots are looked at.
+const LOOKED_AT: usize = 4;
+
+/// No instruction.
+const NONE: u32 = u32::MAX;
+
+/// What is known so far of what follows an instruction.
+#[derive(Clone, Copy, Debug)]
+struct Next {
+    sort: Sort,
+    /// The one that follows, or a fork's place.
+    which: u32,
+    /// Of how many that wait for it or come after it in its stream it is known that they come no sooner than what follows.
+    known: u32,
+    /// The one at whose end it begins, or began what it follows without waiting for anybody.
+    cause: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sort {
+    Unknown,
+    One,
+    Fork,
+    /// One of two, and what follows is the join.
+    Branch,
+}
+
+/// How far each stream is, at the least, at the end of instructions.
+struct Clocks<'a> {
+    order: &'a Order,
+    list: &'a LoweredList,
+    /// Of each stream at the end of its last so far.
+    now: Vec<u32>,
+    /// Of each instruction that someone waits for, where [`Self::row_of`] says.
+    kept: Vec<u32>,
+    row_of: Vec<u32>,
+}
+
+impl Clocks<'_> {
+    fn new<'a>(list: &'a LoweredList, order: &'a Order) -> Clocks<'a> {
+        let streams = order.stream_count();
+        Clocks { order, list, now: vec![0; streams * streams], kept: Vec::new(), row_of: vec![NONE; list.streams.len()] }
+    }
+
+    fn stream(&self, instruction: u32) -> usize {
+        self.list.streams[instruction as usize] as usize
+    }
+
+    fn of_stream(&self, stream: usize) -> &[u32] {
+        let streams = self.order.stream_count();
+        &self.now[stream * streams..(stream + 1) * streams]
+    }
+
+    /// That at the end of one that someone waits for. Of one that comes later in the list nothing is known.
+    fn of(&self, instruction: u32) -> Option<&[u32]> {
+        let streams = self.order.stream_count();
+        let row = Some(self.row_of[instruction as usize]).filter(|&row| row != NONE)? as usize;
+        Some(&self.kept[row * streams..(row + 1) * streams])
+    }
+
+    fn has_ended(&self, clock: &[u32], instruction: u32) -> bool {
+        clock[self.stream(instruction)] > self.order.place[instruction as usize]
+    }
+
+    /// Has a stream be past an instruction, and past all that this waits for.
+    fn pass(&mut self, instruction: u32) {
+        let (stream, streams) = (self.stream(instruction), self.order.stream_count());
+        let now = &mut self.now[stream * streams..(stream + 1) * streams];
+        for &before in self.order.waits(instruction) {
+            if self.row_of[before as usize] != NONE {
+                let row = self.row_of[before as usize] as usize * streams;
+                now.iter_mut().zip(&self.kept[row..row + streams]).for_each(|(own, &theirs)| *own = (*own).max(theirs));
+            }
+        }
+        now[stream] = self.order.place[instruction as usize] + 1;
+        if !self.order.consumers(instruction).is_empty() {
+            self.row_of[instruction as usize] = (self.kept.len() / streams) as u32;
+            self.kept.extend_from_slice(now);
+        }
+    }
+}
+
+impl Certain {
+    pub(crate) fn new(list: &LoweredList, order: &Order) -> Self {
+        let (count, streams) = (list.streams.len(), order.stream_count());
+        let next = Next { sort: Sort::Unknown, which: NONE, known: 0, cause: NONE };
+        let mut certain = Self { slot_of: vec![NO_SLOT; count], slots: 0, next: vec![next; count], forks: Vec::new() };
+        let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
+        let mut clocks = Clocks::new(list, order);
+        for (index, &stream) in (0..).zip(&list.streams) {
+            let (waits, previous) = (order.waits(index), order.previous(index, stream));
+            let (last, branches) = certain.last(&clocks, waits, previous);
+            let follows_of_itself = previous.filter(|&one| waits.is_empty() && order.consumers(one).is_empty());
+            let cause = follows_of_itself.map(|one| certain.next[one as usize].cause).or(last);
+            certain.next[index as usize].cause = cause.unwrap_or(NONE);
+            clocks.pass(index);
+            if let Some(branches) = branches {
+                certain.join(&clocks, index, branches);
+            }
+            for &before in waits.iter().chain(&previous) {
+                certain.follow(&clocks, before, index, last == Some(before));
+            }
+            if order.consumers(index).is_empty() {
+                continue;
+            }
+            let clock = clocks.of_stream(stream as usize);
+            let is_free = |holder: &u32| order.consumers(*holder).iter().all(|&one| clocks.has_ended(clock, one));
+            let taken = &mut taken[stream as usize];
+            let free = taken.iter().take(LOOKED_AT).position(is_free).and_then(|place| taken.remove(place));
+            certain.slot_of[index as usize] = free.map_or(certain.slots, |holder| certain.slot_of[holder as usize]);
+            certain.slots += u32::from(free.is_none());
+            taken.push_back(index);
+        }
+        certain
+    }
+
+    /// What follows an instruction.
+    pub(crate) fn follows(&self, list: &LoweredList, order: &Order, instruction: u32) -> Follow {
+        let is_complete = |one: u32| {
+            let all = order.consumers(one).len() + usize::from(!order.is_last(one, list.streams[one as usize]));
+            self.next[one as usize].known as usize == all
+        };
+        let next = self.next[instruction as usize];
+        match next.sort {
+            Sort::One if is_complete(instruction) => Follow::One(next.which),
+            Sort::Fork => {
+                let fork = self.forks[next.which as usize];
+                let is_whole = fork.join != NONE && fork.branches.iter().all(|&(_, last)| is_complete(last));
+                if is_whole && is_complete(instruction) { Follow::Fork(fork) } else { Follow::Unknown }
+            }
+            Sort::One | Sort::Unknown | Sort::Branch => Follow::Unknown,
+        }
+    }
+
+    /// Of those that an instruction waits for, or comes after in its stream, the one at whose end all others have ended; or the two, if these began at
+    /// the end of one.
+    fn last(&self, clocks: &Clocks<'_>, waits: &[u32], previous: Option<u32>) -> (Option<u32>, Option<[u32; 2]>) {
+        if waits.is_empty() {
+            return (previous, None);
+        }
+        let before = || previous.iter().chain(waits).copied();
+        let clock = |one: u32| {
+            if Some(one) == previous { Some(clocks.of_stream(clocks.stream(one))) } else { clocks.of(one) }
+        };
+        let is_last = |last: u32| clock(last).is_some_and(|clock| before().all(|one| clocks.has_ended(clock, one)));
+        if let Some(last) = before().find(|&one| is_last(one)) {
+            return (Some(last), None);
+        }
+        let cause = |one: u32| self.next[one as usize].cause;
+        let are_last = |[one, other]: [u32; 2]| {
+            cause(one) != NONE
+                && cause(one) == cause(other)
+                && clock(one).zip(clock(other)).is_some_and(|(first, second)| {
+                    before().all(|one| clocks.has_ended(first, one) || clocks.has_ended(second, one))
+                })
+        };
+        let mut pairs = before().flat_map(|one| before().filter(move |&other| other != one).map(move |other| [one, other]));
+        (None, pairs.find(|&pair| are_last(pair)))
+    }
+
+    /// An instruction begins when two have ended that began at the end of one.
+    fn join(&mut self, clocks: &Clocks<'_>, instruction: u32, mut last: [u32; 2]) {
+        let Next { sort: Sort::Fork, which, .. } = self.next[self.next[last[0] as usize].cause as usize] else { return };
+        let fork = &mut self.forks[which as usize];
+        let streams = |ones: [u32; 2]| ones.map(|one| clocks.stream(one));
+        let first = fork.branches.map(|(first, _)| first);
+        if streams(first) != streams(last) {
+            last.reverse();
+        }
+        let is_open = last.iter().all(|&one| self.next[one as usize].sort == Sort::Unknown);
+        if fork.join == NONE && is_open && streams(first) == streams(last) {
+            fork.join = instruction;
+            fork.branches.iter_mut().zip(last).for_each(|(branch, last)| branch.1 = last);
+            for one in last {
+                let next = &mut self.next[one as usize];
+                (next.sort, next.which) = (Sort::Branch, instruction);
+            }
+        }
+    }
+
+    /// Notes of an instruction that waits for another, or comes after it in its stream, whether it follows it, or comes no sooner than what does.
+    fn follow(&mut self, clocks: &Clocks<'_>, before: u32, instruction: u32, is_last: bool) {
+        let clock = clocks.of_stream(clocks.stream(instruction));
+        let next = &mut self.next[before as usize];
+        let target = match next.sort {
+            Sort::Unknown if is_last => {
+                (next.sort, next.which) = (Sort::One, instruction);
+                instruction
+            }
+            Sort::Unknown => return,
+            Sort::One | Sort::Branch => next.which,
+            Sort::Fork => self.forks[next.which as usize].join,
+        };
+        if target != NONE && clocks.has_ended(clock, target) {
+            next.known += 1;
+        } else if next.sort == Sort::One && is_last && next.known == 1 {
+            let fork = Fork { branches: [(next.which, NONE), (instruction, NONE)], join: NONE };
+            (next.sort, next.which, next.known) = (Sort::Fork, self.forks.len() as u32, 2);
+            self.forks.push(fork);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::InputKind;
+    use foretell_program::{Few, Instruction, InstructionId, Operation, Phase, StageProgram, Stream, StreamId};
+    use foretell_units::Bytes;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    /// A list of instructions, each with its stream and those before it that it waits for.
+    fn list(instructions: &[(u16, Vec<u32>)], streams: usize) -> StageProgram {
+        let operation = Arc::new(Operation::Load { input: InputKind::Tokens, first_sample: 0, samples: 1 });
+        let instructions = instructions.iter().map(|(stream, waits)| Instruction {
+            name: 0,
+            operation: Arc::clone(&operation),
+            stream: StreamId(*stream),
+            after: waits.iter().map(|&one| InstructionId(one)).collect(),
+            reads: Few::new(),
+            writes: Few::new(),
+            micro_batch: None,
+            phase: Phase::Forward,
+        });
+        StageProgram {
+            stage: 0,
+            streams: vec![Stream::Load; streams],
+            groups: Vec::new(),
+            peers: Vec::new(),
+            buffers: Vec::new(),
+            instructions: instructions.collect(),
+            names: vec![String::new()],
+            passes: Vec::new(),
+            metrics: Vec::new(),
+            arena: Bytes::ZERO,
+            host_arena: Bytes::ZERO,
+        }
+    }
+
+    /// When each begins and ends, if it takes so long.
+    fn times(instructions: &[(u16, Vec<u32>)], durations: &[u64]) -> Vec<(u64, u64)> {
+        let mut times: Vec<(u64, u64)> = Vec::new();
+        for (index, (stream, waits)) in instructions.iter().enumerate() {
+            let previous = (0..index).rev().find(|&other| instructions[other].0 == *stream);
+            let before = waits.iter().map(|&one| one as usize).chain(previous);
+            let start = before.map(|one| times[one].1).max().unwrap_or(0);
+            times.push((start, start + durations[index]));
+        }
+        times
+    }
+
+    fn instructions() -> impl Strategy<Value = Vec<(u16, Vec<u32>)>> {
+        let one = (0u16..4, proptest::collection::vec(any::<prop::sample::Index>(), 0..3));
+        proptest::collection::vec(one, 2..24).prop_map(|ones| {
+            let waits = |(index, waits): (usize, Vec<prop::sample::Index>)| -> Vec<u32> {
+                // Mostly for one that came just before, as in lists of kernels.
+                let near = |one: prop::sample::Index| (index - 1 - one.index(index.min(4))) as u32;
+                if index == 0 { Vec::new() } else { waits.into_iter().map(near).collect() }
+            };
+            ones.into_iter().enumerate().map(|(index, (stream, ones))| (stream, waits((index, ones)))).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_follows_does_so_whatever_things_take(
+            instructions in instructions(),
+            runs in proptest::collection::vec(proptest::collection::vec(1u64..1000, 24), 8),
+        ) {
+            let list = list(&instructions, 4);
+            let lowered = LoweredList::new(&list).expect("it is sound");
+            let order = Order::new(&list, &lowered);
+            let certain = Certain::new(&lowered, &order);
+            for durations in runs {
+                let times = times(&instructions, &durations);
+                let start = |one: u32| times[one as usize].0;
+                let end = |one: u32| times[one as usize].1;
+                for index in 0..instructions.len() as u32 {
+                    let next = (index + 1..instructions.len() as u32).find(|&one| instructions[one as usize].0 == instructions[index as usize].0);
+                    let candidates = || order.consumers(index).iter().copied().chain(next);
+                    match certain.follows(&lowered, &order, index) {
+                        Follow::Unknown => {}
+                        Follow::One(next) => {
+                            prop_assert_eq!(start(next), end(index));
+                            prop_assert!(candidates().all(|one| one == next || start(one) >= end(next)));
+                        }
+                        Follow::Fork(Fork { branches, join }) => {
+                            let firsts = branches.map(|(first, _)| first);
+                            let over = branches.iter().map(|&(_, last)| end(last)).max().unwrap_or(0);
+                            prop_assert!(firsts.iter().all(|&first| start(first) == end(index)));
+                            prop_assert_eq!(start(join), over);
+                            prop_assert!(candidates().all(|one| firsts.contains(&one) || one == join || start(one) >= end(join)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_collective_beside_a_kernel_is_a_fork() {
+        // A kernel; one in its stream beside a collective of its result; one that waits for that; one that waits for the first alone, in a
+        // third stream, is a second thing that begins.
+        let mut instructions = vec![(0, vec![]), (0, vec![]), (1, vec![0]), (0, vec![2]), (0, vec![])];
+        let follows = |instructions: &[(u16, Vec<u32>)]| {
+            let list = list(instructions, 3);
+            let lowered = LoweredList::new(&list).expect("it is sound");
+            let order = Order::new(&list, &lowered);
+            let certain = Certain::new(&lowered, &order);
+            (0..instructions.len() as u32).map(|one| certain.follows(&lowered, &order, one)).collect::<Vec<_>>()
+        };
+        let fork = Follow::Fork(Fork { branches: [(1, 1), (2, 2)], join: 3 });
+        assert_eq!(follows(&instructions), [fork, Follow::Unknown, Follow::Unknown, Follow::One(4), Follow::Unknown]);
+        instructions.push((2, vec![0]));
+        assert_eq!(follows(&instructions)[0], Follow::Unknown);
+    }
+}

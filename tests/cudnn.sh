@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Holds what the CUDA backend tells cuDNN to the real library, without a GPU: descriptors and graphs, and engines, plans and workspaces for an H200
+# that the library is told of. `tests/cudnn.sh [VERSION]`, of cuDNN 9.8 or later (9.19.0.56, PyTorch 2.11's, unless said). It downloads about 0.9 GB
+# from PyPI into target/cudnn-tools, once, so CI does not run it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=${1:-9.19.0.56}
+folder=target/cudnn-tools/$version
+if [ ! -d "$folder" ]; then
+    python3 -m pip install -q --no-deps --target "$folder.part" "nvidia-cudnn-cu13==$version" nvidia-cublas
+    mv "$folder.part" "$folder"
+fi
+export LD_LIBRARY_PATH="$PWD/$folder/nvidia/cudnn/lib:$PWD/$folder/nvidia/cu13/lib:${LD_LIBRARY_PATH:-}"
+FORETELL_REQUIRE_CUDNN=1 cargo test -q -p foretell-executor --lib nvidia::cudnn::tests::library -- --nocapture
