@@ -5,16 +5,18 @@
 //! probable of all values at once, of devices, network and stacks, by Gauss and Newton's method on logarithms; residuals count as
 //! pseudo-Huber loss, so that a few rows that are far off do not pull. A stack with few rows stays near its prior. Intervals come from
 //! residuals of rows that were left out group by group (a model on a device by a framework), which the fit's linearisation tells without
-//! another fit.
+//! another simulation.
 //!
 //! `cargo run --release -p foretell-score --example fit -- COMMAND`:
-//! `fit FILE` fits and writes FILE; `memory` fits memory alone and prints what it misses by; `declared FILE [SOURCE...]` prints the table of the declared rows (of
-//! these sources) and writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
-//! instructions take; `without SOURCE,SOURCE...` fits without these sources and prints the table of their declared rows, once for each such set.
+//! `fit FILE` fits and writes FILE, and FILE.json with the linearised fit of times, which `benches/hyperparameters.py` reads; `memory` fits
+//! memory alone and prints what it misses by; `declared FILE [SOURCE...]` prints the table of the declared rows (of these sources) and
+//! writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
+//! instructions take; `without SOURCE,SOURCE...` fits without these sources and prints the table of their declared rows, once for each set.
 //! Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
 
 mod cases;
 mod kernels;
+mod linear;
 mod parameters;
 mod report;
 mod solve;
@@ -35,6 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
             std::fs::write(file, report::yaml(&cases, &time, &memory, &profiles))?;
             report::print(&cases, &time, &memory);
+            std::fs::write(format!("{file}.json"), linear::json(&cases, &time))?;
         }
         ["memory"] => {
             let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;

@@ -18,8 +18,15 @@ pub enum Owner {
     Generation(String),
 }
 
-/// The shares of a value's variance that it has in common with its kin, and that is its own.
-const COMMON: f64 = 0.6;
+/// The share of a value's variance that a stack has in common with its family.
+const OF_FAMILY: f64 = 0.7;
+/// The share that a device has in common with its generation.
+const OF_GENERATION: f64 = 0.8;
+
+/// The share of an owner's values' variance that it has in common with its kin.
+fn common(owner: &Owner) -> f64 {
+    if matches!(owner, Owner::Device(_)) { OF_GENERATION } else { OF_FAMILY }
+}
 
 /// A value that is fitted.
 #[derive(Clone, Debug)]
@@ -196,7 +203,7 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
     let found = |((owner, name), spread): ((Owner, String), f64)| {
         // Nothing exceeds a data sheet.
         let is_share = matches!(owner, Owner::Device(_));
-        let most = if is_share { 0.95 } else { f64::INFINITY };
+        let most = if is_share { 1.0 } else { f64::INFINITY };
         let parameter = Parameter { owner, name, prior: 1.0, most, spread, kin: None };
         let prior = cases.iter().filter(|case| parameter.concerns(&case.run)).find_map(|case| parameter.value(&case.run))?;
         // What is assumed to be nothing stays so.
@@ -234,14 +241,14 @@ fn with_kin(mut own: Vec<Parameter>, profiles: &Profiles) -> Vec<Parameter> {
     for parameter in &own {
         if let Some(kin) = kin_of(&parameter.owner, &parameter.name, profiles) {
             let spread = common.entry(kin).or_insert(f64::INFINITY);
-            *spread = spread.min(parameter.spread * COMMON.sqrt());
+            *spread = spread.min(parameter.spread * self::common(&parameter.owner).sqrt());
         }
     }
     let places: BTreeMap<(Owner, String), usize> = common.keys().cloned().zip(own.len()..).collect();
     for parameter in &mut own {
         if let Some(kin) = kin_of(&parameter.owner, &parameter.name, profiles) {
             parameter.kin = places.get(&kin).copied();
-            parameter.spread *= (1.0 - COMMON).sqrt();
+            parameter.spread *= (1.0 - self::common(&parameter.owner)).sqrt();
         }
     }
     let factor = |((owner, name), spread)| Parameter { owner, name, prior: 1.0, most: f64::INFINITY, spread, kin: None };

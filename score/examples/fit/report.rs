@@ -46,7 +46,7 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
         let Ok(gpu) = profiles.gpu(name) else { continue };
         let value = |value: &String| {
             let found = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
-            Some((value.clone(), found.min(0.95)))
+            Some((value.clone(), found.min(1.0)))
         };
         let formats = ["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"].map(|format| format!("product:{format}"));
         let names: Vec<String> = formats.into_iter().chain(["attention".to_string()]).collect();

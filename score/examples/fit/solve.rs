@@ -1,6 +1,7 @@
 //! The most probable values, and what they foretell of rows that are left out.
 
 use crate::cases::{Case, Quantity};
+use crate::linear::{HUBER, Linear, NOISE, folds, normal, robust, solve};
 use crate::parameters::{Owner, Parameter, parameters};
 use foretell_score::Run;
 use foretell_simulator::gpu::Profiles;
@@ -20,17 +21,19 @@ pub struct Fit {
     pub left_out: BTreeMap<usize, f64>,
     /// The same where its whole source is.
     pub without_source: BTreeMap<usize, f64>,
+    /// Of each parameter the logarithm of what it was moved by.
+    pub offsets: Vec<f64>,
+    /// For each parameter the rows that it moves, by their places among those that were measured, and by how much for each e-fold.
+    pub jacobian: Vec<Vec<(usize, f64)>>,
 }
 
-/// The standard deviation of a row's logarithmic residual: noise and what is not modelled.
-const NOISE: f64 = 0.04;
-/// Residuals beyond so many of those count by their magnitude, not its square.
-const HUBER: f64 = 0.7;
 /// Rows of a group tell less than as many of different groups: they count as this power of their number.
-const GROUP_POWER: f64 = 0.7;
+const GROUP_POWER: f64 = 0.5;
 /// The same for rows of a source: the score is a mean over sources.
-const SOURCE_POWER: f64 = 0.7;
-const ITERATIONS: usize = 4;
+const SOURCE_POWER: f64 = 0.9;
+const ITERATIONS: usize = 5;
+/// Parts that rows or groups are cut into, each of which is left out once.
+const FOLDS: usize = 20;
 /// How far a logarithm is moved to find a derivative.
 const DIFFERENCE: f64 = 0.05;
 
@@ -87,23 +90,19 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
             slopes = slopes_of(&parameters, &runs, &predicted, &offsets, &slopes, &predict);
         }
         let jacobian = by_parameter(&slopes, &kinds, parameters.len());
-        let row_weights: Vec<f64> = residuals
-            .iter()
-            .zip(&weights)
-            .map(|(residual, weight)| weight / (NOISE * NOISE) / (1.0 + (residual / (HUBER * NOISE)).powi(2)).sqrt())
-            .collect();
-        let factor = normal(&jacobian, &row_weights, &parameters)?;
-        system = Some((jacobian, row_weights, factor));
+        let row_weights = robust(&residuals, &weights);
         if iteration == ITERATIONS {
+            system = Some(jacobian);
             break;
         }
-        let Some((jacobian, row_weights, factor)) = &system else { break };
+        let factor = normal(&jacobian, &row_weights, &parameters)?;
+        let jacobian = system.insert(jacobian);
         let mut gradient: Vec<f64> =
             parameters.iter().zip(&offsets).map(|(one, offset)| offset / (one.spread * one.spread)).collect();
         for (place, column) in jacobian.iter().enumerate() {
             gradient[place] += column.iter().map(|(row, slope)| row_weights[*row] * slope * residuals[*row]).sum::<f64>();
         }
-        let step = solve(factor, &gradient);
+        let step = solve(&factor, &gradient);
         let mut share = 1.0;
         let improved = loop {
             let moved_by = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
@@ -131,19 +130,25 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
             break;
         }
     }
-    let without = |by: &dyn Fn(&Case) -> &str| match &system {
-        Some((jacobian, row_weights, factor)) => left_out(cases, by, &measured, &residuals, jacobian, row_weights, factor),
-        None => Ok(BTreeMap::new()),
+    let jacobian = system.unwrap_or_default();
+    let linear =
+        Linear { parameters: &parameters, jacobian: &jacobian, weights: &weights, residuals: &residuals, offsets: &offsets };
+    let without = |folds: Vec<usize>| -> Result<BTreeMap<usize, f64>, Box<dyn std::error::Error>> {
+        let found = linear.left_out(&folds)?;
+        Ok(measured.iter().zip(found).map(|((place, _), residual)| (*place, residual)).collect())
     };
-    let (left_out, without_source) = (without(&|case| &case.group)?, without(&|case| &case.row.table)?);
-    let without_row = without(&|case| &case.row.row_id)?;
+    let named = |by: &dyn Fn(&Case) -> String| measured.iter().map(|(place, _)| by(&cases[*place])).collect::<Vec<_>>();
+    // Names begin with the source, so that every fold has as much of each.
+    let left_out = without(folds(&named(&|case| case.group.clone()), FOLDS))?;
+    let without_row = without(folds(&named(&|case| format!("{} {}", case.row.table, case.row.row_id)), FOLDS))?;
+    let without_source = without(folds(&named(&|case| case.row.table.clone()), usize::MAX))?;
     let value = |(parameter, offset): (&Parameter, &f64)| {
         let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
         (parameter.prior * offset.exp()).min(parameter.most)
     };
     let values = parameters.iter().zip(&offsets).map(value).collect();
     let residuals = measured.iter().zip(residuals).map(|((place, _), residual)| (*place, residual)).collect();
-    Ok(Fit { parameters, values, residuals, without_row, left_out, without_source })
+    Ok(Fit { parameters, values, residuals, without_row, left_out, without_source, offsets, jacobian })
 }
 
 fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {
@@ -208,103 +213,4 @@ fn by_parameter(slopes: &[Vec<(usize, f64)>], kinds: &[usize], parameters: usize
         }
     }
     jacobian
-}
-
-type Matrix = Vec<Vec<f64>>;
-
-/// The Cholesky factor of the normal equations' matrix, priors included.
-fn normal(
-    jacobian: &[Vec<(usize, f64)>],
-    weights: &[f64],
-    parameters: &[Parameter],
-) -> Result<Matrix, Box<dyn std::error::Error>> {
-    let count = parameters.len();
-    let mut matrix = vec![vec![0.0; count]; count];
-    let mut by_row: BTreeMap<usize, Vec<(usize, f64)>> = BTreeMap::new();
-    for (place, column) in jacobian.iter().enumerate() {
-        for (row, slope) in column {
-            by_row.entry(*row).or_default().push((place, *slope));
-        }
-    }
-    for (row, slopes) in &by_row {
-        for (one, slope) in slopes {
-            for (other, other_slope) in slopes {
-                matrix[*one][*other] += weights[*row] * slope * other_slope;
-            }
-        }
-    }
-    for (place, parameter) in parameters.iter().enumerate() {
-        matrix[place][place] += 1.0 / (parameter.spread * parameter.spread);
-    }
-    cholesky(matrix)
-}
-
-fn cholesky(mut matrix: Matrix) -> Result<Matrix, Box<dyn std::error::Error>> {
-    for row in 0..matrix.len() {
-        for column in 0..=row {
-            let sum: f64 = (0..column).map(|inner| matrix[row][inner] * matrix[column][inner]).sum();
-            let rest = matrix[row][column] - sum;
-            matrix[row][column] = match row == column {
-                true if rest <= 0.0 => return Err("the normal equations are not positive definite".into()),
-                true => rest.sqrt(),
-                false => rest / matrix[column][column],
-            };
-        }
-    }
-    Ok(matrix)
-}
-
-fn solve(factor: &Matrix, right: &[f64]) -> Vec<f64> {
-    let mut found = right.to_vec();
-    for row in 0..found.len() {
-        let sum: f64 = (0..row).map(|column| factor[row][column] * found[column]).sum();
-        found[row] = (found[row] - sum) / factor[row][row];
-    }
-    for row in (0..found.len()).rev() {
-        let sum: f64 = (row + 1..found.len()).map(|column| factor[column][row] * found[column]).sum();
-        found[row] = (found[row] - sum) / factor[row][row];
-    }
-    found
-}
-
-/// Residuals of rows if all that are `by` the same name are left out: `(1 - H)^-1 r` with the group's block of the hat matrix `J N^-1 J' W`.
-fn left_out(
-    cases: &[Case],
-    by: &dyn Fn(&Case) -> &str,
-    measured: &[(usize, f64)],
-    residuals: &[f64],
-    jacobian: &[Vec<(usize, f64)>],
-    weights: &[f64],
-    factor: &Matrix,
-) -> Result<BTreeMap<usize, f64>, Box<dyn std::error::Error>> {
-    let count = jacobian.len();
-    let mut slopes = vec![vec![0.0; count]; measured.len()];
-    for (place, column) in jacobian.iter().enumerate() {
-        for (row, slope) in column {
-            slopes[*row][place] = *slope;
-        }
-    }
-    let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (row, (place, _)) in measured.iter().enumerate() {
-        groups.entry(by(&cases[*place])).or_default().push(row);
-    }
-    let mut found = BTreeMap::new();
-    for rows in groups.values() {
-        // With the square roots of weights on both sides the block is symmetric.
-        let solved: Vec<Vec<f64>> = rows.par_iter().map(|row| solve(factor, &slopes[*row])).collect();
-        let mut block = vec![vec![0.0; rows.len()]; rows.len()];
-        for (one, row) in rows.iter().enumerate() {
-            for (other, other_row) in rows.iter().enumerate() {
-                let hat: f64 = slopes[*row].iter().zip(&solved[other]).map(|(slope, solved)| slope * solved).sum();
-                let hat = hat * (weights[*row] * weights[*other_row]).sqrt();
-                block[one][other] = f64::from(u8::from(one == other)) - hat;
-            }
-            block[one][one] += 1e-9;
-        }
-        let right: Vec<f64> = rows.iter().map(|row| residuals[*row] * weights[*row].sqrt()).collect();
-        for (row, value) in rows.iter().zip(solve(&cholesky(block)?, &right)) {
-            found.insert(measured[*row].0, value / weights[*row].sqrt());
-        }
-    }
-    Ok(found)
 }

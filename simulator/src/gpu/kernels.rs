@@ -402,6 +402,21 @@ mod tests {
     }
 
     #[test]
+    fn experts_whose_products_are_launched_one_by_one_take_what_was_measured() {
+        // `bf16_op_efficiency.csv`: 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a B200; six if one kernel did all.
+        let profiles = Profiles::library().expect("the library is sound");
+        let mut cluster = profiles.cluster("b200-sxm-180g", None, 8, 8, None).expect("known");
+        assert!(cluster.gpu.set_value("product:bf16", 0.51));
+        let mut stack = profiles.stack("megatron-core").expect("known").clone();
+        assert!(stack.set_value("product_scale", 1.0) && stack.set_value("expert_product", 1.0));
+        stack.product = Default::default();
+        let costs = GpuCosts { cluster: &cluster, stack: &stack, format: ProductFormat::Bf16, workload: Workload::default() };
+        let kernel = Kernel::ExpertMatmul { experts: 160, rows: 154, columns: 3072, contracted: 5120 };
+        let each = costs.kernel_time(&kernel, false, DataType::Bf16).device.value() / 160.0;
+        assert!((9e-6..12e-6).contains(&each), "{each}");
+    }
+
+    #[test]
     fn scores_of_autocast_are_not_twice_as_wide_in_single_precision() {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("v100-sxm-32g", None, 8, 8, None).expect("known");

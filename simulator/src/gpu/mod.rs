@@ -21,5 +21,5 @@ pub use kernels::{GpuCosts, KernelTime, Trained, Workload};
 pub use memory::StageMemory;
 pub use nccl::{Algorithm, Protocol, Reachable};
 pub use product::{Product, product_time};
-pub use profile::{Cluster, GpuKind, LinkKind, Network, ProfileError, Profiles};
+pub use profile::{Cluster, GpuKind, LinkKind, Network, ProfileError, Profiles, Tiling};
 pub use stack::{AttentionKind, Category, MemoryRules, StackKind};

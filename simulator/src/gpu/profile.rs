@@ -70,6 +70,9 @@ pub struct GpuKind {
     pub small_tile: f64,
     /// How much of a wave that is not full is lost.
     pub quantisation: f64,
+    /// The same three of products in single precision, where their kernels are other than the tensor cores'.
+    #[serde(default)]
+    single: Option<Tiling>,
     /// The share of the sixteen-bit peak that fused attention reaches forward and backward, for long sequences and heads of 128.
     pub attention: [f64; 2],
     /// What the smallest kernel takes on the device, from the end of the one before it.
@@ -85,7 +88,26 @@ pub struct GpuKind {
     pub estimated: bool,
 }
 
+/// What products lose by being cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tiling {
+    /// What a tile costs beside its work, as that many more of the contracted dimension.
+    pub product_ramp: f64,
+    /// How fast efficiency falls with the tile's area: its power.
+    pub small_tile: f64,
+    /// How much of a wave that is not full is lost.
+    pub quantisation: f64,
+}
+
 impl GpuKind {
+    /// What products in a format lose by being cut into tiles.
+    pub fn tiling(&self, format: ProductFormat) -> Tiling {
+        let Self { product_ramp, small_tile, quantisation, .. } = *self;
+        let of_tensor_cores = Tiling { product_ramp, small_tile, quantisation };
+        if format == ProductFormat::Fp32 { self.single.unwrap_or(of_tensor_cores) } else { of_tensor_cores }
+    }
+
     /// The dense peak of products in a format, or of the nearest wider one that the device has.
     pub fn peak(&self, format: ProductFormat) -> FlopsPerSecond {
         let mut format = Some(format);
