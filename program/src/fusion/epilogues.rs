@@ -108,7 +108,10 @@ impl Fusion<'_> {
             return;
         };
         let is_of_weight = |&&reader: &&OperatorId| {
-            matches!(self.graph.operators[reader.0].kind, OperatorKind::MatmulWeightGradient(_)) && self.is_beside(id, reader)
+            // A product has room for one: a recurrent cell's two biases have the same gradient.
+            let has_room = self.fused.operators[reader.0].outputs.len() == 1;
+            let kind = self.graph.operators[reader.0].kind;
+            has_room && matches!(kind, OperatorKind::MatmulWeightGradient(_)) && self.is_beside(id, reader)
         };
         let Some(&product_id) = self.consumers[upstream.tensor.0].iter().find(is_of_weight) else { return };
         let product = &self.graph.operators[product_id.0];
