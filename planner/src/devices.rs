@@ -72,15 +72,13 @@ impl Devices {
         weights
     }
 
-    /// What the ranks of each stage hold, as much less for each as its devices have more than the least; the most of it.
-    pub(crate) fn most_of_stages(&self, program: &Program, held: &[Bytes]) -> Bytes {
-        let weights = self.weights_of_lists(program);
-        let of_stage = |stage: usize| {
-            let own = program.lists.iter().zip(&weights).filter(|(list, _)| list.stage == stage).map(|(_, &weight)| weight);
-            own.fold(0.0, f64::max)
-        };
-        let most = held.iter().enumerate().map(|(stage, bytes)| bytes.value() * of_stage(stage)).fold(0.0, f64::max);
-        Bytes::new(most.ceil() as u64)
+    /// The same of each stage.
+    pub(crate) fn weights_of_stages(&self, program: &Program) -> Vec<f64> {
+        let mut of_stage = vec![0.0f64; program.mesh.stage_count()];
+        for (list, weight) in program.lists.iter().zip(self.weights_of_lists(program)) {
+            of_stage[list.stage] = of_stage[list.stage].max(weight);
+        }
+        of_stage
     }
 
     pub(crate) fn are_mixed(&self) -> bool {

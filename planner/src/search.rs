@@ -3,10 +3,11 @@
 
 use crate::answer::{Candidate, Planned, PlannerError, Search, USUAL_MEND, no_layout, nothing_left};
 use crate::bounds::{Bounds, Verdict};
+use crate::objective::Objective;
 use crate::placements::with_placed_operators;
 use crate::queue::{Member, Open, What, in_groups};
 use crate::request::Request;
-use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, PlanError, Program};
+use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program};
 use foretell_simulator::{
     Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
 };
@@ -55,21 +56,25 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     .run()
 }
 
-/// A layout that was simulated and fits.
+/// A layout that was simulated and fits. Its Program is not kept: it may have hundreds of megabytes, and memory that is touched for the first time is
+/// most of what it costs to have several.
 struct Kept {
     value: f64,
     index: (usize, usize),
     plan: Plan,
-    /// Of the best; of the others there may be many.
-    program: Option<Program>,
+    /// What is foretold of it, where the simulation that decided says all of that.
+    foretold: Option<Foretold>,
 }
 
-/// What would be returned: a training step, and the bytes of each stage's fullest device.
-struct Returned {
-    training: Program,
+/// What is said of a training step, and of the devices of each stage.
+struct Foretold {
     prediction: Prediction,
+    /// What the fullest of them holds: our executor the arena, another framework what its profile says.
     memory: Vec<Bytes>,
+    /// By component, where that is another framework's.
     by_component: Vec<Footprint>,
+    /// What a byte on them counts ([`Devices::weights_of_stages`](crate::devices::Devices::weights_of_stages)).
+    weights: Vec<f64>,
 }
 
 /// What became of a layout that was to be simulated.
@@ -98,17 +103,17 @@ struct Searcher<'a> {
 impl Searcher<'_> {
     fn run(mut self) -> Result<Planned, PlannerError> {
         self.open_space();
-        let (returned, left) = loop {
+        let (foretold, left) = loop {
             let left = self.look_at_all()?;
             if self.kept.is_empty() {
                 return Err(nothing_left(self.request, self.least, self.bounds.memory_limit, self.reason));
             }
-            if let Some(returned) = self.with_evaluation()? {
-                break (returned, left);
+            if let Some(foretold) = self.with_evaluation()? {
+                break (foretold, left);
             }
         };
         self.search.bounded_out += self.heap.iter().map(|Reverse(open)| self.layouts_of(open)).sum::<usize>();
-        Ok(self.answer(returned, left))
+        Ok(self.answer(foretold, left))
     }
 
     /// Goes on until nothing left can be among the best; the least bound of what is left.
@@ -304,7 +309,6 @@ impl Searcher<'_> {
             self.push_members(members.collect());
         }
         self.kept.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
-        self.kept.iter_mut().skip(1).for_each(|kept| kept.program = None);
         Ok(())
     }
 
@@ -318,10 +322,10 @@ impl Searcher<'_> {
             Err(error) => return Ok(vec![Fate::Indivisible(error.to_string())]),
         };
         let mut fates: Vec<Fate> = Vec::new();
-        let mut best: Option<(f64, usize)> = None;
+        let mut best: Option<f64> = None;
         for member in members {
             let plan = plan_of(member);
-            if let Some((best, _)) = best
+            if let Some(best) = best
                 && (member.bound > NEAR * first.bound
                     || self.is_settled(member.bound)
                     || self.request.top <= 1 && self.is_beaten(member.bound, best, best))
@@ -332,18 +336,10 @@ impl Searcher<'_> {
                 break;
             }
             let fate = self.fate(member.index, plan, &program)?;
-            if let Fate::Simulated(kept) = &fate
-                && best.is_none_or(|(best, _)| kept.value < best)
-            {
-                best = Some((kept.value, fates.len()));
+            if let Fate::Simulated(kept) = &fate {
+                best = Some(best.map_or(kept.value, |best| best.min(kept.value)));
             }
             fates.push(fate);
-        }
-        if let Some((_, place)) = best
-            && let Fate::Simulated(kept) = &mut fates[place]
-        {
-            let lies_so = kept.plan.mesh().is_ok_and(|mesh| program.mesh == mesh || program.lay_out(mesh));
-            kept.program = lies_so.then_some(program);
         }
         Ok(fates)
     }
@@ -351,25 +347,46 @@ impl Searcher<'_> {
     /// What becomes of a layout whose Program this is: it is simulated, if it fits.
     fn fate(&self, index: (usize, usize), plan: Plan, program: &Program) -> Result<Fate, PlannerError> {
         let request = self.request;
-        let needed = self.memory_of(program);
+        let (memory, by_component) = self.memory_of(program);
+        let weights = self.bounds.devices.weights_of_stages(program);
+        let needed = most_weighed(&memory, &weights);
         if needed > self.bounds.memory_limit {
             return Ok(Fate::OutOfMemory(needed));
         }
         if !host_memory(program, request.topology).fits {
             return Ok(Fate::OutOfHostMemory);
         }
-        let value = request.objective.value(request, program, self.bounds.weight(&plan.layout))?;
-        Ok(Fate::Simulated(Box::new(Kept { value, index, plan, program: None })))
+        let weight = self.bounds.weight(&plan.layout);
+        let (value, foretold) = match request.objective {
+            // One run says all.
+            Objective::Time | Objective::Cost | Objective::Goodput if request.costs.step_spread.is_some() => {
+                let prediction = self.prediction(program)?;
+                let value = prediction.step_seconds.value() * weight;
+                (value, Some(Foretold { prediction, memory, by_component, weights }))
+            }
+            objective => (objective.value(request, program, weight)?, None),
+        };
+        Ok(Fate::Simulated(Box::new(Kept { value, index, plan, foretold })))
     }
 
-    /// What the fullest device holds, weighed by its memory: our executor the arena, another framework what its profile says.
-    fn memory_of(&self, program: &Program) -> Bytes {
+    /// What the fullest device of each stage holds: our executor the arena, another framework what its profile says, by component.
+    fn memory_of(&self, program: &Program) -> (Vec<Bytes>, Vec<Footprint>) {
         let request = self.request;
-        let held = match request.base.stack.is_own() {
-            true => self.arenas(program),
-            false => device_memory_by_stage(program, request.topology, request.costs).iter().map(Footprint::total).collect(),
-        };
-        self.bounds.devices.most_of_stages(program, &held)
+        if request.base.stack.is_own() {
+            return (self.arenas(program), Vec::new());
+        }
+        let by_component = device_memory_by_stage(program, request.topology, request.costs);
+        (by_component.iter().map(Footprint::total).collect(), by_component)
+    }
+
+    /// What is said of a layout of which a simulation has only told the value.
+    fn foretell(&self, plan: &Plan) -> Result<Foretold, PlannerError> {
+        // It was compiled once, so that it will be again.
+        let again = self.bounds.compiler.training(plan);
+        let program = again.map_err(|error| no_layout(self.request, error.to_string(), USUAL_MEND))?;
+        let (memory, by_component) = self.memory_of(&program);
+        let weights = self.bounds.devices.weights_of_stages(&program);
+        Ok(Foretold { prediction: self.prediction(&program)?, memory, by_component, weights })
     }
 
     /// What our executor needs of the devices of each stage: where a processor's memory is the host's, what is there, too.
@@ -400,25 +417,26 @@ impl Searcher<'_> {
     }
 
     /// Compiles the evaluation of what would be returned; what that makes too large is forgotten, and there is nothing then.
-    fn with_evaluation(&mut self) -> Result<Option<Vec<Returned>>, PlannerError> {
-        let request = self.request;
+    fn with_evaluation(&mut self) -> Result<Option<Vec<Foretold>>, PlannerError> {
         let places = self.returned();
-        let mut programs: Vec<Option<Program>> = places.iter().map(|&place| self.kept[place].program.take()).collect();
+        let known: Vec<Option<Foretold>> = places.iter().map(|&place| self.kept[place].foretold.take()).collect();
         let plans: Vec<&Plan> = places.iter().map(|&place| &self.kept[place].plan).collect();
-        // They were compiled once, so that they will be again.
-        let all = plans.par_iter().zip(&mut programs).map(|(plan, program)| {
-            let not_again = |error: PlanError| no_layout(request, error.to_string(), USUAL_MEND);
-            let compiler = &self.bounds.compiler;
-            let training = program.take().map_or_else(|| compiler.training(plan), Ok).map_err(not_again)?;
-            let (memory, prediction) =
-                rayon::join(|| self.memory_with_evaluation(plan, &training), || self.prediction(&training));
-            let (memory, by_component) = memory.map_err(not_again)?;
-            Ok(Returned { prediction: prediction?, training, memory, by_component })
+        let all = plans.par_iter().zip(known).map(|(plan, known)| {
+            let mut foretold = known.map_or_else(|| self.foretell(plan), Ok)?;
+            if self.request.base.stack.is_own() {
+                // Evaluation shares the arena.
+                let evaluation = self.bounds.compiler.evaluation(plan);
+                let evaluation = evaluation.map_err(|error| no_layout(self.request, error.to_string(), USUAL_MEND))?;
+                foretold.memory =
+                    foretold.memory.into_iter().zip(self.arenas(&evaluation)).map(|(one, other)| one.max(other)).collect();
+            }
+            Ok(foretold)
         });
-        let all = all.collect::<Result<Vec<Returned>, PlannerError>>()?;
-        let needed = all.iter().map(|one| self.bounds.devices.most_of_stages(&one.training, &one.memory));
+        let all = all.collect::<Result<Vec<Foretold>, PlannerError>>()?;
+        let needed = all.iter().map(|one| most_weighed(&one.memory, &one.weights));
         let misfit = needed.enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
         let Some((place, needed)) = misfit else { return Ok(Some(all)) };
+        places.iter().zip(all).for_each(|(&place, foretold)| self.kept[place].foretold = Some(foretold));
         let misfit = self.kept.remove(places[place]);
         self.search.simulated -= 1;
         self.search.needless -= self.bounds.space.forms(&misfit.plan.layout) - 1;
@@ -427,35 +445,23 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    /// What each stage's fullest device holds; by component where that is another framework's.
-    fn memory_with_evaluation(&self, plan: &Plan, training: &Program) -> Result<(Vec<Bytes>, Vec<Footprint>), PlanError> {
-        let request = self.request;
-        if !request.base.stack.is_own() {
-            let by_component = device_memory_by_stage(training, request.topology, request.costs);
-            return Ok((by_component.iter().map(Footprint::total).collect(), by_component));
-        }
-        // Evaluation shares the arena.
-        let both = self.arenas(training).into_iter().zip(self.arenas(&self.bounds.compiler.evaluation(plan)?));
-        Ok((both.map(|(training, evaluation)| training.max(evaluation)).collect(), Vec::new()))
-    }
-
     fn prediction(&self, training: &Program) -> Result<Prediction, SimulationError> {
         let Request { topology, costs, oversubscription, .. } = *self.request;
         let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, ..Options::default() };
         Ok(predict_with(training, topology, costs, &options)?.0)
     }
 
-    fn answer(mut self, returned: Vec<Returned>, left: Option<f64>) -> Planned {
+    fn answer(mut self, foretold: Vec<Foretold>, left: Option<f64>) -> Planned {
         let best = self.kept[0].value;
         let plans: Vec<&Plan> = self.returned().into_iter().map(|place| &self.kept[place].plan).collect();
-        let candidate = |(plan, Returned { mut prediction, memory, by_component, .. }): (&Plan, Returned)| {
+        let candidate = |(plan, Foretold { mut prediction, memory, by_component, .. }): (&Plan, Foretold)| {
             prediction.peak_memory_bytes = memory;
             if !by_component.is_empty() {
                 (prediction.memory_by_component, prediction.fits) = (by_component, true);
             }
             Candidate { plan: plan.clone(), prediction }
         };
-        let candidates: Vec<Candidate> = plans.into_iter().zip(returned).map(candidate).collect();
+        let candidates: Vec<Candidate> = plans.into_iter().zip(foretold).map(candidate).collect();
         self.search.best_seconds = candidates.first().map_or(0.0, |best| best.prediction.step_seconds.value());
         // The value of what is left, in terms of the best one's time.
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
@@ -463,6 +469,12 @@ impl Searcher<'_> {
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
         Planned { candidates, search: self.search }
     }
+}
+
+/// The most that stages hold, each weighed.
+fn most_weighed(held: &[Bytes], weights: &[f64]) -> Bytes {
+    let most = held.iter().zip(weights).map(|(bytes, weight)| bytes.value() * weight).fold(0.0, f64::max);
+    Bytes::new(most.ceil() as u64)
 }
 
 /// Seconds of picoseconds.
