@@ -53,10 +53,15 @@ pub(crate) struct Piece {
 /// Compilers of the models that are compiled to find out what longer ones take: with so few equal blocks.
 pub(crate) struct Stacks<'a>([Option<(usize, Compiler<'a>)>; 3]);
 
+/// Operators of which a compiler of short models keeps what it found: of some forty graphs. Plans that have a graph in common follow each other in the
+/// space; all of them would be more memory than the rest of a search.
+const ROOM: usize = 8192;
+
 impl<'a> Stacks<'a> {
     pub(crate) fn new(model: &Model, name: &'a str) -> Self {
         let lengths = [SHORT, LONG, SHORT + LONG + 2];
-        Self(lengths.map(|layers| Some((layers, Compiler::owning(model.with_repeated_layers(layers)?, name)))))
+        let compiler = |layers| Some(Compiler::owning(model.with_repeated_layers(layers)?, name).with_room_for(ROOM));
+        Self(lengths.map(|layers| Some((layers, compiler(layers)?))))
     }
 
     fn of(&self, layers: usize) -> Option<&Compiler<'a>> {

@@ -7,6 +7,7 @@ use crate::objective::Objective;
 use crate::placements::with_placed_operators;
 use crate::queue::{Member, Open, What, in_groups};
 use crate::request::Request;
+use crate::space::Family;
 use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program};
 use foretell_simulator::{
     Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
@@ -18,12 +19,16 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Families that are opened, and layouts that are simulated, before the incumbents are looked at again: fixed, so that the answer does not depend on
-/// the number of threads.
+/// the number of threads. The first layouts are few, as often nothing has to be simulated after them.
 const FAMILIES_AT_ONCE: usize = 16;
+const FIRST_SIMULATIONS: usize = 2;
 const SIMULATIONS_AT_ONCE: usize = 4;
 
-/// How far above the least bound of layouts that one Program tells of another of them may be to be simulated at once: simulations of the best are
-/// 1-3 % above their bounds, so that what is further up will hardly have to be.
+/// Families that are bounded together: what is known of those that need not be looked at is forgotten before the next.
+const FAMILIES_BOUNDED_AT_ONCE: usize = 4096;
+
+/// How far above the least bound another may be for a layout to be simulated at once, of those that one Program tells of, or of those of one round:
+/// simulations of the best are 1-3 % above their bounds, so that what is further up will hardly have to be.
 const NEAR: f64 = 1.02;
 
 /// Spaces of fewer layouts, each counted once whether it offloads or not, are searched until no gap is left.
@@ -152,8 +157,18 @@ impl Searcher<'_> {
     }
 
     fn open_space(&mut self) {
-        let families = with_placed_operators(self.request, self.bounds.space.families());
-        let bounded = families.into_par_iter().map(|family| {
+        let mut families = with_placed_operators(self.request, self.bounds.space.families()).into_iter().enumerate();
+        loop {
+            let together: Vec<(usize, Family)> = families.by_ref().take(FAMILIES_BOUNDED_AT_ONCE).collect();
+            if together.is_empty() {
+                break;
+            }
+            self.bound_families(together);
+        }
+    }
+
+    fn bound_families(&mut self, families: Vec<(usize, Family)>) {
+        let bounded = families.into_par_iter().map(|(number, family)| {
             let verdict = self.bounds.of_family(&family);
             // With the optimizer's state on the hosts, where none of it fits without.
             let offloaded = match verdict {
@@ -163,11 +178,11 @@ impl Searcher<'_> {
                 _ => None,
             };
             let offloaded = offloaded.map(|family| (self.bounds.of_family(&family), family));
-            (family, verdict, offloaded)
+            let members = self.bounds.space.members(&family).len();
+            (number, family, members, verdict, offloaded)
         });
         let bounded: Vec<_> = bounded.collect();
-        for (number, (family, verdict, offloaded)) in bounded.into_iter().enumerate() {
-            let members = self.bounds.space.members(&family).len();
+        for (number, family, members, verdict, offloaded) in bounded {
             let (alike, forms) = (self.bounds.space.alike(&family, members), self.bounds.space.forms(&family.layout));
             self.search.layouts += (members + alike) * forms;
             self.resident += members + alike;
@@ -273,17 +288,33 @@ impl Searcher<'_> {
         }
     }
 
+    /// The layouts that are to be simulated together: those whose bounds are least. Families that may have one of them are opened for that, as far as it
+    /// would hardly be settled without.
+    fn next_round(&mut self) -> Vec<Vec<Member>> {
+        let mut round: Vec<Vec<Member>> = Vec::new();
+        let most = if self.kept.is_empty() { FIRST_SIMULATIONS } else { SIMULATIONS_AT_ONCE };
+        let mut least = f64::INFINITY;
+        while round.len() < most
+            && let Some(Reverse(next)) = self.heap.peek()
+            && !self.is_settled(next.bound)
+        {
+            least = least.min(next.bound);
+            match next.what {
+                What::Family(_) if next.bound * (1.0 + self.request.tolerance) <= NEAR * least => self.open_families(),
+                What::Family(_) => break,
+                What::Members(_) => {
+                    if let Some(Reverse(Open { what: What::Members(members), .. })) = self.heap.pop() {
+                        round.push(members);
+                    }
+                }
+            }
+        }
+        round
+    }
+
     /// Has the simulator decide among the members whose bounds are least.
     fn simulate_members(&mut self) -> Result<(), PlannerError> {
-        let mut round = Vec::new();
-        while round.len() < SIMULATIONS_AT_ONCE
-            && let Some(Reverse(next)) = self.heap.peek()
-            && matches!(next.what, What::Members(_))
-            && !self.is_settled(next.bound)
-            && let Some(Reverse(Open { what: What::Members(members), .. })) = self.heap.pop()
-        {
-            round.push(members);
-        }
+        let round = self.next_round();
         let fates: Vec<Vec<Fate>> =
             round.par_iter().map(|members| self.simulate(members)).collect::<Result<_, PlannerError>>()?;
         for (members, fates) in round.into_iter().zip(fates) {

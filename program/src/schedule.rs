@@ -148,9 +148,11 @@ impl Schedule {
 
     /// The least number of micro-batches whose [`Self::beginnings`] are those of so many.
     pub fn few_micro_batches(self, stages: usize, micro_batches: usize) -> usize {
-        // The steady state is reached with as many as there are stages; those that are left over are a group of their own.
-        let is_few = self == Schedule::Gpipe || micro_batches < 3 * stages;
-        if is_few { micro_batches } else { 2 * stages + micro_batches % stages }
+        // The steady state is reached with as many as there are stages. Where micro-batches go round in groups, those that are left over are one of their
+        // own; the other orders see how many there are when the last begins.
+        let left_over = if self == Schedule::Interleaved { micro_batches % stages } else { 0 };
+        let few = 2 * stages + left_over;
+        if self == Schedule::Gpipe { micro_batches } else { micro_batches.min(few) }
     }
 
     /// What one stage does, in order.

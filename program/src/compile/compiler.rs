@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// Operators of lowerings that are kept, all together: some hundred MB.
+/// Operators of lowerings that are kept, all together, unless the compiler is given other room: some hundred MB.
 const MOST_OPERATORS: usize = 100_000;
 
 /// Compiles plans of one model. Graphs that are shared out alike are made once for all plans that differ only in their pipeline, schedule, recomputation,
@@ -19,6 +19,8 @@ const MOST_OPERATORS: usize = 100_000;
 pub struct Compiler<'a> {
     model: Cow<'a, Model>,
     name: &'a str,
+    /// Operators of lowerings that are kept.
+    room: usize,
     /// The oldest first.
     known: Mutex<VecDeque<(Key, Cell)>>,
 }
@@ -49,12 +51,19 @@ struct Key {
 impl<'a> Compiler<'a> {
     /// A compiler of `model`, called `name`, that knows nothing yet.
     pub fn new(model: &'a Model, name: &'a str) -> Self {
-        Self { model: Cow::Borrowed(model), name, known: Mutex::default() }
+        Self { model: Cow::Borrowed(model), name, room: MOST_OPERATORS, known: Mutex::default() }
     }
 
     /// The same of a model that is its own.
     pub fn owning(model: Model, name: &'a str) -> Self {
-        Self { model: Cow::Owned(model), name, known: Mutex::default() }
+        Self { model: Cow::Owned(model), name, room: MOST_OPERATORS, known: Mutex::default() }
+    }
+
+    /// The same that keeps what it found of so many operators, all together, and of one plan at least: for whoever asks for plans that have much in
+    /// common one after the other.
+    #[must_use]
+    pub fn with_room_for(self, operators: usize) -> Self {
+        Self { room: operators, ..self }
     }
 
     /// A training step, and an evaluation.
@@ -136,7 +145,7 @@ impl<'a> Compiler<'a> {
         let operators = |cell: &Cell| cell.get().and_then(|made| made.as_ref().ok()).map_or(0, |made| made.graph.operators.len());
         let mut known = self.known();
         let mut all: usize = known.iter().map(|(_, cell)| operators(cell)).sum();
-        while all > MOST_OPERATORS
+        while all > self.room
             && known.len() > 1
             && let Some((_, cell)) = known.pop_front()
         {
