@@ -47,8 +47,14 @@ impl Bounds<'_> {
         let Ok(alone) = alone(&program, topology, costs, oversubscription, plan.layout.bucket) else {
             return Verdict::Least(0.0);
         };
-        let chain = |(list, alone)| chain_of(list, alone, &plan);
-        let longest = program.lists.iter().zip(&alone).map(chain).fold(0.0, f64::max);
+        // Where there are more ranks than devices they begin again at the first: a group that seems to lie over two nodes may lie in one, and then its
+        // exchanges take less than is said.
+        let are_where_they_seem = program.mesh.world_size() <= topology.device_count();
+        let of_list = |(list, alone): (&StageProgram, &Alone)| match are_where_they_seem {
+            true => chain_of(list, alone, &plan),
+            false => kernels(list, alone, 0..list.instructions.len()),
+        };
+        let longest = program.lists.iter().zip(&alone).map(of_list).fold(0.0, f64::max);
         let weights = self.devices.weights_of_lists(&program);
         let held = |(list, weight): (&StageProgram, f64)| (Kept::of(list).total() + Held::of(list).most()) * weight;
         let memory = program.lists.iter().zip(weights).map(held).fold(0.0, f64::max);

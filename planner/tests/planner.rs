@@ -520,6 +520,31 @@ fn the_memory_that_was_foretold_is_the_compilers() {
     assert!(compiled.training.lists.iter().map(kernels).sum::<usize>() > 0);
 }
 
+/// Whether the simulation that decided said all of it, or a later one.
+#[test]
+fn what_is_said_of_the_best_is_what_is_foretold_of_their_programs() {
+    let topology = Topology::library("dgx-a100-80g").expect("in the library");
+    let model = Model::named("gpt2").expect("in the zoo");
+    let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 32) };
+    for is_known in [false, true] {
+        let mut costs = CostModel::new(None, &topology);
+        if is_known {
+            costs = costs.with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+        }
+        let fixed = "tensor=2,micro_batch=4".parse().expect("well formed");
+        let request = Request { top: 3, fixed, ..Request::new(&model, "gpt2", &topology, &costs, &base) };
+        let planned = plan(&request).expect("something fits");
+        assert_eq!(planned.candidates.len(), 3);
+        for candidate in planned.candidates {
+            let compiled = compile(&model, "gpt2", &candidate.plan).expect("it was compiled before");
+            let (mut prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On)
+                .expect("it was simulated before");
+            prediction.peak_memory_bytes = compiled.arenas();
+            assert_eq!(candidate.prediction, prediction);
+        }
+    }
+}
+
 fn refusal(change: impl Fn(&mut Request<'_>)) -> PlannerError {
     let costs = CostModel::new(None, &DGX);
     let model = Model::named("mlp").expect("in the zoo");

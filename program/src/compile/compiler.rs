@@ -158,3 +158,21 @@ impl<'a> Compiler<'a> {
         self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Layout;
+
+    #[test]
+    fn without_room_what_was_found_is_forgotten_and_found_again() {
+        let model = Model::named("gpt2").expect("in the zoo");
+        let (all, none) = (Compiler::new(&model, "gpt2"), Compiler::new(&model, "gpt2").with_room_for(0));
+        let plan = |tensor| Plan::new(Layout { tensor, ..Layout::default() }, 4);
+        for tensor in [1, 2, 1, 2] {
+            let [one, other] = [&all, &none].map(|compiler| compiler.unplaced(&plan(tensor)).expect("it divides the model"));
+            assert_eq!(format!("{one:?}"), format!("{other:?}"));
+        }
+        assert_eq!((all.known().len(), none.known().len()), (2, 1));
+    }
+}
