@@ -11,6 +11,7 @@ use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use std::sync::LazyLock;
 
 static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80g").expect("in the library"));
@@ -118,8 +119,14 @@ fn bound_cases() -> u32 {
     std::env::var("FORETELL_BOUND_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
 }
 
+/// So many cases, after those that failed once.
+fn cases(cases: u32) -> ProptestConfig {
+    let failed = FileFailurePersistence::Direct("tests/planner.proptest-regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: bound_cases(), ..ProptestConfig::default() })]
+    #![proptest_config(cases(bound_cases()))]
 
     #[test]
     fn the_bound_never_exceeds_what_is_simulated(
@@ -144,7 +151,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(cases(64))]
 
     /// What lets a search compile once what it simulates in several orders of the ranks.
     #[test]
@@ -193,6 +200,27 @@ fn bounds_are_near_what_is_simulated() {
     }
 }
 
+/// What a pass computes again may be done when its gradient arrives: a stage's micro-batch is as long on its way back as what comes after that.
+#[test]
+fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 5,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 16,
+        tied_embeddings: true,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let layout = Layout { pipeline: 5, micro_batch: 2, recompute: Recompute::Full, ..Layout::default() };
+    let profile = profile(&DGX.device_kinds()[0].name, vec![1.0; 4]);
+    let costs = CostModel::new(Some(&profile), &DGX);
+    bounded(&model, &Plan::new(layout, 2), &DGX, &costs).expect("no bound is above what is simulated");
+}
+
 /// Meshes of stages' own on [`MIXED`], whose micro-batches have eight samples.
 fn own_stages() -> impl Strategy<Value = Vec<StageLayout>> {
     let sizes = proptest::sample::select(vec![(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4)]);
@@ -204,7 +232,7 @@ fn own_stages() -> impl Strategy<Value = Vec<StageLayout>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: bound_cases(), ..ProptestConfig::default() })]
+    #![proptest_config(cases(bound_cases()))]
 
     #[test]
     fn of_stages_with_meshes_of_their_own_neither(
@@ -266,7 +294,7 @@ fn by_brute_force(request: &Request<'_>) -> Option<Seconds> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+    #![proptest_config(cases(10))]
 
     #[test]
     fn the_search_finds_what_trying_everything_finds(
