@@ -538,6 +538,38 @@ fn the_answer_does_not_depend_on_the_number_of_threads() {
     assert_eq!(one, on(2));
 }
 
+/// Threads that wait for others take up work meanwhile, which may ask for what they are finding out.
+#[test]
+fn threads_that_wait_for_each_other_do_not_do_so_for_ever() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let none = DropoutRate::NONE;
+        let model = Model::Gpt {
+            layers: 8,
+            hidden: 64,
+            heads: 4,
+            ffn: None,
+            vocab: 64,
+            sequence: 16,
+            tied_embeddings: true,
+            dropout: none,
+            attention_dropout: none,
+        };
+        let topology = DGX.clone().with_nodes(2).expect("there may be as many");
+        let costs =
+            CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+        let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 32) };
+        let answers = std::iter::once(1).chain([16; 12]).map(|threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool of threads");
+            pool.install(|| plan(&Request::new(&model, "model", &topology, &costs, &base)).expect("it can be laid out"))
+        });
+        let answers: Vec<Planned> = answers.collect();
+        done.send(answers.windows(2).all(|pair| pair[0] == pair[1])).expect("somebody waits for it");
+    });
+    let are_equal = is_done.recv_timeout(std::time::Duration::from_secs(300)).expect("it ends");
+    assert!(are_equal);
+}
+
 #[test]
 fn the_memory_that_was_foretold_is_the_compilers() {
     let best = &resnet18(1)().candidates[0];
