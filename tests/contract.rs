@@ -147,6 +147,36 @@ fn plan_scales_and_trades_and_stops_in_time() {
 }
 
 #[test]
+fn of_several_number_formats_each_point_takes_the_fastest() {
+    let scratch = Scratch::new();
+    let points = |question: &[&str], name: &str, formats: &str| {
+        let job = ["plan", "--model", "gpt2", "--topology", "dgx-a100-80g", "--global-batch", "64", "--precision", formats];
+        let document = scratch.json(&[&job[..], &["--fix", "pipeline=1,tensor=1,recompute=none"], question].concat());
+        document[name].as_array().expect("a list of points").clone()
+    };
+    let [single, half, both] = ["fp32", "bf16", "fp32,bf16"].map(|formats| points(&["--scaling", "4..8"], "scaling", formats));
+    assert_eq!(both.len(), 2);
+    for (both, [single, half]) in both.iter().zip(single.iter().zip(&half).map(|(single, half)| [single, half])) {
+        assert!(number(half, "step_seconds") < number(single, "step_seconds"), "{half} and {single}");
+        assert_eq!([&both["precision"], &half["precision"], &single["precision"]], ["bf16", "bf16", "fp32"]);
+        assert_eq!([&both["step_seconds"], &both["memory_bytes"]], [&half["step_seconds"], &half["memory_bytes"]]);
+        let layout = both["layout"].as_str().expect("words");
+        assert!(layout.starts_with("bf16, "), "several formats were asked for, so each point says its own: {layout}");
+    }
+    // In either format points are what they are alone, but those than which one of the other is better in all.
+    let [half, both] = ["bf16", "fp32,bf16"].map(|formats| points(&["--front"], "front", formats));
+    let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
+    for one in &half {
+        let known = both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(other, one)| *other <= one));
+        assert!(known, "nothing among {both:?} is as good as {one}");
+    }
+    for one in both.iter().map(figures) {
+        let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
+        assert!(!both.iter().map(figures).any(|other| beats(&other)), "{both:?}");
+    }
+}
+
+#[test]
 fn folding_leaves_the_answer_as_it_is() {
     let scratch = Scratch::new();
     let layout = "layout: {data: 4, tensor: 2, pipeline: 2, micro_batch: 2}";
