@@ -8,6 +8,7 @@ use foretell_program::{
     StageProgram, compile,
 };
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use soundness::assert_sound;
 
 fn models() -> impl Strategy<Value = Model> {
@@ -156,8 +157,14 @@ fn recomputes() -> impl Strategy<Value = Recompute> {
     ]
 }
 
+/// So many cases, after those that failed once.
+fn cases(cases: u32) -> ProptestConfig {
+    let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(cases(256))]
 
     #[test]
     fn every_program_is_free_of_races_and_reads_only_what_was_written(
@@ -229,7 +236,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(cases(256))]
 
     /// The same of stages with meshes of their own and ranks with samples of their own.
     #[test]
