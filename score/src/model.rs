@@ -219,10 +219,7 @@ mod tests {
 
     #[test]
     fn the_stated_parameters_tell_whether_the_head_is_tied() {
-        let is_tied = |stated| match tied_as_counted(llama(), stated) {
-            Model::Llama { tied_embeddings, .. } => tied_embeddings,
-            _ => panic!("another model"),
-        };
+        let is_tied = |stated| matches!(tied_as_counted(llama(), stated), Model::Llama { tied_embeddings: true, .. });
         assert!(is_tied(Some(1.34e9)));
         assert!(!is_tied(Some(1.61e9)) && !is_tied(None));
         // A count that is right neither way is of a model that is counted otherwise.
