@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 version=${1:-9.19.0.56}
 folder=target/cudnn-tools/$version
 if [ ! -d "$folder" ]; then
-    python3 -m pip install -q --no-deps --target "$folder.part" "nvidia-cudnn-cu13==$version" nvidia-cublas
+    python3 -m pip install -q --no-deps --target "$folder.part" "nvidia-cudnn-cu13==$version" nvidia-cublas==13.10.0.20
     mv "$folder.part" "$folder"
 fi
 export LD_LIBRARY_PATH="$PWD/$folder/nvidia/cudnn/lib:$PWD/$folder/nvidia/cu13/lib:${LD_LIBRARY_PATH:-}"

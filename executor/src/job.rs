@@ -238,7 +238,8 @@ mod tests {
             let metrics = vec![(MetricKind::Loss, Bits::from(value))];
             let report = StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics };
             let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("it is written");
-            let Report::Steps(read) = serde_json::from_slice(&text).expect("it is read") else { unreachable!() };
+            let read: Report = serde_json::from_slice(&text).expect("it is read");
+            let Report::Steps(read) = &read else { unreachable!("{read:?} is no report of steps") };
             assert_eq!(f64::from(read[0].learning_rate).to_bits(), value.to_bits());
             assert_eq!(f64::from(read[0].metrics[0].1).to_bits(), value.to_bits());
         }

@@ -27,7 +27,7 @@ pub fn describe() -> Description {
     Description { processors: read("/proc/cpuinfo"), memory: read("/proc/meminfo"), cores: allowed_cores() }
 }
 
-/// Has the allocator keep what is freed instead of giving it back to the system after a tenth of a second, unless `MIMALLOC_PURGE_DELAY` says otherwise:
+/// Has the allocator keep what is freed instead of giving it back to the system after a second, unless `MIMALLOC_PURGE_DELAY` says otherwise:
 /// Programs come and go all the time, and to have their pages cleared anew was a quarter of a search's time on a virtual machine. To be
 /// called before there are other threads; it means nothing to another allocator.
 pub fn keep_freed_memory() {

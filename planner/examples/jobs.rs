@@ -1,6 +1,6 @@
-//! How long searches take, and what they find: `cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with CASE one of
-//! `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `mixed` (5,000 A100s and 5,000 H100s), `resnet50` (on eight A100s) and `uneven` (16
-//! A100s and 24 H100s).
+//! How long searches take, and what they find: `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with
+//! CASE one of `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `mixed` (5,000 A100s and 5,000 H100s), `resnet50` (on
+//! eight A100s) and `uneven` (16 A100s and 24 H100s).
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -35,14 +35,11 @@ nodes:
 network: {kind: switch, latency: 5us}
 ";
 
-/// That of the program.
+/// That of the program, which keeps what is freed: here where `MIMALLOC_PURGE_DELAY=-1` says so.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
-    // As the program does (`foretell_executor::machine::keep_freed_memory`).
-    // SAFETY: there is one thread.
-    unsafe { libmimalloc_sys::mi_option_set_default(15, -1) };
     let case = std::env::args().nth(1).unwrap_or_default();
     let gpt = |layers, hidden, heads| {
         format!(

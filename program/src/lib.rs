@@ -45,7 +45,7 @@ pub use plan::{
     CollectiveAlgorithm, ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares,
     Optimizer, Overlap, Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
 };
-pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample};
+pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{
     Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId,
     MemoryKind, Metric, MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,

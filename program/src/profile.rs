@@ -107,6 +107,25 @@ pub struct RelativeSpeed {
     pub speed: f64,
 }
 
+/// How much longer a kernel and an exchange on one device take beside each other than alone, as parts of the time alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Slowdown {
+    /// The kernel: 0.2 where it takes 1.2 times as long.
+    pub kernel: f64,
+    /// The exchange.
+    pub exchange: f64,
+}
+
+impl Slowdown {
+    /// [`Profile::communication_share`] and [`Profile::communication_growth`] that say the same: two fluids that share one device, of which the exchange
+    /// wants the share `s` and grows `g` times as fast as the kernel, take `1 + s g` and `(1 + s g) / g` times as long as alone. Nobody wants more than
+    /// the whole device: both together take no longer than one after the other, which is where the product of the two slowdowns is one.
+    pub fn share_and_growth(self) -> (f64, f64) {
+        let growth = (1.0 + self.kernel) / (1.0 + self.exchange);
+        ((self.kernel / growth).min(1.0), growth)
+    }
+}
+
 /// What a calibration measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -133,8 +152,8 @@ pub struct Profile {
     /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
     /// is another's work.
     pub communication_share: f64,
-    /// How fast communication grows beside a kernel, where both run on one device: the kernel takes so many times as long as alone as one and
-    /// [`Profile::communication_share`] times this, the communication as many over this. Nothing where an operating system shares a processor out to both.
+    /// How fast communication grows beside a kernel, where both run on one device ([`Slowdown::share_and_growth`]). Nothing where an operating system
+    /// shares a processor out to both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_growth: Option<f64>,
     /// What an instruction of another stream takes of the processor while a kernel runs on it, beside what it does: going over to the
@@ -153,4 +172,22 @@ pub struct Profile {
     pub kernels: Vec<KernelSample>,
     /// Communication.
     pub exchanges: Vec<ExchangeSample>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_slowed_more_than_by_taking_turns_is_said_to_take_turns() {
+        // By as much as the other takes alone, and by more than that.
+        for (kernel, exchange) in [(2.0, 0.5), (3.0, 1.0)] {
+            let (share, growth) = Slowdown { kernel, exchange }.share_and_growth();
+            assert!((share - 1.0).abs() < 1e-12);
+            let (of_kernel, of_exchange) = (share * growth, (1.0 + share * growth) / growth - 1.0);
+            assert!((of_kernel * of_exchange - 1.0).abs() < 1e-12);
+            // Who of the two is slowed how much more stays as it was measured.
+            assert!(((1.0 + of_kernel) / (1.0 + of_exchange) - (1.0 + kernel) / (1.0 + exchange)).abs() < 1e-12);
+        }
+    }
 }

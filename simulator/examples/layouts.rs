@@ -1,5 +1,5 @@
 //! How long the planner's question takes, layout by layout: a step of GPT-175B on 1,024 GPUs compiled, made ready, run and foretold, each alone on one core.
-//! `cargo run --release -p foretell-simulator --example layouts [-- --times N] [--only PART_OF_A_NAME]`
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example layouts [-- --times N] [--only PART_OF_A_NAME]`
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -27,14 +27,11 @@ const LAYOUTS: [(&str, &str); 7] = [
     ("8x16x78 on 10,000 GPUs, 32 of 1, 1f1b", r#""data": 78, "tensor": 8, "pipeline": 16, "micro_batch": 1"#),
 ];
 
-/// That of the program.
+/// That of the program, which keeps what is freed: here where `MIMALLOC_PURGE_DELAY=-1` says so.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
-    // As the program does (`foretell_executor::machine::keep_freed_memory`).
-    // SAFETY: there is one thread.
-    unsafe { libmimalloc_sys::mi_option_set_default(15, -1) };
     let arguments: Vec<String> = std::env::args().collect();
     let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].clone());
     let times: usize = value("--times").map_or(3, |text| text.parse().unwrap());

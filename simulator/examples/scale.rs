@@ -1,5 +1,6 @@
-//! How long single simulations take, and what memory: `cargo run --release -p foretell-simulator --example scale -- CASE [--jitter CV] [--all]`,
-//! with CASE one of `small-transformer`, `gpt-175b`, `trillion`, `all-reduce`; `--all` simulates everyone, `--steps` runs collectives step by step.
+//! How long single simulations take, and what memory:
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example scale -- CASE [--jitter CV] [--all]`, with CASE one of
+//! `small-transformer`, `gpt-175b`, `trillion`, `all-reduce`; `--all` simulates everyone, `--steps` runs collectives step by step.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../benches/cases/mod.rs"]
@@ -9,14 +10,11 @@ use cases::{all_reduce, gpt_175b, small_transformer, trillion};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, prepare, simulate};
 use std::time::Instant;
 
-/// That of the program.
+/// That of the program, which keeps what is freed: here where `MIMALLOC_PURGE_DELAY=-1` says so.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
-    // As the program does (`foretell_executor::machine::keep_freed_memory`).
-    // SAFETY: there is one thread.
-    unsafe { libmimalloc_sys::mi_option_set_default(15, -1) };
     let arguments: Vec<String> = std::env::args().collect();
     let value = |name: &str| arguments.iter().position(|one| one == name).map(|at| arguments[at + 1].parse::<f64>().unwrap());
     let start = Instant::now();

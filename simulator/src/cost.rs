@@ -495,7 +495,7 @@ impl KindCosts {
             load_seconds_per_byte: profile.load_seconds_per_byte,
             communication_share: profile.communication_share.clamp(0.0, 1.0),
             copy_share: if kind.architecture == Architecture::Cpu { profile.communication_share.clamp(0.0, 1.0) } else { 0.0 },
-            communication_growth: profile.communication_growth.filter(|growth| *growth > 0.0).or(assumed.communication_growth),
+            communication_growth: profile.communication_growth.filter(|growth| *growth > 0.0),
             interruption: profile.interruption,
             ..assumed
         };

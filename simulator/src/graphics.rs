@@ -7,7 +7,7 @@ use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKin
 use crate::pairing::Call;
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
-use foretell_program::{Footprint, Phase, StageProgram};
+use foretell_program::{Footprint, Phase, Slowdown, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
 use foretell_units::{DataType, Seconds};
 use std::collections::BTreeMap;
@@ -104,10 +104,11 @@ impl Graphics {
     }
 
     /// What the stack costs beside kernels and exchanges. While both run, kernels take `compute_slowdown` longer and communication
-    /// `communication_slowdown`: it has the share of the processor, and grows beside a kernel, as these two say.
+    /// `communication_slowdown`.
     pub(crate) fn parameters(&self) -> Parameters {
         let steady = |seconds| Estimate::steady(seconds, self.source());
-        let growth = (1.0 + self.stack.compute_slowdown) / (1.0 + self.stack.communication_slowdown);
+        let slowdown = Slowdown { kernel: self.stack.compute_slowdown, exchange: self.stack.communication_slowdown };
+        let (share, growth) = slowdown.share_and_growth();
         Parameters {
             instruction_overhead: steady(Seconds::ZERO),
             stream_handoff: steady(Seconds::ZERO),
@@ -115,7 +116,7 @@ impl Graphics {
             micro_batch_overhead: self.stack.micro_batch_overhead,
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::ZERO,
-            communication_share: (self.stack.compute_slowdown / growth).min(1.0),
+            communication_share: share,
             copy_share: 0.0,
             communication_growth: Some(growth),
             host_waits: HostWaits {

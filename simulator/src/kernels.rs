@@ -170,6 +170,8 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         at_all(&[rows, columns, contracted], [weight == WeightLayout::InOut, fused[0], fused[1], fused[2]])
     };
     match *kernel {
+        // A GELU that keeps what it is applied to lies where one lies that does not: both are held against rooflines of their own, of which the one counts
+        // what it writes more.
         Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
             product(rows, columns, contracted, weight, [bias, activation == Activation::Relu, activation.is_gelu()])
         }

@@ -264,3 +264,56 @@ fn a_networks_link_owes_what_it_let_pass_faster_than_its_rate() {
     // One after the other all but what is still owed at the end have passed at the rate.
     assert!((8.2e-3..10e-3).contains(&step(10)), "{}", step(10));
 }
+
+/// A kernel and an exchange that outlasts it three times, or the other way round, where nothing else costs anything: how much longer each takes than alone.
+fn slowed(share: f64, growth: Option<f64>) -> [f64; 2] {
+    let (bytes, elements, exchange, topology) = (1 << 20, 1000, 1e-3, node(2));
+    let step = |kernel: f64, is_beside: [bool; 2]| {
+        let time = |seconds| Sample { p10: Seconds::new(seconds), p90: Seconds::new(seconds), ..sample(seconds) };
+        // What even the smallest takes is latency, in which nobody is slowed.
+        let reduce = [(8, 1e-9), (bytes, exchange)].map(|(bytes, seconds)| ExchangeSample {
+            bytes,
+            time: time(seconds),
+            processor: Seconds::new(seconds * share),
+            ..profile().exchanges[0]
+        });
+        let relu = KernelSample { kernel: Kernel::Relu { elements }, time: time(kernel), ..profile().kernels[0] };
+        let profile = Profile {
+            instruction_overhead: time(0.0),
+            stream_handoff: time(0.0),
+            step_overhead: time(0.0),
+            communication_share: share,
+            communication_growth: growth,
+            kernels: vec![relu],
+            exchanges: reduce.to_vec(),
+            ..profile()
+        };
+        let costs = CostModel::new(Some(&profile), &topology);
+        let mut stage = StageBuilder::new(0);
+        let exchanged =
+            is_beside[0].then(|| stage.collective(Collective::AllReduce, Group::along(Axis::Data), bytes, &[]).0 as usize);
+        let computed = is_beside[1].then(|| stage.compute(elements, &[]).0 as usize);
+        let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
+        let took = |place: Option<usize>| {
+            place.map_or(0.0, |place| Seconds::from(simulation.timeline.ranks[0].spans[place].duration()).value())
+        };
+        [took(exchanged), took(computed)]
+    };
+    let (short, long) = (exchange / 3.0, exchange * 3.0);
+    let [_, kernel] = step(short, [true, true]);
+    let [reduce, _] = step(long, [true, true]);
+    assert!((step(short, [false, true])[1] - short).abs() < 1e-9 && (step(long, [true, false])[0] - exchange).abs() < 1e-9);
+    [kernel / short - 1.0, reduce / exchange - 1.0]
+}
+
+#[test]
+fn kernels_and_exchanges_beside_each_other_are_slowed_as_they_were_measured() {
+    for slowdown in [Slowdown { kernel: 0.2, exchange: 0.5 }, Slowdown { kernel: 0.4, exchange: 0.0 }, Slowdown::default()] {
+        let (share, growth) = slowdown.share_and_growth();
+        let [kernel, exchange] = slowed(share, Some(growth));
+        assert!((kernel - slowdown.kernel).abs() < 1e-3 && (exchange - slowdown.exchange).abs() < 1e-3, "{kernel} {exchange}");
+    }
+    // Where an operating system shares a processor out, an exchange that wants a quarter of it has all that it wants.
+    let [kernel, exchange] = slowed(0.25, None);
+    assert!((kernel - 1.0 / 3.0).abs() < 1e-3 && exchange.abs() < 1e-3, "{kernel} {exchange}");
+}

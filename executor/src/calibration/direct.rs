@@ -11,7 +11,7 @@ use crate::error::ExecutorError;
 use crate::job::CalibrationJob;
 use crate::transport::{Group, Transport};
 use foretell_models::Kernel;
-use foretell_program::{Exchange, Sample};
+use foretell_program::{Exchange, Sample, Slowdown};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
@@ -42,22 +42,6 @@ pub(super) struct Timed {
     pub(super) exchange: Exchange,
     pub(super) bytes: Bytes,
     pub(super) sample: Sample,
-}
-
-/// How much longer each takes beside the other than alone, as parts of the time alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Slowdown {
-    pub(super) kernel: f64,
-    pub(super) exchange: f64,
-}
-
-impl Slowdown {
-    /// The share of the device that communication takes, and how fast it grows beside a kernel: with these two of a fluid on one resource kernels are
-    /// slowed by the one and communication by the other.
-    pub(super) fn share_and_growth(self) -> (f64, f64) {
-        let growth = (1.0 + self.kernel) / (1.0 + self.exchange);
-        ((self.kernel / growth).min(1.0), growth)
-    }
 }
 
 /// Times the exchanges of all groups of a job that this rank is in, one group after the other, and what they and kernels do to each other.
@@ -390,15 +374,6 @@ mod tests {
     fn there_is_room_for_what_is_rounded_up_among_any_number_of_ranks() {
         for (ranks, bytes) in (2..5000).flat_map(|ranks| [1, 1000, 4096].map(|bytes| (ranks, Bytes::new(bytes)))) {
             assert!(part_of(bytes, ranks) * ranks as u64 <= room_for(bytes, ranks).count(), "{bytes} among {ranks}");
-        }
-    }
-
-    #[test]
-    fn what_a_profile_says_slows_both_as_they_were_slowed() {
-        for slowdown in [Slowdown { kernel: 0.2, exchange: 0.5 }, Slowdown { kernel: 0.4, exchange: 0.0 }, Slowdown::default()] {
-            let (share, growth) = slowdown.share_and_growth();
-            assert!((share * growth - slowdown.kernel).abs() < 1e-12);
-            assert!(((1.0 + share * growth) / growth - 1.0 - slowdown.exchange).abs() < 1e-12);
         }
     }
 }

@@ -107,7 +107,7 @@ const PRECISIONS: [DataType; 5] = [DataType::Fp32, DataType::Fp32, DataType::Bf1
 
 #[test]
 fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
-    if TestDevice::new(true).is_none() {
+    if TestDevice::new().is_none() {
         return;
     }
     for (text, precision) in MODELS.into_iter().zip(PRECISIONS) {
@@ -117,7 +117,7 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
         // In a ResNet rounding can turn a ReLU over, as in the law of the executor.
         let tolerance = if precision == DataType::Fp32 && !text.contains("resnet") { 1e-3 } else { 2e-2 };
         for timed in [Timed::None, Timed::First] {
-            let device = TestDevice::new(true).expect("it was there before");
+            let device = TestDevice::new().expect("it was there before");
             let on_device = train(&model, &plan, || Some(Arc::clone(&device)), timed);
             // Of a ResNet with so few samples a batch rounding doubles from step to step: the first steps of either way of running tell.
             let compared = if text.contains("resnet") { 3 } else { STEPS };
@@ -138,7 +138,7 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
             let strangers = |told: &&Told| matches!(told, Told::Synchronize { stream } if *stream != compute);
             assert_eq!(told[captured..].iter().filter(strangers).count(), 0, "another stream than the graph's is waited for");
             // The same again, to the bit.
-            assert_eq!(train(&model, &plan, || TestDevice::new(true), timed), on_device);
+            assert_eq!(train(&model, &plan, TestDevice::new, timed), on_device);
         }
     }
 }
@@ -188,8 +188,8 @@ fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
 
 #[test]
 fn ranks_that_reach_each_other_through_the_host_train_as_one_does() {
-    if TestDevice::new(true).is_some() {
-        layouts_train_as_one_rank_does(|| TestDevice::new(true));
+    if TestDevice::new().is_some() {
+        layouts_train_as_one_rank_does(TestDevice::new);
     }
 }
 

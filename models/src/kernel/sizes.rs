@@ -196,3 +196,25 @@ impl Mixture {
         self.tokens * self.top
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Activation, Kernel};
+
+    #[test]
+    fn profiles_of_before_are_read() {
+        let read = |text: &str| serde_json::from_str::<Kernel>(text).expect("a kernel");
+        let sizes = r#""rows": 1, "columns": 2, "contracted": 3, "weight": "out_in""#;
+        for (name, activation) in [("false", Activation::None), ("true", Activation::Relu)] {
+            let kernel = read(&format!(r#"{{"matmul": {{{sizes}, "bias": true, "relu": {name}}}}}"#));
+            assert!(matches!(kernel, Kernel::Matmul { activation: given, .. } if given == activation));
+            let text = serde_json::to_string(&kernel).expect("it can be written");
+            assert_eq!(read(&text), kernel);
+        }
+        let gradient = format!(r#"{{"matmul_input_gradient":{{{sizes}}}}}"#).replace(": ", ":").replace(", ", ",");
+        assert_eq!(serde_json::to_string(&read(&gradient)).expect("it can be written"), gradient);
+        assert!(
+            serde_json::from_str::<Kernel>(&format!(r#"{{"matmul": {{{sizes}, "bias": true, "activation": "tanh"}}}}"#)).is_err()
+        );
+    }
+}

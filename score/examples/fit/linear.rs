@@ -4,7 +4,7 @@ use crate::cases::Case;
 use crate::parameters::Parameter;
 use crate::solve::Fit;
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The standard deviation of a row's logarithmic residual: noise and what is not modelled.
 pub const NOISE: f64 = 0.015;
@@ -82,8 +82,8 @@ pub fn robust(residuals: &[f64], weights: &[f64]) -> Vec<f64> {
 
 /// The fold of each name: names are dealt out in order, as many to each of `count` folds, or each to one of its own.
 pub fn folds(names: &[String], count: usize) -> Vec<usize> {
-    let distinct: BTreeMap<&str, ()> = names.iter().map(|name| (name.as_str(), ())).collect();
-    let folds: BTreeMap<&str, usize> = distinct.keys().enumerate().map(|(place, name)| (*name, place % count)).collect();
+    let distinct: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    let folds: BTreeMap<&str, usize> = distinct.into_iter().enumerate().map(|(place, name)| (name, place % count)).collect();
     names.iter().map(|name| folds[name.as_str()]).collect()
 }
 

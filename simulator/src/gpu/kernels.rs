@@ -150,6 +150,7 @@ impl GpuCosts<'_> {
                 let output = if gelu { 2.0 * element } else { element };
                 plain(1, rows, contracted, columns, output, rows * columns)
             }
+            // A bias's gradient is summed of a factor on the way, which costs what reading it does (cuBLASLt's `BGRAD`): nothing more.
             Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
                 of_experts(experts, rows, columns, contracted, element, rows * contracted)

@@ -254,7 +254,7 @@ impl Interpreter<'_> {
         stopped
     }
 
-    /// Notes all of a block that is over, but for what others could see of it already.
+    /// Notes all of a block that is over.
     fn note(&mut self, rank: u32, passed: &Passed) {
         let task = Task { rank, block: passed.block };
         let block = self.block(task);

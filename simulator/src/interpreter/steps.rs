@@ -3,6 +3,7 @@
 //! A member's next message begins when its last has arrived and so has the last one to it, the first one when both ends have entered the
 //! collective. So a member may be steps ahead of one that came late, and is held up by it only as far as messages come round.
 
+use super::prices::growth;
 use super::{Event, Interpreter, Owner, Task};
 use crate::code::Use;
 use crate::exchange::{self, Algorithm};
@@ -218,8 +219,7 @@ impl Interpreter<'_> {
             }
         }
         let kind = lowered.ranks[*sender as usize].kind;
-        let own = lowered.costs.parameters(kind).communication_growth;
-        let growth = own.unwrap_or(if largest > 0.0 { 1.0 / largest } else { 1.0 });
+        let growth = growth(lowered, Some(kind), largest);
         self.add_fluid(Owner::Hop(hop), state.flow.0 as f64, links.chain(ends), growth);
     }
 

@@ -131,34 +131,6 @@ impl Epilogue {
     }
 }
 
-/// Which products a device makes without kernels of ours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Makes {
-    /// Those that its library has a way for.
-    #[default]
-    Products,
-    /// Of those, the ones that nothing is done beside: for tests.
-    #[cfg(test)]
-    PlainProducts,
-    /// None: for tests.
-    #[cfg(test)]
-    Nothing,
-}
-
-impl Makes {
-    /// Whether a product is one of them.
-    pub(crate) fn allows(self, product: &Product) -> bool {
-        let _ = product;
-        match self {
-            Self::Products => true,
-            #[cfg(test)]
-            Self::PlainProducts => product.epilogue.is_plain(),
-            #[cfg(test)]
-            Self::Nothing => false,
-        }
-    }
-}
-
 /// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, row-major, and as many times as the batch has matrices. Those of a
 /// batch are dense and lie one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq)]

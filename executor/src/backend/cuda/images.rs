@@ -9,8 +9,8 @@ use super::queue::{Grid, Queue, Work};
 use foretell_models::{Kernel, Window};
 use foretell_units::DataType;
 
-/// The most bytes of scratch memory that the pixels under windows may take; a larger batch is treated by parts.
-pub(super) const MOST_COLUMNS: usize = 256 << 20;
+/// The most bytes of scratch memory that the pixels under windows may take; a larger batch is treated by parts, in tests a small one, too.
+pub(super) const MOST_COLUMNS: usize = if cfg!(test) { 1 << 14 } else { 256 << 20 };
 
 impl Queue<'_> {
     /// Queues a kernel of this family; whether it is one.

@@ -27,8 +27,6 @@ mod training;
 
 pub(crate) use collectives::{CommunicatorHandle, Exchange, ExchangeKind, Identity, Piece};
 pub use driver::DeviceDescription;
-#[cfg(test)]
-pub(crate) use driver::Makes;
 pub(crate) use driver::{DeviceAddress, Driver, EventHandle, GraphHandle, StreamHandle};
 pub use error::CudaError;
 pub use libraries::Library;

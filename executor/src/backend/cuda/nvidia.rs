@@ -1,4 +1,5 @@
-//! The seam's real side: NVIDIA's driver, through cudarc. Whether a library is there is asked before the first call into it.
+//! The seam's real side: NVIDIA's driver and libraries, through cudarc but for NCCL, which is loaded under the name that packages have. Whether a
+//! library is there is asked before the first call into it.
 
 mod cudnn;
 mod nccl;
@@ -7,7 +8,7 @@ mod products;
 
 use super::collectives::Collectives;
 use super::convolutions::Convolution;
-use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Makes, Product, StreamHandle};
+use super::driver::{DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle};
 use super::error::CudaError;
 use super::libraries::Library;
 use super::sources::{Source, precision_number};
@@ -35,11 +36,7 @@ pub(crate) struct NvidiaDriver {
     /// By name and precision.
     functions: Mutex<HashMap<(&'static str, u32), Function>>,
     products: Mutex<Option<Products>>,
-    /// Which products the library is asked for.
-    makes: Makes,
     convolutions: cudnn::Cudnn,
-    /// Whether cuDNN's convolutions are used; else products over windows, as where it is not there.
-    has_cudnn: bool,
     communicators: nccl::Communicators,
     reach: Reach,
 }
@@ -146,24 +143,10 @@ impl NvidiaDriver {
             modules: Mutex::default(),
             functions: Mutex::default(),
             products: Mutex::default(),
-            makes: Makes::default(),
             convolutions: cudnn::Cudnn::default(),
-            has_cudnn: true,
             communicators: nccl::Communicators::default(),
             reach,
         })
-    }
-
-    /// As where cuBLASLt has no way for other products, and cuDNN is not there.
-    #[cfg(test)]
-    pub(crate) fn that_makes(self, makes: Makes) -> Self {
-        Self { makes, has_cudnn: makes == Makes::Products, ..self }
-    }
-
-    /// As where cuDNN is not there.
-    #[cfg(test)]
-    pub(crate) fn without_convolutions(self) -> Self {
-        Self { has_cudnn: false, ..self }
     }
 
     /// The driver's calls are about the calling thread's device.
@@ -326,10 +309,6 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
-        if !self.makes.allows(product) {
-            let Product { rows, columns, contracted, .. } = *product;
-            return Err(CudaError::ProductNotSupported { rows, columns, contracted });
-        }
         self.enter()?;
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         let products = match &mut *products {
@@ -341,9 +320,6 @@ impl Driver for NvidiaDriver {
     }
 
     fn plan_convolution(&self, convolution: &Convolution) -> Result<usize, CudaError> {
-        if !self.has_cudnn {
-            return Err(CudaError::MissingLibrary { library: Library::Cudnn });
-        }
         self.convolutions.plan(self, convolution)
     }
 

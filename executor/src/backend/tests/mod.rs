@@ -22,11 +22,12 @@ use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
+use super::cuda::CudaBackend;
 use super::cuda::tests::{
     device::{Convolutions, TestDevice},
+    limited::Makes,
     on_gpu::GpuBackend,
 };
-use super::cuda::{CudaBackend, Makes};
 use super::{Backend, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
 use cases::{attention, attentions, cases, dropped, ropes, window};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
@@ -70,13 +71,8 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
 }
 
 /// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
-/// can be; there with the library's products, or with its own.
-fn cuda_backend(makes_products: bool) -> Vec<Box<dyn Backend>> {
-    cuda_backend_that(if makes_products { Makes::Products } else { Makes::Nothing })
-}
-
-/// The same with these of the library's products.
-fn cuda_backend_that(makes: Makes) -> Vec<Box<dyn Backend>> {
+/// can be; with these of the library's products.
+fn cuda_backend(makes: Makes) -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::wanted(makes) {
         return vec![Box::new(backend)];
     }
@@ -100,7 +96,7 @@ fn is_convolution(kernel: &Kernel) -> bool {
 
 /// All backends that can be had.
 fn all_backends() -> Vec<Box<dyn Backend>> {
-    cpu_backends().into_iter().chain(cuda_backend(true)).collect()
+    cpu_backends().into_iter().chain(cuda_backend(Makes::Products)).collect()
 }
 
 /// Products that the processor makes soon enough by the CUDA backend's own kernel.
@@ -126,17 +122,17 @@ fn every_kernel_computes_what_the_reference_does() {
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does() {
-    conforms(cuda_backend(true), |_| true);
+    conforms(cuda_backend(Makes::Products), |_| true);
 }
 
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference() {
-    conforms(cuda_backend(false), is_small_product);
+    conforms(cuda_backend(Makes::Nothing), is_small_product);
 }
 
 #[test]
 fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_reference_does() {
-    conforms(cuda_backend_that(Makes::PlainProducts), |kernel| {
+    conforms(cuda_backend(Makes::PlainProducts), |kernel| {
         matches!(
             kernel,
             Kernel::Matmul { .. }
@@ -224,7 +220,7 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
     };
     // SAFETY: the call is refused before its overlapping operands are written.
     let error = unsafe { CpuBackend::new().run(&call) }.unwrap_err();
-    for mut backend in cuda_backend(true) {
+    for mut backend in cuda_backend(Makes::Products) {
         // SAFETY: as above; what an index has no place for is left out.
         assert_eq!(unsafe { backend.run(&call) }.unwrap_err(), error);
     }

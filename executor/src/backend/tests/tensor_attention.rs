@@ -1,7 +1,7 @@
 //! Attention on tensor cores in sixteen bits: more queries and keys than their tiles have, heads that fill them and that do not.
 
 use super::precision::assert_close;
-use super::{Tensor, attention, cuda_backend, dropped, last_member, operands_in, reference, run_in};
+use super::{Makes, Tensor, attention, cuda_backend, dropped, last_member, operands_in, reference, run_in};
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::tests::device::{TestDevice, Told};
 use crate::half::Half;
@@ -38,7 +38,7 @@ fn attention_on_tensor_cores_is_that_of_the_reference() {
             let (reads, before) = operands_in(&kernel, precision, &mut random);
             let member = last_member(&kernel);
             let expected = reference::run(&kernel, &reads, &before, false, &super::PARAMETERS, member);
-            for backend in &mut cuda_backend(true) {
+            for backend in &mut cuda_backend(Makes::Products) {
                 let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, false, false, member);
                 let computed = run();
                 assert_close(&kernel, half, "on tensor cores", &computed, &expected);
@@ -52,7 +52,7 @@ fn attention_on_tensor_cores_is_that_of_the_reference() {
 
 /// The kernels that were launched for one call.
 fn launched(kernel: &Kernel, precision: DataType) -> Vec<&'static str> {
-    let Some(device) = TestDevice::new(true) else { return Vec::new() };
+    let Some(device) = TestDevice::new() else { return Vec::new() };
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     let (reads, before): (Vec<Tensor>, Vec<Tensor>) = operands_in(kernel, precision, &mut ChaCha8Rng::seed_from_u64(1));
     device.told();
@@ -63,7 +63,7 @@ fn launched(kernel: &Kernel, precision: DataType) -> Vec<&'static str> {
 
 #[test]
 fn tensor_cores_are_used_where_heads_and_formats_allow() {
-    if TestDevice::new(true).is_none() {
+    if TestDevice::new().is_none() {
         return;
     }
     let sizes = attention([1, 8, 1, 64], true, false);

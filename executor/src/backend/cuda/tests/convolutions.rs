@@ -3,8 +3,8 @@
 use super::device::{Convolutions, TestDevice, Told};
 use super::on_gpu::GpuBackend;
 use crate::backend::cuda::convolutions::{Convolution, ConvolutionKind};
-use crate::backend::cuda::driver::{DeviceAddress, Driver};
-use crate::backend::cuda::{CudaBackend, CudaError, Library};
+use crate::backend::cuda::driver::Driver;
+use crate::backend::cuda::{CudaBackend, Library};
 use crate::backend::{Hyperparameters, KernelCall, Operand};
 use foretell_models::{Kernel, Window};
 use foretell_units::DataType;
@@ -12,8 +12,20 @@ use std::sync::Arc;
 
 const WINDOW: Window = Window { batch: 3, height: 6, width: 5, in_channels: 8, out_channels: 4, size: 3, stride: 2, padding: 1 };
 
-/// What the device is told of a kernel over a window, twice the same call; operands lie one behind the other from a place on.
+/// What the device is told of a kernel over a window, twice the same call.
 fn told_of(
+    device: &Arc<TestDevice>,
+    backend: &mut CudaBackend,
+    kernel: &Kernel,
+    precision: DataType,
+    accumulate: bool,
+) -> Vec<Told> {
+    told_of_calls(2, device, backend, kernel, precision, accumulate)
+}
+
+/// The same of so many calls.
+fn told_of_calls(
+    calls: usize,
     device: &Arc<TestDevice>,
     backend: &mut CudaBackend,
     kernel: &Kernel,
@@ -36,7 +48,7 @@ fn told_of(
     let operand = |bytes: usize| Operand { pointer: device.allocate(bytes).unwrap().pointer(), bytes };
     let (reads, writes, parameters) = (reads.map(operand), [operand(written)], Hyperparameters::default());
     device.told();
-    for _ in 0..2 {
+    for _ in 0..calls {
         let call = KernelCall {
             kernel,
             reads: &reads,
@@ -124,7 +136,7 @@ fn a_weight_is_given_its_slope_in_single_precision_from_what_was_widened() {
 
 #[test]
 fn what_the_library_refuses_before_or_when_it_comes_to_it_is_made_of_products() {
-    for convolutions in [Convolutions::Refused, Convolutions::Failing] {
+    for convolutions in [Convolutions::Refused, Convolutions::FailingAfter(0)] {
         let Some(device) = TestDevice::with(convolutions) else { return };
         let mut backend = CudaBackend::new(device.clone()).unwrap();
         for kernel in
@@ -138,23 +150,29 @@ fn what_the_library_refuses_before_or_when_it_comes_to_it_is_made_of_products() 
 }
 
 #[test]
-fn a_step_that_is_captured_plans_nothing() {
-    let Some(device) = TestDevice::with(Convolutions::Made) else { return };
-    let shaped = |window: Window| Convolution {
-        kind: ConvolutionKind::Forward,
-        window,
-        format: DataType::Bf16,
-        image: DeviceAddress(256),
-        weight: DeviceAddress(512),
-        response: DeviceAddress(1024),
-    };
-    device.plan_convolution(&shaped(WINDOW)).unwrap();
-    let stream = device.create_stream().unwrap();
-    device.begin_capture(stream).unwrap();
-    device.plan_convolution(&shaped(WINDOW)).unwrap();
-    // Of the test device's law: what is new is refused while work is captured.
-    let refused = device.plan_convolution(&shaped(Window { batch: 1, ..WINDOW }));
-    assert!(matches!(refused, Err(CudaError::Call { .. })), "{refused:?}");
+fn a_weights_slope_of_many_images_is_made_of_parts_by_whoever_makes_them() {
+    // In scratch memory of sixteen kilobytes there is room for fourteen images in single precision, and for 25 of windows in sixteen bits.
+    let window = Window { batch: 40, ..WINDOW };
+    let kernel = Kernel::ConvolutionWeightGradient(window);
+    let image = |made: &Convolution| (made.window.batch, made.format);
+    let contracted = |one: &Told| if let Told::Multiply { product, .. } = one { Some(product.contracted) } else { None };
+    // Of the library's parts each but the first is added, as all are that follow where it refuses.
+    for (convolutions, by_library, brought, by_products) in [
+        (Convolutions::Made, vec![14, 14, 12], 2, vec![]),
+        (Convolutions::FailingAfter(1), vec![14], 0, vec![12, 12, 2]),
+        (Convolutions::FailingAfter(2), vec![14, 14], 1, vec![12]),
+        (Convolutions::Refused, vec![], 0, vec![12, 12, 12, 4]),
+    ] {
+        let Some(device) = TestDevice::with(convolutions) else { return };
+        let mut backend = CudaBackend::new(device.clone()).unwrap();
+        let told = told_of_calls(1, &device, &mut backend, &kernel, DataType::Bf16, false);
+        let images: Vec<_> = convolved(&told).iter().map(image).collect();
+        assert_eq!(images, by_library.into_iter().map(|images| (images, DataType::Tf32)).collect::<Vec<_>>(), "{convolutions:?}");
+        let products: Vec<_> = told.iter().filter_map(contracted).map(|pixels| pixels / 9).collect();
+        assert_eq!(products, by_products, "{convolutions:?}");
+        let added = launched(&told).into_iter().filter(|function| *function == "bring_rows").count();
+        assert_eq!(added, brought, "{convolutions:?}");
+    }
 }
 
 #[test]

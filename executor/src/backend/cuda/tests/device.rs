@@ -3,11 +3,12 @@
 
 use super::convolving;
 use super::emulator::Emulator;
+use super::limited::Makes;
 use super::meeting::{self, Meeting};
 use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, Identity};
 use crate::backend::cuda::convolutions::{Convolution, ConvolutionShape};
 use crate::backend::cuda::driver::{
-    DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Last, Launch, Makes, Product, StreamHandle, Sums,
+    DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Last, Launch, Product, StreamHandle, Sums,
 };
 use crate::backend::cuda::error::CudaError;
 use crate::half::Half;
@@ -94,8 +95,9 @@ struct State {
     next: u64,
     capturing: Option<Capture>,
     graphs: HashMap<GraphHandle, Vec<Task>>,
-    /// Convolutions that were asked about.
+    /// Convolutions that were asked about, and how many were made.
     planned: HashSet<ConvolutionShape>,
+    convolved: usize,
     allocated: usize,
 }
 
@@ -104,8 +106,8 @@ struct State {
 pub(crate) enum Convolutions {
     /// The library makes them.
     Made,
-    /// It says so, and does not when it comes to it.
-    Failing,
+    /// It says so, and does not when it comes to it but for so many.
+    FailingAfter(usize),
     /// It refuses, or is not there.
     Refused,
 }
@@ -130,12 +132,12 @@ impl fmt::Debug for TestDevice {
 }
 
 impl TestDevice {
-    /// A device, with all products or none; none where kernels cannot be run.
-    pub(crate) fn new(makes_products: bool) -> Option<Arc<Self>> {
-        Self::that_makes(if makes_products { Makes::Products } else { Makes::Nothing })
+    /// A device whose library makes products and convolutions; none where kernels cannot be run.
+    pub(crate) fn new() -> Option<Arc<Self>> {
+        Self::that_makes(Makes::Products)
     }
 
-    /// A device with these products.
+    /// A device with these products, and convolutions with all of them.
     pub(crate) fn that_makes(makes: Makes) -> Option<Arc<Self>> {
         let description = DeviceDescription {
             name: "test device".into(),
@@ -151,13 +153,13 @@ impl TestDevice {
 
     /// A device whose ranks reach each other from device to device.
     pub(crate) fn direct() -> Option<Arc<Self>> {
-        let device = Arc::into_inner(Self::new(true)?)?;
+        let device = Arc::into_inner(Self::new()?)?;
         Some(Arc::new(Self { meeting: Some(Meeting::default()), ..device }))
     }
 
     /// A device that makes products, and whose library does with convolutions what is said.
     pub(crate) fn with(convolutions: Convolutions) -> Option<Arc<Self>> {
-        let device = Arc::into_inner(Self::new(true)?)?;
+        let device = Arc::into_inner(Self::new()?)?;
         Some(Arc::new(Self { convolutions, ..device }))
     }
 
@@ -442,9 +444,11 @@ impl Driver for TestDevice {
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
         assert!(self.lock().planned.contains(&convolution.shape()), "a convolution was not planned: {convolution:?}");
-        if self.convolutions == Convolutions::Failing {
+        let made = self.lock().convolved;
+        if matches!(self.convolutions, Convolutions::FailingAfter(most) if made >= most) {
             return Err(CudaError::ConvolutionNotSupported { reason: "it was told to fail".into() });
         }
+        self.lock().convolved += 1;
         let own = *convolution;
         // SAFETY: the caller's promise.
         self.queue(stream, Told::Convolve { convolution: own, workspace, stream }, move || unsafe {

@@ -8,6 +8,7 @@ mod convolutions;
 mod convolving;
 pub(crate) mod device;
 pub(crate) mod emulator;
+pub(crate) mod limited;
 mod meeting;
 pub(crate) mod on_gpu;
 mod queueing;

@@ -1,6 +1,7 @@
 //! A real GPU as the tests of backends use it: what they hand over lies in the host's memory, and is copied there and back around each call.
 
-use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, Makes, NvidiaDriver, Reach};
+use super::limited::{Limited, Makes};
+use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, NvidiaDriver, Reach};
 use crate::backend::{Backend, BackendError, KernelCall, Operand};
 use std::sync::Arc;
 
@@ -19,14 +20,18 @@ impl GpuBackend {
         std::env::var_os(GPU).is_some()
     }
 
-    /// On the GPU that was asked for, if one was; with these of the library's products.
+    /// On the GPU that was asked for, if one was; with these of the library's products, and cuDNN's convolutions with all of them.
     pub(crate) fn wanted(makes: Makes) -> Option<Self> {
-        Some(Self::on(Self::driver()?.that_makes(makes)))
+        let driver = Self::driver()?;
+        Some(match makes {
+            Makes::Products => Self::on(driver),
+            _ => Self::on(Limited { driver, makes, has_convolutions: false }),
+        })
     }
 
     /// The same with the library's products, and without cuDNN.
     pub(crate) fn wanted_without_convolutions() -> Option<Self> {
-        Some(Self::on(Self::driver()?.without_convolutions()))
+        Some(Self::on(Limited { driver: Self::driver()?, makes: Makes::Products, has_convolutions: false }))
     }
 
     /// The driver of the GPU that was asked for, if one was.
@@ -35,7 +40,7 @@ impl GpuBackend {
         Some(NvidiaDriver::open(index, Reach::Host).unwrap())
     }
 
-    fn on(driver: NvidiaDriver) -> Self {
+    fn on(driver: impl Driver + 'static) -> Self {
         let driver: Arc<dyn Driver> = Arc::new(driver);
         Self { backend: CudaBackend::new(Arc::clone(&driver)).unwrap(), driver }
     }

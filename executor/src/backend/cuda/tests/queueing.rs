@@ -21,7 +21,7 @@ fn call<'a>(kernel: &'a Kernel, reads: &'a [Operand], writes: &'a [Operand], par
 
 #[test]
 fn a_kernel_is_one_launch_and_what_does_not_fit_is_refused_before_any() {
-    let Some(device) = TestDevice::new(true) else { return };
+    let Some(device) = TestDevice::new() else { return };
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     let memory = device.allocate(4096).unwrap();
     let operand = |bytes| Operand { pointer: memory.pointer(), bytes };
@@ -39,7 +39,7 @@ fn a_kernel_is_one_launch_and_what_does_not_fit_is_refused_before_any() {
 
 #[test]
 fn scratch_memory_grows_to_the_largest_kernel_and_all_is_given_back() {
-    let Some(device) = TestDevice::new(true) else { return };
+    let Some(device) = TestDevice::new() else { return };
     let before = device.allocated();
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     let small = device.allocated();
@@ -61,7 +61,7 @@ fn scratch_memory_grows_to_the_largest_kernel_and_all_is_given_back() {
 
 #[test]
 fn a_product_whose_rows_tensor_cores_do_not_take_is_made_of_rows_in_scratch_memory() {
-    let Some(device) = TestDevice::new(true) else { return };
+    let Some(device) = TestDevice::new() else { return };
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     let memory = device.allocate(1 << 16).unwrap();
     let operand = |numbers: usize| Operand { pointer: memory.pointer(), bytes: 2 * numbers };

@@ -1,0 +1,90 @@
+//! What particular layouts must be laid out as: Megatron's collectives, ZeRO's shards, what recomputation holds, what is refused.
+
+mod context;
+mod dropout;
+mod experts;
+mod recompute;
+mod refusals;
+mod state;
+mod tensor;
+
+use foretell_models::{DropoutRate, Kernel, Model, Stem};
+use foretell_program::{
+    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Keep, Kept, Layout, MemoryKind, Offload, Operation,
+    Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
+};
+use foretell_units::{Bytes, DataType};
+
+fn program(model: &Model, layout: Layout, batch: usize) -> Program {
+    compile(model, "model", &Plan::new(layout, batch)).expect("a plan that fits").training
+}
+
+fn count(stage: &StageProgram, kind: &str) -> usize {
+    stage.instructions.iter().filter(|one| one.operation.kind() == kind).count()
+}
+
+#[test]
+fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
+    let model = Model::Mlp { widths: vec![8, 16, 4] };
+    let layout = Layout { data: 2, tensor: 2, micro_batch: 2, ..Layout::default() };
+    let program = program(&model, layout, 4);
+    let stage = &program.lists[0];
+    // z is partial over `tensor` (one all-reduce), the gradients over `data` (one bucket for shards, one for what is whole).
+    assert_eq!(count(stage, "all_reduce"), 3, "{program}");
+    let weight = |name: &str| stage.buffers.iter().find(|one| *one.name == *name).expect("a weight").shape.to_vec();
+    assert_eq!(weight("0.weight"), [8, 8], "columns are shared out");
+    assert_eq!(weight("2.weight"), [4, 8], "and then rows");
+    assert_eq!(weight("2.bias"), [4], "the bias after the sum is whole");
+}
+
+#[test]
+fn one_tensor_a_micro_batch_crosses_between_stages_each_way() {
+    for model in
+        ["gpt2", "resnet18", "llama3-8b", "bert-base-uncased", "vgg11"].map(|name| Model::named(name).expect("in the zoo"))
+    {
+        let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
+        // An input's gradient is summed where its readers are, not where it was made.
+        assert_eq!([0, 1].map(|stage| count(&program.lists[stage], "send")), [2, 2], "{model:?}");
+    }
+}
+
+#[test]
+fn the_same_plan_gives_the_same_program() {
+    let model = Model::named("resnet18").expect("in the zoo");
+    let layout = Layout { data: 2, tensor: 2, pipeline: 2, micro_batch: 2, ..Layout::default() };
+    assert_eq!(program(&model, layout.clone(), 8).to_string(), program(&model, layout, 8).to_string());
+}
+
+#[test]
+fn hardware_arithmetic_is_never_less_than_the_models() {
+    let model = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
+    let odd = Model::Gpt {
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 63,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
+    let ratio = |model: &Model, tensor, recompute| {
+        let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
+        program.hardware_flops.value() / program.model_flops.value()
+    };
+    assert!((ratio(&model, 1, Recompute::None) - 1.0).abs() < 1e-12, "nothing is done twice");
+    assert!((ratio(&model, 2, Recompute::None) - 1.0).abs() < 1e-12, "ranks share out all products");
+    assert!(ratio(&odd, 2, Recompute::None) > 1.0, "a vocabulary that does not divide is whole on every rank");
+    assert!(ratio(&model, 1, Recompute::Full) > 1.2, "blocks are computed again");
+}

@@ -1,0 +1,82 @@
+//! What is forgotten and computed again, and what schedules hold meanwhile.
+
+use super::*;
+
+#[test]
+fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
+    let model = Model::Gpt {
+        layers: 6,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: true,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
+    let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
+    let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
+    assert_eq!(count(&none.lists[0], "attention"), 6);
+    assert_eq!(count(&full.lists[0], "attention"), 12);
+    assert!(full.lists[0].arena.value() < 0.8 * none.lists[0].arena.value(), "{} {}", full.lists[0].arena, none.lists[0].arena);
+}
+
+/// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama block, and what attention and reduce-scatters left.
+#[test]
+fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
+    let model = Model::Llama {
+        layers: 4,
+        hidden: 32,
+        heads: 4,
+        kv_heads: None,
+        head_dimension: None,
+        ffn: 64,
+        vocab: 64,
+        sequence: 32,
+        tied_embeddings: false,
+        rope_theta: 10_000,
+    };
+    // Products and attentions of a block that are computed again, and what all of it takes.
+    let again = |recompute, tensor| {
+        let layout = Layout { micro_batch: 4, tensor, recompute, sequence_parallel: tensor > 1, ..Layout::default() };
+        let program = program(&model, layout, 4);
+        let list = &program.lists[0];
+        let repeated = list.instructions.iter().filter(|one| one.phase == Phase::Recompute);
+        let kernels = repeated.filter_map(|one| match &*one.operation {
+            Operation::Compute { kernel, .. } => Some(*kernel),
+            _ => None,
+        });
+        let (mut products, mut attentions) = (0, 0);
+        for kernel in kernels {
+            products += usize::from(matches!(kernel, Kernel::Matmul { .. }));
+            attentions += usize::from(matches!(kernel, Kernel::Attention(_)));
+        }
+        ((products as f64 / 4.0, attentions as f64 / 4.0), list.arena)
+    };
+    let all_but = |kinds: &[Keep]| Recompute::AllBut(Kept::from(kinds.to_vec()));
+    let titan = all_but(&[Keep::Attention, Keep::OddProducts, Keep::Sums]);
+    let (none, holds_none) = again(Recompute::None, 1);
+    let (products, holds_products) = again(all_but(&[Keep::Attention, Keep::Products]), 1);
+    let (odd, holds_odd) = again(titan, 1);
+    let (full, holds_full) = again(Recompute::Full, 1);
+    // The last product of a block is read by no gradient.
+    assert_eq!((none, products, odd, full), ((0.0, 0.0), (0.0, 0.0), (3.0, 0.0), (6.0, 1.0)));
+    assert!(holds_none > holds_products && holds_products > holds_odd && holds_odd > holds_full);
+    assert_eq!(again(all_but(&[]), 1), (full, holds_full));
+    assert_eq!(again(all_but(&[Keep::Projections]), 1).0, (3.0, 1.0));
+    // Of the product after attention what is kept is its sum over the ranks of `tensor`.
+    assert_eq!(again(titan, 2).0, (2.0, 0.0));
+    let text = serde_json::to_string(&titan).expect("it can be written");
+    assert_eq!(text, r#"{"all_but":["attention","odd_products","sums"]}"#);
+    assert_eq!(serde_json::from_str::<Recompute>(&text).expect("it reads back"), titan);
+}
+
+#[test]
+fn one_forward_one_backward_holds_less_than_gpipe() {
+    let model = Model::Mlp { widths: vec![64; 9] };
+    let layout = |schedule| Layout { pipeline: 2, micro_batch: 64, schedule, ..Layout::default() };
+    let gpipe = program(&model, layout(Schedule::Gpipe), 64 * 12);
+    let one = program(&model, layout(Schedule::OneForwardOneBackward), 64 * 12);
+    assert!(one.lists[0].arena.value() < 0.6 * gpipe.lists[0].arena.value());
+}
