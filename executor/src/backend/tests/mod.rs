@@ -5,6 +5,7 @@
 mod attention_dropout;
 mod cases;
 mod dropout;
+mod eight_bits;
 mod gradients;
 mod lstm;
 mod mixture;
@@ -115,6 +116,9 @@ fn is_small_product(kernel: &Kernel) -> bool {
         Kernel::Convolution(window) | Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
             window.output_elements() * window.size * window.size * window.in_channels < 100_000
         }
+        Kernel::EightBitMatmul { .. }
+        | Kernel::EightBitMatmulInputGradient { .. }
+        | Kernel::EightBitMatmulWeightGradient { .. } => true,
         _ => false,
     }
 }
@@ -140,6 +144,8 @@ fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_refer
         matches!(
             kernel,
             Kernel::Matmul { .. }
+                | Kernel::EightBitMatmul { .. }
+                | Kernel::EightBitMatmulInputGradient { gelu: true, .. }
                 | Kernel::MatmulInputGradient { gelu: true, .. }
                 | Kernel::MatmulWeightGradient { bias: true, .. }
         )
