@@ -103,7 +103,12 @@ impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
     fn get(&self, key: Key, find: impl FnOnce() -> Value) -> Value {
         // A panic elsewhere leaves the table as it was.
         let cell = Arc::clone(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).entry(key).or_default());
-        cell.get_or_init(find).clone()
+        if let Some(known) = cell.get() {
+            return known.clone();
+        }
+        // Not within the cell: who waits there for other threads takes up their work meanwhile, which may ask for the same.
+        let found = find();
+        cell.get_or_init(|| found).clone()
     }
 }
 

@@ -241,8 +241,9 @@ impl<'a> Pieces<'a> {
             most =
                 most.max(there + needed * count + back).max(there + all * count + update).max(launches).max(sharing).max(alike);
             let own = self.of(stage, 0);
-            there += own.forward.arrival.passed.max(own.forward.free.passed);
-            back += own.backward.arrival.passed.max(own.backward.free.passed);
+            // What a pass does before it needs what it receives, as what it computes again, may be done by then.
+            there += if stage == 0 { own.forward.free.passed } else { own.forward.arrival.passed };
+            back += own.backward.arrival.passed;
         }
         most
     }

@@ -11,6 +11,7 @@ use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use std::sync::LazyLock;
 
 static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80g").expect("in the library"));
@@ -119,8 +120,14 @@ fn bound_cases() -> u32 {
     std::env::var("FORETELL_BOUND_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
 }
 
+/// So many cases, after those that failed once.
+fn cases(cases: u32) -> ProptestConfig {
+    let failed = FileFailurePersistence::Direct("tests/planner.proptest-regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: bound_cases(), ..ProptestConfig::default() })]
+    #![proptest_config(cases(bound_cases()))]
 
     #[test]
     fn the_bound_never_exceeds_what_is_simulated(
@@ -145,7 +152,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(cases(64))]
 
     /// What lets a search compile once what it simulates in several orders of the ranks.
     #[test]
@@ -194,6 +201,27 @@ fn bounds_are_near_what_is_simulated() {
     }
 }
 
+/// What a pass computes again may be done when its gradient arrives: a stage's micro-batch is as long on its way back as what comes after that.
+#[test]
+fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 5,
+        hidden: 16,
+        heads: 4,
+        ffn: None,
+        vocab: 64,
+        sequence: 16,
+        tied_embeddings: true,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let layout = Layout { pipeline: 5, micro_batch: 2, recompute: Recompute::Full, ..Layout::default() };
+    let profile = profile(&DGX.device_kinds()[0].name, vec![1.0; 4]);
+    let costs = CostModel::new(Some(&profile), &DGX);
+    bounded(&model, &Plan::new(layout, 2), &DGX, &costs).expect("no bound is above what is simulated");
+}
+
 /// Meshes of stages' own on [`MIXED`], whose micro-batches have eight samples.
 fn own_stages() -> impl Strategy<Value = Vec<StageLayout>> {
     let sizes = proptest::sample::select(vec![(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4)]);
@@ -205,7 +233,7 @@ fn own_stages() -> impl Strategy<Value = Vec<StageLayout>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: bound_cases(), ..ProptestConfig::default() })]
+    #![proptest_config(cases(bound_cases()))]
 
     #[test]
     fn of_stages_with_meshes_of_their_own_neither(
@@ -267,7 +295,7 @@ fn by_brute_force(request: &Request<'_>) -> Option<Seconds> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+    #![proptest_config(cases(10))]
 
     #[test]
     fn the_search_finds_what_trying_everything_finds(
@@ -509,6 +537,38 @@ fn the_answer_does_not_depend_on_the_number_of_threads() {
     assert_eq!(one.candidates.len(), 5);
     assert_eq!(one, on(2));
     assert_eq!(one, on(2));
+}
+
+/// Threads that wait for others take up work meanwhile, which may ask for what they are finding out.
+#[test]
+fn threads_that_wait_for_each_other_do_not_do_so_for_ever() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let none = DropoutRate::NONE;
+        let model = Model::Gpt {
+            layers: 8,
+            hidden: 64,
+            heads: 4,
+            ffn: None,
+            vocab: 64,
+            sequence: 16,
+            tied_embeddings: true,
+            dropout: none,
+            attention_dropout: none,
+        };
+        let topology = DGX.clone().with_nodes(2).expect("there may be as many");
+        let costs =
+            CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+        let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 32) };
+        let answers = std::iter::once(1).chain([16; 12]).map(|threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool of threads");
+            pool.install(|| plan(&Request::new(&model, "model", &topology, &costs, &base)).expect("it can be laid out"))
+        });
+        let answers: Vec<Planned> = answers.collect();
+        done.send(answers.windows(2).all(|pair| pair[0] == pair[1])).expect("somebody waits for it");
+    });
+    let are_equal = is_done.recv_timeout(std::time::Duration::from_secs(300)).expect("it ends");
+    assert!(are_equal);
 }
 
 #[test]

@@ -345,7 +345,7 @@ impl Run<'_> {
             dependencies::prune(&mut program);
             (hardware_flops(&program) * part.ranks.len() as f64, program)
         };
-        // No list knows of another.
+        // No list knows of another. Whoever compiles must hold no lock that other work of its threads asks for: it may be done in between.
         let each: Vec<(Flops, StageProgram)> = self.parts.par_iter().zip(self.states).map(list).collect();
         let mut list_of_rank = vec![0; mesh.world_size()];
         for (number, part) in (0..).zip(self.parts) {

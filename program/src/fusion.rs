@@ -16,18 +16,17 @@ pub(crate) struct Fusions {
     pub(crate) gelu: bool,
     /// On through a GELU, in the gradient of the product after it.
     pub(crate) gradients: bool,
-    /// A bias's gradient beside its weight's.
+    /// A bias's gradient beside its weight's: not where that is of operands of eight bits, which would be summed up as they are rounded.
     pub(crate) bias_gradients: bool,
 }
 
 impl Fusions {
     /// Those of a plan. What else other stacks fuse is in their profiles, as factors of what apart would take. Where a product's result is kept
-    /// and what follows it is made again, a GELU is not the product's: it would be kept with it. Gradients of biases are apart for now: with them and
-    /// GELUs' in products the planner's bounds were above a simulation (five stages of one block, one micro-batch, all computed again).
+    /// and what follows it is made again, a GELU is not the product's: it would be kept with it.
     pub(crate) fn of(plan: &Plan) -> Self {
         let is_own = plan.stack.is_own();
         let keeps_products = matches!(plan.layout.recompute, Recompute::AllBut(kept) if kept.products || kept.odd_products);
-        Self { gelu: is_own && !keeps_products, gradients: is_own, bias_gradients: false }
+        Self { gelu: is_own && !keeps_products, gradients: is_own, bias_gradients: is_own && !plan.quantises() }
     }
 }
 

@@ -9,6 +9,7 @@ use foretell_program::{
 };
 use foretell_units::DataType;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use soundness::assert_sound;
 
 fn models() -> impl Strategy<Value = Model> {
@@ -162,8 +163,14 @@ fn precisions() -> impl Strategy<Value = DataType> {
     prop_oneof![Just(DataType::Fp32), Just(DataType::Bf16), Just(DataType::Fp8)]
 }
 
+/// So many cases, after those that failed once.
+fn cases(cases: u32) -> ProptestConfig {
+    let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(cases(256))]
 
     #[test]
     fn every_program_is_free_of_races_and_reads_only_what_was_written(
@@ -235,7 +242,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+    #![proptest_config(cases(256))]
 
     /// The same of stages with meshes of their own and ranks with samples of their own.
     #[test]

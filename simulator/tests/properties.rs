@@ -8,6 +8,7 @@ use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Progra
 use foretell_simulator::{Collectives, CostModel, Disturbance, Folding, Options, Simulation, critical_path, simulate};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 /// A thing that the next micro-batch does, in both stages.
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +96,14 @@ fn check(program: &Program, costs: &CostModel, simulation: &Simulation, share: f
     Ok(())
 }
 
+/// So many cases, after those that failed once.
+fn cases(cases: u32) -> ProptestConfig {
+    let failed = FileFailurePersistence::Direct("tests/properties.proptest-regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(cases(200))]
 
     #[test]
     fn every_simulation_keeps_order_and_conserves_work(

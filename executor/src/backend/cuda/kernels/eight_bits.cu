@@ -145,6 +145,7 @@ KERNEL(quantise) {
                 given[k] = widen(pack.numbers[k]) * scale;
             }
         } else {
+#pragma unroll
             for (int k = 0; k < WIDTH; k++) {
                 given[k] = is_row && first_column + column + k < columns ? widen(x[at + k]) * scale : 0.0f;
             }
@@ -160,8 +161,11 @@ KERNEL(quantise) {
             if (is_packed && first_column + column < columns) {
                 *(Codes *)(straight + at) = codes;
             } else {
-                for (int k = 0; k < WIDTH && first_column + column + k < columns; k++) {
-                    straight[at + k] = (unsigned char)(codes.words[k / 4] >> k % 4 * 8);
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) {
+                    if (first_column + column + k < columns) {
+                        straight[at + k] = (unsigned char)(codes.words[k / 4] >> k % 4 * 8);
+                    }
                 }
             }
         }
@@ -184,8 +188,11 @@ KERNEL(quantise) {
         if (rows % 16 == 0 && (long_word)transposed % 16 == 0 && first_row + row < rows) {
             *(Line *)to = line;
         } else {
-            for (int k = 0; k < 16 && first_row + row + k < rows; k++) {
-                to[k] = (unsigned char)(line.words[k / 4] >> k % 4 * 8);
+#pragma unroll
+            for (int k = 0; k < 16; k++) {
+                if (first_row + row + k < rows) {
+                    to[k] = (unsigned char)(line.words[k / 4] >> k % 4 * 8);
+                }
             }
         }
     }
