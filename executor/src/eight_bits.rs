@@ -1,6 +1,6 @@
 //! Numbers of eight bits: how they become single precision and how single precision becomes them, to the bit as NVIDIA's GPUs convert
-//! (`cvt.rn.satfinite` in the PTX manual): to the nearest, to the even one of two that are as near; what is too large, and what is infinite, becomes the
-//! largest number; a NaN stays one.
+//! (`cvt.rn.satfinite` in the PTX manual): to the nearest, to the even one of two that are as near; what is too large, and what is
+//! infinite, becomes the largest number; a NaN stays one.
 
 use foretell_models::EightBits;
 
@@ -63,8 +63,8 @@ pub const fn to_single(format: EightBits, code: u8) -> f32 {
     if code & 0x80 == 0 { value } else { -value }
 }
 
-/// The exponent of the power of two by which a tensor is multiplied whose largest magnitude has these bits: the largest for which that has a place in
-/// the format. None is found for what is not finite, and none is needed for zero.
+/// The exponent of the power of two by which a tensor is multiplied whose largest magnitude has these bits: the largest for which that has
+/// a place in the format. None is found for what is not finite, and none is needed for zero.
 pub fn exponent_for(format: EightBits, largest: u32) -> i32 {
     let (exponent, fraction) = ((largest >> 23) as i32, largest & 0x7f_ffff);
     if largest == 0 || exponent >= 255 {
@@ -96,11 +96,7 @@ mod tests {
         let value = |code: u8| {
             let (exponent, last) = (i32::from(code >> fraction), f64::from(code & ((1 << fraction) - 1)));
             let steps = f64::from(1u32 << fraction);
-            if exponent == 0 {
-                last / steps * 2f64.powi(1 - bias)
-            } else {
-                (1.0 + last / steps) * 2f64.powi(exponent - bias)
-            }
+            if exponent == 0 { last / steps * 2f64.powi(1 - bias) } else { (1.0 + last / steps) * 2f64.powi(exponent - bias) }
         };
         (0..count).map(|code| (value(code), code)).collect()
     }

@@ -1,12 +1,13 @@
-//! Operands of eight bits: a compiler pass over a graph that is shared out and fused. The products of the blocks that a model repeats, its stack's
-//! linear layers, read copies of what they read before, E4M3 of activations and weights and E5M2 of gradients (Micikevicius et al. 2022), made
-//! by operators of their own. All else stays as it is: attention, norms, experts, convolutions, the embedding and the head, as in NVIDIA's
-//! Transformer Engine.
+//! Operands of eight bits: a compiler pass over a graph that is shared out and fused. The products of the blocks that a model repeats, its
+//! stack's linear layers, read copies of what they read before, E4M3 of activations and weights and E5M2 of gradients (Micikevicius et al.
+//! 2022), made by operators of their own. All else stays as it is: attention, norms, experts, convolutions, the embedding and the head, as
+//! in NVIDIA's Transformer Engine.
 //!
-//! Each rank scales what it has of a tensor by a power of two, from the largest element that is there (current scaling). No rank asks another: a power of
-//! two changes no number's mantissa, so but for numbers too small for the format a layout rounds as another does. What products sum over must
-//! lie together in both operands (Hopper's tensor cores take nothing else of eight bits), so tensors are written as they lie, transposed, or
-//! both in one pass. Copies of a weight are the same for all micro-batches, and made once a step ([`Role::OfParameter`]).
+//! Each rank scales what it has of a tensor by a power of two, from the largest element that is there (current scaling). No rank asks
+//! another: a power of two changes no number's mantissa, so but for numbers too small for the format a layout rounds as another does. What
+//! products sum over must lie together in both operands (Hopper's tensor cores take nothing else of eight bits), so tensors are written as
+//! they lie, transposed, or both in one pass. Copies of a weight are the same for all micro-batches, and made once a step
+//! ([`Role::OfParameter`]).
 
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
@@ -24,15 +25,20 @@ const GRANULE: usize = 16;
 /// # Errors
 /// [`PlanError::Invalid`] where the model has no product that takes them.
 pub(crate) fn quantise(graph: Graph, sharding: Sharding) -> Result<(Graph, Sharding), PlanError> {
-    let products: Vec<Product> = (0..graph.operators.len()).filter_map(|index| Product::find(&graph, OperatorId(index))).collect();
+    let products: Vec<Product> =
+        (0..graph.operators.len()).filter_map(|index| Product::find(&graph, OperatorId(index))).collect();
     if products.is_empty() {
         return Err(PlanError::Invalid {
             field: "precision",
-            reason: format!("`{}` repeats no linear layer of at least {GRANULE} inputs and outputs in multiples of that", graph.name),
+            reason: format!(
+                "`{}` repeats no linear layer of at least {GRANULE} inputs and outputs in multiples of that",
+                graph.name
+            ),
             hint: "use `precision: bf16`".into(),
         });
     }
-    let mut pass = Quantisation { added: vec![Vec::new(); graph.operators.len()], made: Vec::new(), placed: Vec::new(), graph, sharding };
+    let mut pass =
+        Quantisation { added: vec![Vec::new(); graph.operators.len()], made: Vec::new(), placed: Vec::new(), graph, sharding };
     for product in &products {
         pass.product(product);
     }
@@ -59,7 +65,10 @@ impl Product {
         }
         let gradient = |is_wanted: fn(&OperatorKind) -> bool| {
             let after = graph.operators.iter().enumerate().skip(forward.0);
-            after.filter(|(_, one)| one.forward == Some(forward) && is_wanted(&one.kind)).map(|(index, _)| OperatorId(index)).next()
+            after
+                .filter(|(_, one)| one.forward == Some(forward) && is_wanted(&one.kind))
+                .map(|(index, _)| OperatorId(index))
+                .next()
         };
         Some(Self {
             forward,
@@ -219,7 +228,8 @@ impl Quantisation {
             // Gradients come in the other order than what they are gradients of.
             if place < *before {
                 let factor = known.factor;
-                let is_it = |(operator, _): &(Operator, Placements)| operator.outputs.first().is_some_and(|one| one.tensor == factor);
+                let is_it =
+                    |(operator, _): &(Operator, Placements)| operator.outputs.first().is_some_and(|one| one.tensor == factor);
                 let there = std::mem::replace(before, place);
                 let (moved, stays) = std::mem::take(&mut self.added[there.0]).into_iter().partition(is_it);
                 (self.added[there.0], self.added[place.0]) = (stays, [std::mem::take(&mut self.added[place.0]), moved].concat());

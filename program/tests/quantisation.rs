@@ -12,7 +12,8 @@ fn gpt() -> Model {
 }
 
 fn llama() -> Model {
-    let text = r#"{"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 48, "vocab": 64, "sequence": 16}"#;
+    let text =
+        r#"{"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 48, "vocab": 64, "sequence": 16}"#;
     serde_json::from_str(text).expect("a model")
 }
 
@@ -63,9 +64,7 @@ fn the_products_of_a_stacks_layers_have_operands_of_eight_bits_and_no_others() {
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmul { bias: true, .. })), 4 * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmulInputGradient { gelu: true, .. })), LAYERS);
     // GPT-2's weights lie the other way round, and so do their gradients.
-    let is_in_out = |kernel: &Kernel| {
-        matches!(kernel, Kernel::EightBitMatmulWeightGradient { weight: WeightLayout::InOut, .. })
-    };
+    let is_in_out = |kernel: &Kernel| matches!(kernel, Kernel::EightBitMatmulWeightGradient { weight: WeightLayout::InOut, .. });
     assert_eq!(count(list, is_in_out), 4 * LAYERS);
 }
 
@@ -93,7 +92,8 @@ fn weights_are_made_once_a_step_and_again_where_they_come_and_go() {
     }
     let whole = Layout { data: 2, zero: 2, ..Layout::default() };
     assert_eq!(quantised_weights(&list(&gpt(), &plan(whole, 3))).len(), weights);
-    // ZeRO 3 drops them after each pass; of the last layer's the backward pass finds those of the forward pass, and so each pass those of the one before.
+    // ZeRO 3 drops them after each pass; of the last layer's the backward pass finds those of the forward pass, and so each pass those of
+    // the one before.
     let dropped = Layout { data: 2, zero: 3, ..Layout::default() };
     let names = quantised_weights(&list(&gpt(), &plan(dropped, 3)));
     assert!(names.len() > weights && names.len() <= 3 * 2 * weights, "{}", names.len());

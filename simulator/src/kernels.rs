@@ -178,10 +178,9 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
             product(rows, columns, contracted, weight, [fused, false, false])
         }
         Kernel::Quantise { rows, columns, straight, transposed, .. } => at(&[rows, columns], [straight, transposed, false]),
-        Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => at(
-            &[rows, columns, contracted],
-            [bias, activation == Activation::Relu, activation.is_gelu()],
-        ),
+        Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
+            at(&[rows, columns, contracted], [bias, activation == Activation::Relu, activation.is_gelu()])
+        }
         Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
             at(&[rows, columns, contracted], [gelu, false, false])
         }

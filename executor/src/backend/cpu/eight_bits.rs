@@ -1,6 +1,6 @@
-//! Matrices of eight bits and their products, by the definition: a product's operands are decoded into scratch memory, as numbers of the run's
-//! precision, and the product of that precision runs there. Both formats' numbers times a power of two are numbers of bfloat16, so nothing is lost. It is
-//! the reference of what GPUs do, and no faster than sixteen bits.
+//! Matrices of eight bits and their products, by the definition: a product's operands are decoded into scratch memory, as numbers of the
+//! run's precision, and the product of that precision runs there. Both formats' numbers times a power of two are numbers of bfloat16, so
+//! nothing is lost. It is the reference of what GPUs do, and no faster than sixteen bits.
 
 use foretell_models::{EightBits, Kernel, WeightLayout};
 
@@ -94,8 +94,8 @@ pub(super) unsafe fn quantise(
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>) -> Result<(), BackendError> {
-    let Some((plain, formats, [left, right])) = decoded(call.kernel) else { return Ok(()) };
+pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, decoded: Decoded) -> Result<(), BackendError> {
+    let Decoded { plain, formats, shapes: [left, right] } = decoded;
     let sizes = [left, right].map(|one| one.rows * one.columns);
     let width = call.precision.size().count() as usize;
     let mut scratch = std::mem::take(&mut backend.eight_bits);
@@ -125,7 +125,15 @@ pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>) ->
     result
 }
 
-/// How a matrix of codes lies: whether it is to be transposed while it is decoded.
+/// A product of eight bits as one of the run's precision.
+pub(super) struct Decoded {
+    plain: Kernel,
+    /// Of its two operands of eight bits.
+    formats: [EightBits; 2],
+    shapes: [Shape; 2],
+}
+
+/// How a matrix of codes lies, and whether it is to be transposed while it is decoded.
 #[derive(Clone, Copy)]
 struct Shape {
     rows: usize,
@@ -133,11 +141,11 @@ struct Shape {
     is_turned: bool,
 }
 
-/// The product of the run's precision, and the formats and shapes of the operands of eight bits.
-fn decoded(kernel: &Kernel) -> Option<(Kernel, [EightBits; 2], [Shape; 2])> {
+/// What a product of eight bits is; none of any other kernel.
+pub(super) fn decoded(kernel: &Kernel) -> Option<Decoded> {
     let straight = |rows, columns| Shape { rows, columns, is_turned: false };
     let turned = |rows, columns| Shape { rows, columns, is_turned: true };
-    Some(match *kernel {
+    let (plain, formats, shapes) = match *kernel {
         Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
             let plain = Kernel::Matmul { rows, columns, contracted, weight: WeightLayout::OutIn, bias, activation };
             (plain, [EightBits::E4M3; 2], [straight(rows, contracted), straight(columns, contracted)])
@@ -151,7 +159,8 @@ fn decoded(kernel: &Kernel) -> Option<(Kernel, [EightBits; 2], [Shape; 2])> {
             (plain, [EightBits::E5M2, EightBits::E4M3], [turned(columns, rows), turned(contracted, rows)])
         }
         _ => return None,
-    })
+    };
+    Some(Decoded { plain, formats, shapes })
 }
 
 /// The numbers that the codes of a matrix stand for, by a table of them all.

@@ -51,7 +51,12 @@ impl CpuBackend {
     /// A backend without scratch memory yet.
     pub fn new() -> Self {
         let half = half::HalfKernels::detect();
-        CpuBackend { scratch: memory::Scratch::default(), micro_kernel: micro_kernel::MicroKernel::detect(), half, eight_bits: memory::Scratch::default() }
+        CpuBackend {
+            scratch: memory::Scratch::default(),
+            micro_kernel: micro_kernel::MicroKernel::detect(),
+            half,
+            eight_bits: memory::Scratch::default(),
+        }
     }
 
     /// Backends for every way that this machine's kernels can take, for tests.
@@ -61,7 +66,12 @@ impl CpuBackend {
         let half = |with_pairs| if with_pairs { half::HalfKernels::detect() } else { half::HalfKernels::without_pairs() };
         kernels
             .enumerate()
-            .map(|(index, micro_kernel)| CpuBackend { scratch: memory::Scratch::default(), micro_kernel, half: half(index == 0), eight_bits: memory::Scratch::default() })
+            .map(|(index, micro_kernel)| CpuBackend {
+                scratch: memory::Scratch::default(),
+                micro_kernel,
+                half: half(index == 0),
+                eight_bits: memory::Scratch::default(),
+            })
             .collect()
     }
 }
@@ -86,16 +96,15 @@ impl Backend for CpuBackend {
                 self.run(&KernelCall { kernel: &bias, reads: &call.reads[..1], writes: &call.writes[1..], ..*call })
             };
         }
-        // SAFETY: the operands are checked; the rest is this function's own contract.
-        match *call.kernel {
-            Kernel::Quantise { rows, columns, format, straight, transposed } => {
-                unsafe { eight_bits::quantise(call, [rows, columns], format, [straight, transposed], &mut self.eight_bits) };
-                return Ok(());
-            }
-            Kernel::EightBitMatmul { .. }
-            | Kernel::EightBitMatmulInputGradient { .. }
-            | Kernel::EightBitMatmulWeightGradient { .. } => return unsafe { eight_bits::product(self, call) },
-            _ => {}
+        if let Kernel::Quantise { rows, columns, format, straight, transposed } = *call.kernel {
+            let scratch = &mut self.eight_bits;
+            // SAFETY: the operands are checked; the rest is this function's own contract.
+            unsafe { eight_bits::quantise(call, [rows, columns], format, [straight, transposed], scratch) };
+            return Ok(());
+        }
+        if let Some(decoded) = eight_bits::decoded(call.kernel) {
+            // SAFETY: as above.
+            return unsafe { eight_bits::product(self, call, decoded) };
         }
         if let Some(format) = crate::half::Half::of(call.precision) {
             // SAFETY: the operands are checked; the rest is this function's own contract.

@@ -1,5 +1,5 @@
-//! Matrices of eight bits: making them, and their products: by cuBLASLt where it has them (Ada, Hopper and later), else as products of the run's
-//! precision of what they are decoded to.
+//! Matrices of eight bits: making them, and their products: by cuBLASLt where it has them (Ada, Hopper and later), else as products of the
+//! run's precision of what they are decoded to.
 
 use super::CudaError;
 use super::arguments::addresses;
@@ -93,8 +93,8 @@ impl Queue<'_> {
         }
     }
 
-    /// The product of what operands of eight bits are decoded to: numbers of bfloat16 exactly, since factors are powers of two. It is made where the
-    /// library has no way with eight bits: on devices that have no such products, and for sizes that they do not take.
+    /// The product of what operands of eight bits are decoded to: numbers of bfloat16 exactly, since factors are powers of two. It is made
+    /// where the library has no way with eight bits: on devices that have no such products, and for sizes that they do not take.
     ///
     /// # Safety
     /// As for [`Queue::multiply`].

@@ -231,7 +231,22 @@ impl<'a> Queue<'a> {
         let (epilogue, factors) = (Epilogue::default(), None);
         let (batch, accumulate, tf32) = (1, false, self.tf32);
         let (output, result_pitch) = (input, None);
-        Product { batch, rows, columns, contracted, left, right, result, result_pitch, input, output, accumulate, epilogue, tf32, factors }
+        Product {
+            batch,
+            rows,
+            columns,
+            contracted,
+            left,
+            right,
+            result,
+            result_pitch,
+            input,
+            output,
+            accumulate,
+            epilogue,
+            tf32,
+            factors,
+        }
     }
 
     /// For each distance between a query and a key its bucket, in the device's memory.

@@ -83,7 +83,9 @@ fn finite(format: EightBits) -> Vec<f64> {
 
 /// The factor, and the matrix in the ways that are asked for.
 pub(super) fn quantised(kernel: &Kernel, reads: &[Tensor]) -> Vec<Tensor> {
-    let Kernel::Quantise { rows, columns, format, straight, transposed } = *kernel else { unreachable!("it is asked for no other") };
+    let Kernel::Quantise { rows, columns, format, straight, transposed } = *kernel else {
+        unreachable!("it is asked for no other")
+    };
     let numbers = finite(format);
     let most = numbers[numbers.len() - 1];
     let largest = reads[0].iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));

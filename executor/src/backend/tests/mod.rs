@@ -109,16 +109,16 @@ fn is_small_product(kernel: &Kernel) -> bool {
     match *kernel {
         Kernel::Matmul { rows, columns, contracted, .. }
         | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
-        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => rows * columns * contracted < 200_000,
+        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
+        | Kernel::EightBitMatmul { rows, columns, contracted, .. }
+        | Kernel::EightBitMatmulInputGradient { rows, columns, contracted, .. }
+        | Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => rows * columns * contracted < 200_000,
         Kernel::ExpertMatmul { .. } | Kernel::ExpertMatmulInputGradient { .. } | Kernel::ExpertMatmulWeightGradient { .. } => {
             true
         }
         Kernel::Convolution(window) | Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
             window.output_elements() * window.size * window.size * window.in_channels < 100_000
         }
-        Kernel::EightBitMatmul { .. }
-        | Kernel::EightBitMatmulInputGradient { .. }
-        | Kernel::EightBitMatmulWeightGradient { .. } => true,
         _ => false,
     }
 }

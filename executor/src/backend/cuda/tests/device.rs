@@ -536,6 +536,7 @@ unsafe fn multiply(product: &Product) {
     let number = |address: DeviceAddress, at: usize| unsafe { get(address, input, at) };
     let of_factor = |index: usize, address: DeviceAddress, at: usize| match product.factors {
         None => number(address, at),
+        // SAFETY: as above.
         Some(factors) => unsafe {
             let code = address.pointer().add(at).read();
             f64::from(to_single(factors.formats[index], code)) * get(factors.factors[index], DataType::Fp32, 0)
