@@ -147,7 +147,7 @@ impl Plan {
 
     /// The number format of what operators read and write, of which products of eight bits are made: bfloat16 in a plan of eight bits.
     pub fn storage(&self) -> DataType {
-        if self.precision == DataType::Fp8 { DataType::Bf16 } else { self.precision }
+        self.precision.of_tensors()
     }
 
     /// Whether the Program has kernels that make operands of eight bits. Other stacks' are in their profiles, with the products that read them.
