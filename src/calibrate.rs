@@ -204,7 +204,7 @@ pub fn measure(
     let devices = if topology.is_lab() { topology.device_count() } else { topology.device_count().min(cores).max(1) };
     let kind = measured_kind(topology);
     let Patience { patience, calibration_time } = patience;
-    let reach_each_other = matches!(ground.options.backend, Backend::Cuda { gpus } if devices <= gpus);
+    let reach_each_other = ground.options.backend.is_direct(devices);
     let mut groups = match topology.is_lab() {
         true => lab_groups(topology)?,
         false if reach_each_other => gpu_groups(devices, &needs.group_sizes, topology.least_memory()),

@@ -76,11 +76,12 @@ pub fn calibrate(
         device: device.into(),
         machine: MachineIdentity { cores, ..identity(devices, options) },
         backend: options.backend.name().into(),
-        transport: match options.backend {
-            // With a GPU each they reach each other without the host.
-            Backend::Cuda { gpus } if devices > 1 && devices <= gpus => "nccl",
-            _ if options.transport == TransportKind::Tcp || cores.is_some() => "tcp",
-            _ => "shared_memory",
+        transport: if options.backend.is_direct(devices) {
+            "nccl"
+        } else if options.transport == TransportKind::Tcp || cores.is_some() {
+            "tcp"
+        } else {
+            "shared_memory"
         }
         .into(),
         measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),

@@ -16,12 +16,12 @@ use crate::backend::cuda::Driver;
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
-use crate::job::{CalibratedDevice, CalibrationJob, Report};
-use crate::line::OWN_STREAM;
+use crate::job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Report};
+use crate::line::{OWN_STREAM, STREAM_COUNT};
 use crate::overheads;
 use crate::rank::Member;
 use crate::samples::Samples;
-use crate::transport::Group;
+use crate::transport::{Group, StreamNumber, Transport};
 use bench::KernelBench;
 use foretell_models::{InputKind, Model};
 use foretell_units::{Bytes, Seconds};
@@ -125,6 +125,39 @@ fn time_direct_exchanges(
         member.control.send(&Report::Exchange { group, exchange, bytes, sample, processor })?;
     }
     Ok((share, growth))
+}
+
+/// A group of a calibration's whose turn it is.
+#[derive(Clone, Copy, Debug)]
+struct Turn<'a> {
+    number: usize,
+    wanted: &'a CalibratedGroup,
+    /// Whether all ranks are in it.
+    is_everyone: bool,
+}
+
+/// Has `body` time the groups of a job that this rank is in, one group after the other while all others wait.
+fn each_group(
+    job: &CalibrationJob,
+    transport: &Arc<dyn Transport>,
+    rank: usize,
+    everyone: &mut Group,
+    mut body: impl FnMut(Turn<'_>, &mut Group) -> Result<(), ExecutorError>,
+) -> Result<(), ExecutorError> {
+    for (number, wanted) in job.groups.iter().enumerate() {
+        everyone.barrier()?;
+        if wanted.ranks.len() < 2 || !wanted.ranks.contains(&rank) {
+            continue;
+        }
+        let is_everyone = wanted.ranks.len() == everyone.size();
+        // A pair of ranks has one channel on each stream, so each group takes one of its own, from the last down.
+        let mut own = match is_everyone {
+            true => None,
+            false => Some(Group::new(Arc::clone(transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?),
+        };
+        body(Turn { number, wanted, is_everyone }, own.as_mut().unwrap_or(&mut *everyone))?;
+    }
+    Ok(everyone.barrier()?)
 }
 
 /// Everyone goes on, or everyone stops: the first rank decides.

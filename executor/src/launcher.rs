@@ -57,8 +57,8 @@ impl Backend {
         }
     }
 
-    /// Whether the ranks' GPUs can reach each other without the host: each has one of its own, and NCCL is there.
-    pub(crate) fn is_direct(self, world_size: usize) -> bool {
+    /// Whether the GPUs of so many ranks reach each other without the host: each rank has one of its own, and NCCL is there.
+    pub fn is_direct(self, world_size: usize) -> bool {
         matches!(self, Backend::Cuda { gpus } if world_size > 1 && world_size <= gpus) && Library::Nccl.is_present()
     }
 

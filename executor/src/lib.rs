@@ -32,6 +32,7 @@ mod interpreter;
 mod job;
 mod launcher;
 mod line;
+mod loading;
 pub mod machine;
 pub mod nvml;
 mod overheads;

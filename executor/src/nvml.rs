@@ -1,6 +1,7 @@
 //! This machine's GPUs as NVIDIA's management library (NVML, `libnvidia-ml.so.1`, which the driver brings) has them, for the topology `local-gpus`.
 //! Loaded when it is asked for: no CUDA, no context, no memory of a GPU is taken. The declarations are those of `nvml.h`.
 
+use crate::loading::SharedLibrary;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use thiserror::Error;
@@ -80,9 +81,7 @@ struct Memory {
 type Device = *mut c_void;
 
 /// The library, loaded and started until it goes out of scope.
-struct Nvml {
-    handle: *mut c_void,
-}
+struct Nvml(SharedLibrary);
 
 /// All GPUs of this machine, in NVML's order, which is that of the PCI bus.
 ///
@@ -110,46 +109,31 @@ pub fn port_rates() -> Vec<String> {
 
 impl Nvml {
     fn open(path: &Path) -> Result<Self, NvmlError> {
-        let missing = |reason: String| NvmlError::Missing { reason };
-        let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| missing(error.to_string()))?;
-        // SAFETY: the name ends with a zero; what the library does when it is loaded is any program's that asks for it.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            // SAFETY: the loader has a text of its own for its last error, or none.
-            let text = unsafe { libc::dlerror() };
-            let reason = if text.is_null() {
-                "no reason given".into()
-            } else {
-                // SAFETY: as above; it ends with a zero.
-                unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-            };
-            return Err(missing(reason));
-        }
-        let library = Self { handle };
-        let start: unsafe extern "C" fn() -> c_int = library.function("nvmlInit_v2")?;
-        // SAFETY: the function is as `nvml.h` declares it.
+        let library = SharedLibrary::open(path.as_os_str()).map(Self).map_err(|reason| NvmlError::Missing { reason })?;
+        // SAFETY: so `nvml.h` declares it.
+        let start: unsafe extern "C" fn() -> c_int = unsafe { library.function("nvmlInit_v2") }?;
+        // SAFETY: as above.
         library.done("nvmlInit_v2", unsafe { start() })?;
         Ok(library)
     }
 
     /// A function of the library.
-    fn function<F: Copy>(&self, name: &'static str) -> Result<F, NvmlError> {
-        debug_assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-        let text = CString::new(name).map_err(|_| NvmlError::Old { function: name })?;
-        // SAFETY: the library is loaded, and the name ends with a zero.
-        let found = unsafe { libc::dlsym(self.handle, text.as_ptr()) };
-        if found.is_null() {
-            return Err(NvmlError::Old { function: name });
-        }
-        // SAFETY: `F` is the type of a function, which is as wide as a pointer; who asks says it as `nvml.h` does.
-        Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
+    ///
+    /// # Safety
+    /// `nvml.h` declares it to be of the type `F`.
+    unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, NvmlError> {
+        let old = || NvmlError::Old { function: name };
+        let text = CString::new(name).map_err(|_| old())?;
+        // SAFETY: the caller's promise.
+        unsafe { self.0.function(&text) }.ok_or_else(old)
     }
 
     fn done(&self, function: &'static str, status: c_int) -> Result<(), NvmlError> {
         if status == 0 {
             return Ok(());
         }
-        let words = self.function::<unsafe extern "C" fn(c_int) -> *const c_char>("nvmlErrorString").map(|words| {
+        // SAFETY: so `nvml.h` declares it.
+        let words = unsafe { self.function::<unsafe extern "C" fn(c_int) -> *const c_char>("nvmlErrorString") }.map(|words| {
             // SAFETY: the library has a text of its own for every status.
             unsafe { CStr::from_ptr(words(status)) }.to_string_lossy().into_owned()
         });
@@ -157,8 +141,11 @@ impl Nvml {
     }
 
     fn gpus(&self) -> Result<Vec<GpuFacts>, NvmlError> {
-        let count: unsafe extern "C" fn(*mut c_uint) -> c_int = self.function("nvmlDeviceGetCount_v2")?;
-        let by_index: unsafe extern "C" fn(c_uint, *mut Device) -> c_int = self.function("nvmlDeviceGetHandleByIndex_v2")?;
+        // SAFETY: so `nvml.h` declares it, here and below.
+        let count: unsafe extern "C" fn(*mut c_uint) -> c_int = unsafe { self.function("nvmlDeviceGetCount_v2") }?;
+        // SAFETY: as above.
+        let by_index: unsafe extern "C" fn(c_uint, *mut Device) -> c_int =
+            unsafe { self.function("nvmlDeviceGetHandleByIndex_v2") }?;
         let mut all = 0;
         // SAFETY: the place is valid.
         self.done("nvmlDeviceGetCount_v2", unsafe { count(&mut all) })?;
@@ -173,9 +160,12 @@ impl Nvml {
     }
 
     fn facts(&self, device: Device) -> Result<GpuFacts, NvmlError> {
-        let name_of: unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int = self.function("nvmlDeviceGetName")?;
-        let memory_of: unsafe extern "C" fn(Device, *mut Memory) -> c_int = self.function("nvmlDeviceGetMemoryInfo")?;
-        let pci_of: unsafe extern "C" fn(Device, *mut PciInfo) -> c_int = self.function("nvmlDeviceGetPciInfo_v3")?;
+        // SAFETY: so `nvml.h` declares it, here and below.
+        let name_of: unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int = unsafe { self.function("nvmlDeviceGetName") }?;
+        // SAFETY: as above.
+        let memory_of: unsafe extern "C" fn(Device, *mut Memory) -> c_int = unsafe { self.function("nvmlDeviceGetMemoryInfo") }?;
+        // SAFETY: as above.
+        let pci_of: unsafe extern "C" fn(Device, *mut PciInfo) -> c_int = unsafe { self.function("nvmlDeviceGetPciInfo_v3") }?;
         // `NVML_DEVICE_NAME_V2_BUFFER_SIZE`.
         let mut name: [c_char; 96] = [0; 96];
         // SAFETY: the place is as long as is said, here and below valid, and the device was given by the library.
@@ -188,12 +178,13 @@ impl Nvml {
         let mut pci: PciInfo = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
         self.done("nvmlDeviceGetPciInfo_v3", unsafe { pci_of(device, &mut pci) })?;
-        let number = |function| self.number(function, device);
+        // SAFETY: `nvml.h` declares these so.
+        let number = |function| unsafe { self.number(function, device) };
+        // SAFETY: as above.
+        let of_link = |function, link| unsafe { self.number_of_link(function, device, link) };
         let pcie = number("nvmlDeviceGetMaxPcieLinkGeneration").zip(number("nvmlDeviceGetMaxPcieLinkWidth"));
-        let up: Vec<c_uint> =
-            (0..MOST_LINKS).filter(|&link| self.number_of_link("nvmlDeviceGetNvLinkState", device, link) == Some(1)).collect();
-        let into_switch =
-            |link: &&c_uint| self.number_of_link("nvmlDeviceGetNvLinkRemoteDeviceType", device, **link) == Some(SWITCH);
+        let up: Vec<c_uint> = (0..MOST_LINKS).filter(|&link| of_link("nvmlDeviceGetNvLinkState", link) == Some(1)).collect();
+        let into_switch = |link: &&c_uint| of_link("nvmlDeviceGetNvLinkRemoteDeviceType", **link) == Some(SWITCH);
         Ok(GpuFacts {
             name: String::from_utf8_lossy(&bytes).into_owned(),
             // The vendor's number is the lower half.
@@ -202,41 +193,51 @@ impl Nvml {
             pcie,
             links: up.len(),
             links_into_switches: up.iter().filter(into_switch).count(),
-            link_generation: up.first().and_then(|&link| self.number_of_link("nvmlDeviceGetNvLinkVersion", device, link)),
+            link_generation: up.first().and_then(|&link| of_link("nvmlDeviceGetNvLinkVersion", link)),
         })
     }
 
     /// A number of a device; none where this device or library does not know it.
-    fn number(&self, function: &'static str, device: Device) -> Option<u32> {
-        let asked: unsafe extern "C" fn(Device, *mut c_uint) -> c_int = self.function(function).ok()?;
+    ///
+    /// # Safety
+    /// `nvml.h` declares the function to be given a device and a place for a number, and no more.
+    unsafe fn number(&self, function: &'static str, device: Device) -> Option<u32> {
+        // SAFETY: the caller's promise.
+        let asked: unsafe extern "C" fn(Device, *mut c_uint) -> c_int = unsafe { self.function(function) }.ok()?;
         let mut number = 0;
         // SAFETY: the place is valid, and the device was given by the library.
         (unsafe { asked(device, &mut number) } == 0).then_some(number)
     }
 
     /// The same of one of its NVLinks.
-    fn number_of_link(&self, function: &'static str, device: Device, link: c_uint) -> Option<u32> {
-        let asked: unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int = self.function(function).ok()?;
+    ///
+    /// # Safety
+    /// As for [`Nvml::number`], with a link's number between the two.
+    unsafe fn number_of_link(&self, function: &'static str, device: Device, link: c_uint) -> Option<u32> {
+        // SAFETY: the caller's promise.
+        let asked: unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int = unsafe { self.function(function) }.ok()?;
         let mut number = 0;
-        // SAFETY: as above.
+        // SAFETY: the place is valid, and the device was given by the library.
         (unsafe { asked(device, link, &mut number) } == 0).then_some(number)
     }
 }
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        if let Ok(end) = self.function::<unsafe extern "C" fn() -> c_int>("nvmlShutdown") {
+        // SAFETY: so `nvml.h` declares it.
+        if let Ok(end) = unsafe { self.function::<unsafe extern "C" fn() -> c_int>("nvmlShutdown") } {
             // SAFETY: the library was started, and nothing of it is used after this.
             let _ = unsafe { end() };
         }
         // SAFETY: as above.
-        let _ = unsafe { libc::dlclose(self.handle) };
+        unsafe { self.0.close() };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::cuda::tests::emulator::has_compiled;
     use std::process::Command;
 
     /// The library's functions as `nvml.h` declares them, of a machine with two GPUs, of which one has lost a link.
@@ -264,22 +265,19 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
 }
 "#;
 
-    /// The stand-in, compiled; none where there is no compiler.
+    /// The stand-in, compiled; none where there is no compiler, which is then said.
     fn stand_in(folder: &Path, fault: i32) -> Option<std::path::PathBuf> {
         let (source, library) = (folder.join("nvml.cpp"), folder.join(format!("nvml-{fault}.so")));
         std::fs::write(&source, STAND_IN).expect("the folder can be written to");
         let mut compiler = Command::new("g++");
         compiler.args(["-shared", "-fPIC", "-w"]).arg(format!("-DFAULT={fault}")).arg(&source).arg("-o").arg(&library);
-        compiler.status().ok().filter(std::process::ExitStatus::success).map(|_| library)
+        has_compiled(&mut compiler).then_some(library)
     }
 
     #[test]
     fn gpus_are_as_the_library_says_and_what_fails_is_named() {
         let folder = tempfile::tempdir().expect("a folder");
-        let Some(library) = stand_in(folder.path(), 0) else {
-            eprintln!("skipped: there is no g++");
-            return;
-        };
+        let Some(library) = stand_in(folder.path(), 0) else { return };
         let whole = GpuFacts {
             name: "NVIDIA H200".into(),
             pci_device: 0x2335,

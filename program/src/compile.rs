@@ -345,8 +345,12 @@ impl Run<'_> {
             dependencies::prune(&mut program);
             (hardware_flops(&program) * part.ranks.len() as f64, program)
         };
-        // No list knows of another. Whoever compiles must hold no lock that other work of its threads asks for: it may be done in between.
-        let each: Vec<(Flops, StageProgram)> = self.parts.par_iter().zip(self.states).map(list).collect();
+        // No list knows of another. Whoever compiles must hold no lock that other work of its threads asks for: it may be done in between. Who wants no
+        // places wants many Programs, and shares out these: one that waited for its lists would take up another Program meanwhile, and so on.
+        let each: Vec<(Flops, StageProgram)> = match self.places {
+            Places::Planned => self.parts.par_iter().zip(self.states).map(list).collect(),
+            Places::None => self.parts.iter().zip(self.states).map(list).collect(),
+        };
         let mut list_of_rank = vec![0; mesh.world_size()];
         for (number, part) in (0..).zip(self.parts) {
             part.ranks.iter().for_each(|rank| list_of_rank[rank.0] = number);

@@ -5,7 +5,7 @@
 //! of an input that dies with it. A place that another stream may still be using is left alone for a while, and whoever takes it
 //! over waits for those who used it: so the plan is right whatever the streams' relative speeds.
 
-use crate::program::{BufferId, InstructionId, MemoryKind, Operation, StageProgram, Stream, StreamId};
+use crate::program::{BufferId, BufferRole, InstructionId, MemoryKind, Operation, StageProgram, Stream, StreamId};
 use arena::{Arena, BlockId, NO_BLOCK};
 use foretell_models::Kernel;
 use foretell_units::Bytes;
@@ -203,7 +203,12 @@ impl<'a> Planner<'a> {
     fn finish(&mut self, index: usize, buffer: BufferId) {
         let compute = |stream: StreamId| self.program.streams[stream.0 as usize] == Stream::Compute;
         let users = &self.lot(buffer).users;
-        let other_last = users.iter().any(|&(stream, id)| !compute(stream) && id.0 as usize + GRACE > index);
+        // Gathered parameters are done with when the last kernel has read them: it waited for the gather. What is gathered next goes there only
+        // after that kernel, which is early enough; with a grace, a block or two of parameters more would be held (FSDP).
+        let last_kernel = users.iter().filter(|&&(stream, _)| compute(stream)).map(|&(_, id)| id).max();
+        let is_parameter = self.program.buffers[buffer.0 as usize].role == BufferRole::Parameter;
+        let is_over = |id: InstructionId| is_parameter && last_kernel.is_some_and(|kernel| id < kernel);
+        let other_last = users.iter().any(|&(stream, id)| !compute(stream) && id.0 as usize + GRACE > index && !is_over(id));
         if other_last {
             self.waiting.push_back((index + GRACE, buffer));
         } else {

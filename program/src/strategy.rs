@@ -219,6 +219,8 @@ struct Chooser<'a> {
     makers: Vec<Option<OperatorId>>,
     sharding: Sharding,
     parameter_placed: Vec<bool>,
+    /// Of each tensor that is a gradient of a parameter, whether an operator has made some of it.
+    has_gradient: Vec<bool>,
     /// What the plan asks of an operator, where it does: the loop along `tensor`, or that there is to be none.
     asked: Vec<Option<Option<LoopId>>>,
     /// Whether it asks anything of any.
@@ -244,6 +246,7 @@ impl<'a> Chooser<'a> {
                 rings: vec![None; graph.operators.len()],
             },
             parameter_placed: vec![false; graph.tensors.len()],
+            has_gradient: vec![false; graph.tensors.len()],
             asked: vec![None; graph.operators.len()],
             asks: false,
         }
@@ -280,7 +283,7 @@ impl<'a> Chooser<'a> {
         }
         for output in &operator.outputs {
             let produced = self.sharding.kept[id.0].unwrap_or_else(|| self.sharding.placements(id, output, Placement::Partial));
-            self.gradients_agree(operator, output.tensor, produced)?;
+            self.gradients_agree(output.tensor, produced)?;
             self.sharding.produced[output.tensor.0] = produced;
             self.sharding.placements[output.tensor.0] = self.settle(output.tensor, produced);
         }

@@ -144,10 +144,10 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
         });
     }
     let is_gated = row.number("gated_ffn").map_or(name.contains("llama"), |value| value != 0.0);
-    if is_gated || kv_heads != heads {
+    let model = if is_gated || kv_heads != heads {
         // Without a gate: two matrices of the same weight in all as the three of a gated one two thirds as wide.
         let ffn = if is_gated { ffn } else { (2 * ffn / 3).next_multiple_of(64 * layout.tensor) };
-        return Ok(Model::Llama {
+        Model::Llama {
             layers,
             hidden,
             heads,
@@ -158,17 +158,87 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, stand_ins: &m
             sequence,
             tied_embeddings: false,
             rope_theta: 10_000,
-        });
+        }
+    } else {
+        Model::Gpt {
+            layers,
+            hidden,
+            heads,
+            ffn: Some(ffn),
+            vocab,
+            sequence,
+            tied_embeddings: true,
+            dropout: Default::default(),
+            attention_dropout: Default::default(),
+        }
+    };
+    Ok(tied_as_counted(model, row.number("params_b").map(|billions| billions * 1e9)))
+}
+
+/// How far a stated count of parameters may be from what is counted so that it tells whether a head of its own is in it.
+const SAME_COUNT: f64 = 0.02;
+
+/// The model with its head tied to the embedding or not, as its stated parameters tell: with the other choice the count is right, and with the usual
+/// one off by more than rounding. A count that has tables neither way or both tells nothing.
+fn tied_as_counted(model: Model, stated: Option<f64>) -> Model {
+    let Some(stated) = stated else { return model };
+    let mut other = model.clone();
+    let (Model::Gpt { tied_embeddings, vocab, hidden, .. } | Model::Llama { tied_embeddings, vocab, hidden, .. }) = &mut other
+    else {
+        return model;
+    };
+    let table = *vocab as f64 * *hidden as f64;
+    let is_tied = *tied_embeddings;
+    *tied_embeddings = !is_tied;
+    let Ok(graph) = model.graph("counted", &foretell_models::GraphOptions::ONE) else { return model };
+    let usual = graph.parameter_count() as f64;
+    let counted = if is_tied { usual + table } else { usual - table };
+    let is_off = |count: f64| (stated / count - 1.0).abs() > SAME_COUNT;
+    if is_off(usual) && !is_off(counted) { other } else { model }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Llama's 1.34 B with its head tied to a vocabulary of 131,072, 1.61 B without.
+    fn llama() -> Model {
+        Model::Llama {
+            layers: 16,
+            hidden: 2048,
+            heads: 32,
+            kv_heads: Some(32),
+            head_dimension: None,
+            ffn: 8192,
+            vocab: 131_072,
+            sequence: 64,
+            tied_embeddings: false,
+            rope_theta: 10_000,
+        }
     }
-    Ok(Model::Gpt {
-        layers,
-        hidden,
-        heads,
-        ffn: Some(ffn),
-        vocab,
-        sequence,
-        tied_embeddings: true,
-        dropout: Default::default(),
-        attention_dropout: Default::default(),
-    })
+
+    #[test]
+    fn the_stated_parameters_tell_whether_the_head_is_tied() {
+        let is_tied = |stated| matches!(tied_as_counted(llama(), stated), Model::Llama { tied_embeddings: true, .. });
+        assert!(is_tied(Some(1.34e9)));
+        assert!(!is_tied(Some(1.61e9)) && !is_tied(None));
+        // A count that is right neither way is of a model that is counted otherwise.
+        assert!(!is_tied(Some(1.2e9)) && !is_tied(Some(1.45e9)));
+    }
+
+    #[test]
+    fn a_table_that_counts_for_nothing_tells_nothing() {
+        let large = Model::Gpt {
+            layers: 96,
+            hidden: 12288,
+            heads: 96,
+            ffn: None,
+            vocab: 51200,
+            sequence: 2048,
+            tied_embeddings: true,
+            dropout: Default::default(),
+            attention_dropout: Default::default(),
+        };
+        assert_eq!(tied_as_counted(large.clone(), Some(175e9)), large);
+    }
 }

@@ -6,7 +6,7 @@ use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::interpreter::Prices;
 use crate::lists::Step;
-use crate::lowering::{Lowered, SimulatedRank};
+use crate::lowering::{Lowered, SimulatedRank, Threads};
 use crate::pairing::Call;
 use crate::representatives;
 use crate::simulation::{Options, Oversubscription, Quantile};
@@ -66,7 +66,7 @@ pub fn alone(
         return Ok(fastest.unwrap_or_default());
     }
     let options = Options { oversubscription, ..Options::default() };
-    Ok(durations(program, &Lowered::new(program, topology, costs, &options)?, bucket))
+    Ok(durations(program, &Lowered::new(program, topology, costs, &options, Threads::One)?, bucket))
 }
 
 /// The same on devices of kinds that `kind_of_stage` says, where the profiles of GPUs say what exchanges take: as if there were no others.

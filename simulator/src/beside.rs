@@ -5,7 +5,7 @@
 
 use crate::cost::CostModel;
 use crate::error::SimulationError;
-use crate::lowering::{Lowered, Placement};
+use crate::lowering::{Lowered, Placement, Threads};
 use crate::simulation::{Folding, Options, Quantile, Scenario, Simulation, run_each};
 use foretell_program::Program;
 use foretell_topologies::{NodeId, Topology};
@@ -40,7 +40,7 @@ pub fn simulate_beside(
     for job in jobs {
         let placement = Placement { first_device: topology.devices_of(job.first_node).start, first_kind };
         first_kind += job.costs.kind_count();
-        let lowered = Lowered::placed(job.program, topology, &costs, &Options::default(), placement)?;
+        let lowered = Lowered::placed(job.program, topology, &costs, &Options::default(), placement, Threads::All)?;
         all = Some(match all {
             None => lowered,
             Some(before) => before.beside(lowered),

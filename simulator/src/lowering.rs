@@ -70,6 +70,15 @@ pub(crate) struct SimulatedRank {
     pub(crate) receives: Vec<u32>,
 }
 
+/// On how many threads lists are made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Threads {
+    All,
+    /// The caller's, where Programs are shared out among threads and not their lists: one that waited for its lists would take up another Program
+    /// meanwhile, and so on without an end.
+    One,
+}
+
 /// Where on a topology a Program runs, and which of the costs are its own: several run on one beside each other.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Placement {
@@ -85,8 +94,9 @@ impl<'a> Lowered<'a> {
         topology: &'a Topology,
         costs: &'a CostModel,
         options: &Options,
+        threads: Threads,
     ) -> Result<Self, SimulationError> {
-        let placed = Self::placed(program, topology, costs, options, Placement::default())?;
+        let placed = Self::placed(program, topology, costs, options, Placement::default(), threads)?;
         Ok(placed.with_resources_numbered(topology))
     }
 
@@ -98,6 +108,7 @@ impl<'a> Lowered<'a> {
         costs: &'a CostModel,
         options: &Options,
         placement: Placement,
+        threads: Threads,
     ) -> Result<Self, SimulationError> {
         let world = program.mesh.world_size();
         let devices = topology.device_count().saturating_sub(placement.first_device);
@@ -114,8 +125,13 @@ impl<'a> Lowered<'a> {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
         // Of several mistakes the first is told.
-        let each: Vec<Result<LoweredList, SimulationError>> = program.lists.par_iter().map(LoweredList::new).collect();
-        let mut lists = each.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut lists = match threads {
+            Threads::One => program.lists.iter().map(LoweredList::new).collect::<Result<Vec<_>, _>>()?,
+            Threads::All => {
+                let each: Vec<Result<LoweredList, SimulationError>> = program.lists.par_iter().map(LoweredList::new).collect();
+                each.into_iter().collect::<Result<Vec<_>, _>>()?
+            }
+        };
         let mut ranks: Vec<SimulatedRank> = (0..world)
             .map(|rank| {
                 let device = DeviceId(placement.first_device + rank % devices);
@@ -155,7 +171,7 @@ impl<'a> Lowered<'a> {
                 lowered.work.len() - 1
             });
         }
-        let codes = codes(program, &lists);
+        let codes = codes(program, &lists, threads);
         if options.collectives == Collectives::Steps
             && let Some(list) = codes.iter().position(|code| code.exchanges_overlap)
         {
@@ -327,10 +343,13 @@ impl<'a> Lowered<'a> {
 }
 
 /// The lists as they are run. Where the host's launches say when a kernel may begin, each is looked at by itself.
-pub(crate) fn codes(program: &Program, lists: &[LoweredList]) -> Vec<Code> {
+pub(crate) fn codes(program: &Program, lists: &[LoweredList], threads: Threads) -> Vec<Code> {
     let code = |(list, lowered): (&StageProgram, &LoweredList)| {
         let is_launched_ahead = lowered.work.iter().all(|work| work.launched.is_empty());
         Code::new(list, lowered, if is_launched_ahead { Joins::Kernels } else { Joins::Nothing })
     };
-    program.lists.par_iter().zip(lists).map(code).collect()
+    match threads {
+        Threads::One => program.lists.iter().zip(lists).map(code).collect(),
+        Threads::All => program.lists.par_iter().zip(lists).map(code).collect(),
+    }
 }

@@ -10,7 +10,7 @@ use crate::error::SimulationError;
 use crate::gpu::Reachable;
 use crate::graphics::Graphics;
 use crate::lists::LoweredList;
-use crate::lowering::{Lowered, SimulatedRank, codes};
+use crate::lowering::{Lowered, SimulatedRank, Threads, codes};
 use crate::network::Shape;
 use crate::pairing::{Channel, GroupSet, Spreads, collectives, message_bytes};
 use crate::simulation::{Quantile, Recording, Scenario, Simulation, run};
@@ -29,12 +29,12 @@ pub fn simulate_representatives(
     costs: &CostModel,
     kind_of_stage: impl Fn(usize) -> usize,
 ) -> Result<Simulation, SimulationError> {
-    run(
-        &lower(program, costs, kind_of_stage)?,
-        &Scenario { quantile: Quantile::Median, recording: Recording::Spans, ..Scenario::default() },
-    )
+    let mut lowered = lower(program, costs, kind_of_stage)?;
+    lowered.codes = codes(program, &lowered.lists, Threads::All);
+    run(&lowered, &Scenario { quantile: Quantile::Median, recording: Recording::Spans, ..Scenario::default() })
 }
 
+/// The same made ready, but for the codes that it takes to run it.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     costs: &'a CostModel,
@@ -81,7 +81,7 @@ pub(crate) fn lower<'a>(
     Ok(Lowered {
         sources: program.lists.iter().collect(),
         costs,
-        codes: codes(program, &lists),
+        codes: Vec::new(),
         of_rank: program.list_of_rank.clone(),
         ranks,
         lists,

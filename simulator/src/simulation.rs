@@ -4,7 +4,7 @@ use crate::cost::CostModel;
 use crate::disturbance::Disturbance;
 use crate::error::SimulationError;
 use crate::interpreter;
-use crate::lowering::Lowered;
+use crate::lowering::{Lowered, Threads};
 use crate::rings::Collectives;
 use crate::si;
 use foretell_program::{Program, Timeline};
@@ -170,7 +170,7 @@ pub(crate) fn lower<'a>(
     options: &Options,
     paces: &[f64],
 ) -> Result<Lowered<'a>, SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, options)?;
+    let lowered = Lowered::new(program, topology, costs, options, Threads::All)?;
     // Ranks of which each has a pace of its own are not worth comparing.
     let is_worth_folding = options.folding == Folding::On && options.disturbance.jitter == 0.0;
     Ok(if is_worth_folding { lowered.folded(paces) } else { lowered })

@@ -55,6 +55,32 @@ impl Rows<'_> {
 /// The operands of a call, set by set.
 type OperandSets = Vec<(Vec<Operand>, Vec<Operand>)>;
 
+/// Those of an optimizer that does all that it can, and learns nothing.
+fn hyperparameters() -> Hyperparameters {
+    Hyperparameters { learning_rate: LEARNING_RATE, momentum: 0.9, ..Hyperparameters::default() }
+}
+
+/// A call of a kernel on each of the sets.
+fn calls<'a>(
+    kernel: &'a Kernel,
+    sets: &'a OperandSets,
+    hyperparameters: &'a Hyperparameters,
+    accumulate: bool,
+    precision: DataType,
+) -> Vec<KernelCall<'a>> {
+    let call = |(reads, writes): &'a (Vec<Operand>, Vec<Operand>)| KernelCall {
+        kernel,
+        reads,
+        writes,
+        accumulate,
+        hyperparameters,
+        group_index: 0,
+        samples_before: 0,
+        precision,
+    };
+    sets.iter().map(call).collect()
+}
+
 impl KernelBench {
     /// Nothing where this rank has no GPU.
     pub(super) fn new(member: &Member, job: &CalibrationJob) -> Result<Option<Self>, ExecutorError> {
@@ -77,20 +103,8 @@ impl KernelBench {
         patience: Seconds,
     ) -> Result<Timed, ExecutorError> {
         let sets = self.operand_sets(kernel, reuse)?;
-        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, momentum: 0.9, ..Hyperparameters::default() };
-        let calls: Vec<KernelCall<'_>> = sets
-            .iter()
-            .map(|(reads, writes)| KernelCall {
-                kernel,
-                reads,
-                writes,
-                accumulate,
-                hyperparameters: &hyperparameters,
-                group_index: 0,
-                samples_before: 0,
-                precision: self.precision,
-            })
-            .collect();
+        let hyperparameters = hyperparameters();
+        let calls = calls(kernel, &sets, &hyperparameters, accumulate, self.precision);
         let started = clock::now();
         // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
         let seconds = unsafe { self.timer.time(&calls, patience, FEWEST..MOST) }?;
@@ -105,21 +119,8 @@ impl KernelBench {
         body: impl FnOnce(&mut Rows<'_>) -> Result<T, ExecutorError>,
     ) -> Result<T, ExecutorError> {
         let sets = self.operand_sets(kernel, &[])?;
-        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..Hyperparameters::default() };
-        let precision = self.precision;
-        let calls: Vec<KernelCall<'_>> = sets
-            .iter()
-            .map(|(reads, writes)| KernelCall {
-                kernel,
-                reads,
-                writes,
-                accumulate,
-                hyperparameters: &hyperparameters,
-                group_index: 0,
-                samples_before: 0,
-                precision,
-            })
-            .collect();
+        let hyperparameters = hyperparameters();
+        let calls = calls(kernel, &sets, &hyperparameters, accumulate, self.precision);
         body(&mut Rows { timer: &mut self.timer, calls: &calls })
     }
 

@@ -3,16 +3,13 @@
 
 use super::bench::{KernelBench, Rows};
 use super::watch::summarise;
-use super::{FEWEST, MOST};
+use super::{FEWEST, MOST, each_group};
 use crate::arena::{Arena, Arenas};
-use crate::backend::cuda::{
-    CommunicatorHandle, CudaError, DeviceAddress, Driver, EventHandle, ExchangeKind, Piece, StreamHandle,
-};
+use crate::backend::cuda::{CommunicatorHandle, CudaError, DeviceAddress, Driver, ExchangeKind, Piece, Span, StreamHandle};
 use crate::backend::cuda::{Exchange as DirectExchange, Identity};
 use crate::error::ExecutorError;
 use crate::job::CalibrationJob;
-use crate::line::STREAM_COUNT;
-use crate::transport::{Group, StreamNumber, Transport};
+use crate::transport::{Group, Transport};
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -24,12 +21,16 @@ const IN_A_ROW: usize = 8;
 const KERNELS_IN_A_ROW: usize = 16;
 /// How much longer than what is timed goes on what it is timed beside.
 const COVER: f64 = 3.0;
+/// What fails where an exchange does.
+const EXCHANGING: &str = "timing an exchange";
 /// At most so many kernels or exchanges are queued beside what is timed.
 const MOST_BESIDE: u32 = 2048;
 /// No row is shorter, in seconds: an event's time has half a microsecond.
 const LEAST_TIME: f64 = 1e-9;
-/// What an exchange may be longer than is asked, so that it divides.
-const ROUNDING: u64 = 4 << 10;
+/// Where what is written begins, behind what is read: at a multiple of these bytes.
+const PLACES: u64 = 4 << 10;
+/// Bytes of a number that is exchanged.
+const WIDTH: u64 = 4;
 /// The size of the exchange that runs beside kernels: a bucket of gradients, about.
 const BESIDE_KERNELS: Bytes = Bytes::new(64 << 20);
 
@@ -68,35 +69,25 @@ pub(super) fn measure(
     everyone: &mut Group,
 ) -> Result<(Vec<Timed>, Option<Slowdown>), ExecutorError> {
     let longest = job.groups.iter().flat_map(|group| &group.messages).copied().fold(Bytes::new(4096), Bytes::max);
-    let bench = ExchangeBench::new(driver, longest)?;
+    let bench = ExchangeBench::new(driver, longest, everyone.size())?;
     let mut timed = Vec::new();
     let mut of_everyone = None;
-    for (number, wanted) in job.groups.iter().enumerate() {
-        everyone.barrier()?;
-        if wanted.ranks.len() < 2 || !wanted.ranks.contains(&rank) {
-            continue;
-        }
-        let is_everyone = wanted.ranks.len() == everyone.size();
-        let mut own = match is_everyone {
-            true => None,
-            false => Some(Group::new(Arc::clone(transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?),
-        };
-        let group = own.as_mut().unwrap_or(&mut *everyone);
+    each_group(job, transport, rank, everyone, |turn, group| {
         let whole = bench.join(group, group.size())?;
-        let pair = match wanted.exchanges.contains(&Exchange::SendReceive) {
+        let pair = match turn.wanted.exchanges.contains(&Exchange::SendReceive) {
             true => bench.join(group, 2)?,
             false => None,
         };
-        for &bytes in &wanted.messages {
-            for &exchange in &wanted.exchanges {
+        for &bytes in &turn.wanted.messages {
+            for &exchange in &turn.wanted.exchanges {
                 let communicator = if exchange == Exchange::SendReceive { pair } else { whole };
                 let sample = bench.time(group, communicator, exchange, bytes, job.patience)?;
-                timed.extend(sample.map(|sample| Timed { group: number, exchange, bytes, sample }));
+                timed.extend(sample.map(|sample| Timed { group: turn.number, exchange, bytes, sample }));
             }
         }
-        of_everyone = of_everyone.or(whole.filter(|_| is_everyone));
-    }
-    everyone.barrier()?;
+        of_everyone = of_everyone.or(whole.filter(|_| turn.is_everyone));
+        Ok(())
+    })?;
     let largest = job.kernels.iter().max_by(|(one, _), (two, _)| one.flops().value().total_cmp(&two.flops().value()));
     // All ranks are in the group of all, or there is none.
     let slowdown = match (largest, of_everyone) {
@@ -108,28 +99,40 @@ pub(super) fn measure(
     Ok((timed, slowdown))
 }
 
+/// Of an exchange that each of so many ranks has an equal part of, in whole numbers: bytes of a part, rounded up.
+fn part_of(bytes: Bytes, ranks: usize) -> u64 {
+    bytes.count().div_ceil(WIDTH * ranks as u64) * WIDTH
+}
+
+/// Bytes that hold exchanges of up to so many bytes among up to so many ranks, rounded up as they are.
+fn room_for(longest: Bytes, ranks: usize) -> Bytes {
+    Bytes::new((longest.count() + WIDTH * ranks as u64).next_multiple_of(PLACES))
+}
+
 /// Queues exchanges on a stream of its own, between two events.
 struct ExchangeBench {
     driver: Arc<dyn Driver>,
     /// What is read, and behind it what is written.
     arena: Arena,
+    /// How long each of the two is.
+    room: Bytes,
+    /// The longest exchange that is asked for.
     longest: Bytes,
     stream: StreamHandle,
-    start: EventHandle,
-    end: EventHandle,
+    span: Span,
 }
 
 impl ExchangeBench {
-    fn new(driver: &Arc<dyn Driver>, longest: Bytes) -> Result<Self, ExecutorError> {
-        // What is not divisible is rounded up.
-        let longest = Bytes::new(longest.count() + ROUNDING);
+    /// For exchanges of so many ranks at most.
+    fn new(driver: &Arc<dyn Driver>, longest: Bytes, ranks: usize) -> Result<Self, ExecutorError> {
+        let room = room_for(longest, ranks);
         Ok(Self {
             driver: Arc::clone(driver),
-            arena: Arenas::new(longest + longest, Bytes::ZERO, Some(driver))?.device,
+            arena: Arenas::new(room + room, Bytes::ZERO, Some(driver))?.device,
+            room,
             longest,
             stream: driver.create_stream()?,
-            start: driver.create_event()?,
-            end: driver.create_event()?,
+            span: Span::new(driver)?,
         })
     }
 
@@ -160,9 +163,9 @@ impl ExchangeBench {
         while go_on[0] != 0 {
             group.barrier()?;
             if let Some(communicator) = communicator {
-                let wanted = self.exchange(group, exchange, bytes);
+                let wanted = self.exchange(group, exchange, bytes)?;
                 self.queue(communicator, &wanted, IN_A_ROW)?;
-                let row = self.seconds()?;
+                let row = self.span.seconds()?;
                 seconds.push(row / IN_A_ROW as f64);
                 spent += row;
             }
@@ -176,22 +179,23 @@ impl ExchangeBench {
     }
 
     /// An exchange from this rank's side.
-    fn exchange(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> DirectExchange {
+    fn exchange(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> Result<DirectExchange, CudaError> {
         let ranks = group.size() as u64;
-        let part = bytes.count().div_ceil(4 * ranks) * 4;
-        let piece = |start: Bytes, bytes: u64| Piece {
-            address: DeviceAddress::of(self.arena.at(start, Bytes::new(bytes)).unwrap_or(std::ptr::null_mut())),
-            bytes: bytes as usize,
+        let part = part_of(bytes, group.size());
+        let none = || CudaError::Call { doing: EXCHANGING, reason: "there is no room for it".into() };
+        let piece = |start: Bytes, bytes: u64| {
+            let place = self.arena.at(start, Bytes::new(bytes)).ok_or_else(none)?;
+            Ok::<_, CudaError>(Some(Piece { address: DeviceAddress::of(place), bytes: bytes as usize }))
         };
-        let (here, there) = (|bytes| Some(piece(Bytes::ZERO, bytes)), |bytes| Some(piece(self.longest, bytes)));
+        let (here, there) = (|bytes| piece(Bytes::ZERO, bytes), |bytes| piece(self.room, bytes));
         let (kind, read, write) = match (exchange, group.position()) {
-            (Exchange::AllReduce, _) => (ExchangeKind::AllReduce, here(part * ranks), here(part * ranks)),
-            (Exchange::ReduceScatter, _) => (ExchangeKind::ReduceScatter, here(part * ranks), there(part)),
-            (Exchange::AllGather, _) => (ExchangeKind::AllGather, here(part), there(part * ranks)),
-            (Exchange::SendReceive, 0) => (ExchangeKind::Send, here(bytes.count()), None),
-            (Exchange::SendReceive, _) => (ExchangeKind::Receive, None, there(bytes.count())),
+            (Exchange::AllReduce, _) => (ExchangeKind::AllReduce, here(part * ranks)?, here(part * ranks)?),
+            (Exchange::ReduceScatter, _) => (ExchangeKind::ReduceScatter, here(part * ranks)?, there(part)?),
+            (Exchange::AllGather, _) => (ExchangeKind::AllGather, here(part)?, there(part * ranks)?),
+            (Exchange::SendReceive, 0) => (ExchangeKind::Send, here(bytes.count())?, None),
+            (Exchange::SendReceive, _) => (ExchangeKind::Receive, None, there(bytes.count())?),
         };
-        DirectExchange { kind, read, write, data_type: DataType::Fp32 }
+        Ok(DirectExchange { kind, read, write, data_type: DataType::Fp32 })
     }
 
     /// Queues so many, after one more that comes before the first event.
@@ -201,16 +205,10 @@ impl ExchangeBench {
             // SAFETY: the pieces lie in the arena, which nobody else has.
             unsafe { collectives.exchange(communicator, exchange, self.stream) }?;
             if number == 0 {
-                self.driver.record(self.start, self.stream)?;
+                self.span.begin(self.stream)?;
             }
         }
-        Ok(self.driver.record(self.end, self.stream)?)
-    }
-
-    /// What the last row took, once it is done.
-    fn seconds(&self) -> Result<f64, ExecutorError> {
-        self.driver.finish(self.end)?;
-        Ok(f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3)
+        Ok(self.span.end(self.stream)?)
     }
 
     /// Kernels beside exchanges that outlast them, and the other way round, against each alone. All ranks do the same at once.
@@ -221,8 +219,8 @@ impl ExchangeBench {
         communicator: CommunicatorHandle,
         (kernel, accumulate): (&Kernel, bool),
     ) -> Result<Slowdown, ExecutorError> {
-        let bytes = Bytes::new(self.longest.count() - ROUNDING).min(BESIDE_KERNELS);
-        let wanted = self.exchange(everyone, Exchange::AllReduce, bytes);
+        let bytes = self.longest.min(BESIDE_KERNELS);
+        let wanted = self.exchange(everyone, Exchange::AllReduce, bytes)?;
         let mut bench = KernelBench::on(&self.driver, &CalibrationJob { kernels: vec![(*kernel, accumulate)], ..job.clone() })?;
         bench.in_rows(kernel, accumulate, |rows| {
             let mut both = Both { exchanges: self, rows, everyone, communicator, wanted };
@@ -284,7 +282,7 @@ impl Both<'_, '_> {
             }
         }
         let kernel = if kernels > 0 { self.rows.seconds()? / kernels as f64 } else { 0.0 };
-        let exchange = if exchanges > 0 { self.exchanges.seconds()? / exchanges as f64 } else { 0.0 };
+        let exchange = if exchanges > 0 { self.exchanges.span.seconds()? / exchanges as f64 } else { 0.0 };
         Ok([kernel, exchange])
     }
 }
@@ -294,7 +292,7 @@ mod tests {
     use super::*;
     use crate::backend::cuda::tests::device::{TestDevice, Told};
     use crate::job::CalibratedGroup;
-    use crate::line::OWN_STREAM;
+    use crate::line::{OWN_STREAM, STREAM_COUNT};
     use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
     use foretell_models::{Activation, WeightLayout};
     use foretell_program::Reach;
@@ -385,6 +383,13 @@ mod tests {
                 multiplying.iter().all(|(columns, stream)| *columns == 16 && *stream != exchanging[0]),
                 "the largest, elsewhere"
             );
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_what_is_rounded_up_among_any_number_of_ranks() {
+        for (ranks, bytes) in (2..5000).flat_map(|ranks| [1, 1000, 4096].map(|bytes| (ranks, Bytes::new(bytes)))) {
+            assert!(part_of(bytes, ranks) * ranks as u64 <= room_for(bytes, ranks).count(), "{bytes} among {ranks}");
         }
     }
 

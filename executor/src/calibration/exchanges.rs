@@ -1,17 +1,15 @@
 //! How long messages and collectives take, and how much of the processor.
 
 use super::watch::summarise;
-use super::{FEWEST, MOST};
+use super::{FEWEST, MOST, Turn, each_group};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Report};
-use crate::line::STREAM_COUNT;
 use crate::machine;
 use crate::rank::Member;
-use crate::transport::{Group, StreamNumber};
+use crate::transport::Group;
 use foretell_program::{Exchange, Sample};
 use foretell_units::{Bytes, Seconds};
-use std::sync::Arc;
 
 /// The most places from which messages of one size are sent by turns, and the most bytes that these take: beyond any second-level cache.
 const MOST_PLACES: u64 = 64;
@@ -26,24 +24,12 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
     let mut timed: Vec<TimedExchange> = Vec::new();
     // Of long messages: how many bytes were sent, and what the machine spent in interrupts meanwhile.
     let (mut sent, mut interrupted) = (0.0, 0.0);
-    for (number, wanted) in job.groups.iter().enumerate() {
-        everyone.barrier()?;
-        if wanted.ranks.len() < 2 || !wanted.ranks.contains(&member.rank.0) {
-            continue;
-        }
-        let is_everyone = wanted.ranks.len() == member.world_size;
-        // A pair of ranks has one channel on each stream, so each group takes one of its own, from the last down.
-        let mut own = match is_everyone {
-            true => None,
-            false => {
-                Some(Group::new(Arc::clone(&member.transport), &wanted.ranks, StreamNumber((STREAM_COUNT - number) as u16))?)
-            }
-        };
-        let group = own.as_mut().unwrap_or(&mut *everyone);
-        for &bytes in &wanted.messages {
-            for &exchange in &wanted.exchanges {
+    each_group(job, &member.transport, member.rank.0, everyone, |turn, group| {
+        for &bytes in &turn.wanted.messages {
+            for &exchange in &turn.wanted.exchanges {
                 let before = machine::interrupt_time();
                 let (sample, processor, rounds) = time_exchange(group, exchange, bytes, job)?;
+                let Turn { number, is_everyone, .. } = turn;
                 let one = TimedExchange { group: number, is_everyone, exchange, bytes, sample, processor };
                 let is_idle = exchange == Exchange::SendReceive && group.position() > 1;
                 if bytes >= LONG {
@@ -56,8 +42,8 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
                 }
             }
         }
-    }
-    everyone.barrier()?;
+        Ok(())
+    })?;
     let mut sum = |one: f64| -> Result<f64, ExecutorError> {
         let mut all = vec![0u8; size_of::<f64>() * member.world_size];
         everyone.all_gather(&one.to_ne_bytes(), &mut all)?;

@@ -8,10 +8,10 @@ use foretell_models::{Extent, Operator, Pass, Role, TensorId};
 
 impl Chooser<'_> {
     /// Refuses a parameter whose gradient one operator leaves in parts and another whole: their sum would be neither.
-    pub(super) fn gradients_agree(&self, operator: &Operator, tensor: TensorId, produced: Placements) -> Result<(), PlanError> {
+    pub(super) fn gradients_agree(&mut self, tensor: TensorId, produced: Placements) -> Result<(), PlanError> {
         let Role::ParameterGradient(parameter) = self.graph.tensor(tensor).role else { return Ok(()) };
-        let is_first = self.graph.operators.iter().find(|one| one.outputs.iter().any(|output| output.tensor == tensor));
-        if is_first.is_some_and(|first| std::ptr::eq(first, operator)) || self.sharding.produced[tensor.0] == produced {
+        let has_some = std::mem::replace(&mut self.has_gradient[tensor.0], true);
+        if !has_some || self.sharding.produced[tensor.0] == produced {
             return Ok(());
         }
         Err(PlanError::Invalid {

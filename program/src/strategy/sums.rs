@@ -3,7 +3,7 @@
 use super::Chooser;
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
-use foretell_models::{Operator, OperatorKind, Pass, Role, SEQUENCE, TensorId};
+use foretell_models::{Operand, Operator, OperatorKind, Pass, Role, SEQUENCE, TensorId};
 
 impl Chooser<'_> {
     /// An addition of partial sums is itself a partial sum: making one sum instead of two.
@@ -88,24 +88,64 @@ impl Chooser<'_> {
         agreed
     }
 
-    /// How a tensor's maker leaves it or, when its turn has not come, will leave it: a gradient operator shares its forward operator's strategy.
+    /// How a tensor's maker leaves it or, when its turn has not come, will leave it: a gradient operator shares its forward operator's strategy. The
+    /// sum of what several readers send back is a partial sum where all of these are; sums of sums go as deep as a model has layers.
     fn will_be_produced(&self, tensor: TensorId) -> Placements {
+        let mut open = Vec::new();
+        let mut known = self.known_of(tensor, &mut open);
+        while let Some(sum) = open.last_mut() {
+            if let Some(known) = known.take() {
+                sum.agreed = match sum.agreed {
+                    Agreed::Nothing => Agreed::On(known),
+                    Agreed::On(placements) if placements == known => sum.agreed,
+                    Agreed::On(_) | Agreed::Never => Agreed::Never,
+                };
+            }
+            let next = if matches!(sum.agreed, Agreed::Never) { None } else { sum.parts.next() };
+            let Some(part) = next else {
+                known = Some(match sum.agreed {
+                    Agreed::Nothing => Placements::default(),
+                    Agreed::On(placements) => placements,
+                    Agreed::Never => self.sharding.produced[sum.tensor.0],
+                });
+                open.pop();
+                continue;
+            };
+            known = self.known_of(part.tensor, &mut open);
+        }
+        known.unwrap_or_default()
+    }
+
+    /// How a tensor will be left if it is no sum of gradients; else that sum is to be looked at.
+    fn known_of<'a>(&'a self, tensor: TensorId, open: &mut Vec<OpenSum<'a>>) -> Option<Placements> {
         let maker = self.makers[tensor.0].map(|id| &self.graph.operators[id.0]);
         let forward = maker.and_then(|maker| maker.forward);
         match (maker, forward) {
-            (Some(maker), Some(forward)) => maker
-                .outputs
-                .iter()
-                .find(|output| output.tensor == tensor)
-                .map(|output| self.sharding.strategies[forward.0].placements(output, Placement::Partial))
-                .unwrap_or_default(),
-            // The sum of what several readers send back, which is a partial sum where all of these are.
-            (Some(maker), None) if maker.kind == OperatorKind::Add && maker.pass != Pass::Forward => {
-                let mut parts = maker.inputs.iter().map(|input| self.will_be_produced(input.tensor));
-                let first = parts.next().unwrap_or_default();
-                if parts.all(|other| other == first) { first } else { self.sharding.produced[tensor.0] }
+            (Some(maker), Some(forward)) => {
+                let output = maker.outputs.iter().find(|output| output.tensor == tensor);
+                let strategy = &self.sharding.strategies[forward.0];
+                Some(output.map(|output| strategy.placements(output, Placement::Partial)).unwrap_or_default())
             }
-            _ => self.sharding.produced[tensor.0],
+            (Some(maker), None) if maker.kind == OperatorKind::Add && maker.pass != Pass::Forward => {
+                open.push(OpenSum { tensor, parts: maker.inputs.iter(), agreed: Agreed::Nothing });
+                None
+            }
+            _ => Some(self.sharding.produced[tensor.0]),
         }
     }
+}
+
+/// A sum of gradients some of whose parts have been looked at.
+struct OpenSum<'a> {
+    tensor: TensorId,
+    parts: std::slice::Iter<'a, Operand>,
+    agreed: Agreed,
+}
+
+/// How the parts that were looked at are left.
+#[derive(Clone, Copy)]
+enum Agreed {
+    Nothing,
+    On(Placements),
+    Never,
 }

@@ -8,7 +8,9 @@ use super::format::ProductFormat;
 use super::kernels::Trained;
 use super::stack::{AttentionKind, StackKind};
 use foretell_models::Kernel;
-use foretell_program::{Buffer, BufferRole, Footprint, Instruction, Operation, StageProgram};
+use foretell_program::{
+    Buffer, BufferId, BufferRole, Collective, CollectiveRole, Footprint, Instruction, Operation, Phase, StageProgram,
+};
 use foretell_units::{Bytes, DataType};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,10 +25,14 @@ pub struct StageMemory {
     moments: f64,
     /// What is not kept from step to step when most of it is alive, with no logits, one buffer of them and several.
     fullest: [Moment; 3],
+    /// The same where what ranks of `tensor` gather is kept for the backward pass and not gathered again.
+    fullest_gathered: [Moment; 3],
     /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
+    /// Whether ranks share out the vocabulary, so that these are a part of them.
+    cuts_logits: bool,
     precision: DataType,
 }
 
@@ -54,8 +60,10 @@ impl StageMemory {
             optimized: 0.0,
             moments: moments(list),
             fullest: Default::default(),
+            fullest_gathered: Default::default(),
             scores: kept_scores(list),
             logits: list.instructions.iter().map(logits).fold(0.0, f64::max),
+            cuts_logits: list.instructions.iter().any(cuts_logits),
             precision,
         };
         for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
@@ -67,12 +75,14 @@ impl StageMemory {
                 _ => {}
             }
         }
-        memory.fullest = fullest(list, memory.logits);
+        memory.fullest = fullest(list, memory.logits, &BTreeMap::new());
+        memory.fullest_gathered = fullest(list, memory.logits, &gathered_again(list));
         // A copy of each in single precision beside its moments, where it is narrow itself.
         memory.optimized /= (memory.moments + if is_narrow(precision) { 1.0 } else { 0.0 }).max(1.0);
         if let Some(gathered) = gathered_once(list) {
             // Whole parameters take the place of their shards.
-            memory.fullest.iter_mut().for_each(|moment| moment.others = (moment.others - gathered).max(0.0));
+            let moments = memory.fullest.iter_mut().chain(&mut memory.fullest_gathered);
+            moments.for_each(|moment| moment.others = (moment.others - gathered).max(0.0));
             memory.parameters = memory.parameters.max(gathered / precision.size().value());
         }
         memory
@@ -94,12 +104,17 @@ impl StageMemory {
         let copy = if is_narrow { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
         let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
         let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
-        let logit = rules.logit + if stack.has_eager_loss { rules.eager_loss } else { 0.0 };
+        let logit = match (stack.has_eager_loss, self.cuts_logits) {
+            (false, _) => rules.logit,
+            (true, false) => rules.logit + rules.eager_loss,
+            (true, true) => rules.logit + rules.eager_loss + rules.eager_loss_of_parts,
+        };
         let at = |moment: &Moment| {
             let copies = if moment.logits > 0.0 { self.logits * logit } else { 0.0 };
             (moment.others * rules.activations + moment.logits, copies)
         };
-        let fullest = self.fullest.iter().map(at).max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
+        let fullest = if rules.keeps_gathered { &self.fullest_gathered } else { &self.fullest };
+        let fullest = fullest.iter().map(at).max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
         let (activations, copies) = fullest.unwrap_or_default();
         let mut footprint = Footprint {
             parameters: bytes(self.parameters * if is_narrow { rules.parameter } else { 4.0 }),
@@ -141,15 +156,17 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
 
 /// The moments at which most is alive besides logits of so many elements: where there are none, where one buffer has them, and where several have.
 /// What our memory plan lets a kernel write over counts beside what is written there: frameworks write results to memory of their own.
-fn fullest(list: &StageProgram, logits: f64) -> [Moment; 3] {
+/// Buffers of `longer` are alive until the instructions that it has for them.
+fn fullest(list: &StageProgram, logits: f64, longer: &BTreeMap<BufferId, u32>) -> [Moment; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
     // What begins with an instruction does so before what ends with it has ended.
     let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
-    for buffer in &list.buffers {
+    for (place, buffer) in list.buffers.iter().enumerate() {
         if let (Some((first, last)), false, None) = (buffer.lifetime, buffer.persistent, buffer.parent) {
             let (bytes, is_logits) = (buffer.bytes.value(), is_logits(buffer));
             changes.push((first.0, false, bytes, is_logits));
-            changes.push((last.0, true, -bytes, is_logits));
+            let last = longer.get(&BufferId(place as u32)).map_or(last.0, |&until| until.max(last.0));
+            changes.push((last, true, -bytes, is_logits));
         }
     }
     changes.sort_by_key(|&(at, ends, ..)| (at, ends));
@@ -170,6 +187,29 @@ fn fullest(list: &StageProgram, logits: f64) -> [Moment; 3] {
         }
     }
     fullest
+}
+
+/// What ranks of `tensor` gather for a pass and gather again in the backward pass: each with the instruction that does so.
+fn gathered_again(list: &StageProgram) -> BTreeMap<BufferId, u32> {
+    let mut gathered: BTreeMap<BufferId, BufferId> = BTreeMap::new();
+    let mut longer = BTreeMap::new();
+    for (place, instruction) in list.instructions.iter().enumerate() {
+        let Operation::Collective { kind: Collective::AllGather, role: CollectiveRole::Tensor, .. } = *instruction.operation
+        else {
+            continue;
+        };
+        if let (Some(&part), Some(&whole)) = (instruction.reads.first(), instruction.writes.first())
+            && let Some(before) = gathered.insert(part, whole)
+            && instruction.phase == Phase::Backward
+        {
+            longer.insert(before, place as u32);
+        }
+    }
+    longer
+}
+
+fn cuts_logits(instruction: &Instruction) -> bool {
+    matches!(*instruction.operation, Operation::Compute { kernel: Kernel::LogitStatistics { parts: 2.., .. }, .. })
 }
 
 fn logits(instruction: &Instruction) -> f64 {
@@ -276,5 +316,34 @@ mod tests {
         stack.has_eager_loss = true;
         let copies = memory.logits * stack.memory.eager_loss;
         assert!(copies > 0.0 && (held(&stack) - compiled - copies).abs() < 1.0);
+    }
+
+    #[test]
+    fn what_tensor_ranks_gather_stays_where_it_is_not_gathered_again() {
+        let layout = Layout { tensor: 4, sequence_parallel: true, micro_batch: 4, ..Layout::default() };
+        let (memory, _) = memory(layout);
+        let most = |moments: &[Moment; 3]| moments.iter().map(|moment| moment.others).fold(0.0, f64::max);
+        // Of each of four layers the gathered inputs of attention and of the feed-forward, and that of the head.
+        let gathered = 9.0 * (4 * 128 * 256 * 2) as f64;
+        let more = most(&memory.fullest_gathered) - most(&memory.fullest);
+        assert!(more > 0.8 * gathered && more <= gathered, "{more} of {gathered}");
+    }
+
+    #[test]
+    fn a_loss_over_parts_of_the_vocabulary_keeps_copies_of_its_own() {
+        let profiles = crate::gpu::Profiles::library().expect("the library is sound");
+        let mut stack = profiles.stack("torchtitan").expect("known").clone();
+        stack.has_eager_loss = true;
+        let held = |tensor: usize, stack: &StackKind| {
+            let (memory, _) = memory(Layout { tensor, micro_batch: 4, ..Layout::default() });
+            (memory.logits, memory.footprint(stack, ProductFormat::Bf16, Trained::All).workspace.value())
+        };
+        let mut plain = stack.clone();
+        plain.memory.eager_loss_of_parts = 0.0;
+        let ((whole, with), (_, without)) = (held(1, &stack), held(1, &plain));
+        assert!(whole > 0.0 && with == without);
+        let ((part, with), (_, without)) = (held(2, &stack), held(2, &plain));
+        assert_eq!(part, whole / 2.0);
+        assert!((with - without - part * stack.memory.eager_loss_of_parts).abs() < 1.0, "{with} beside {without}");
     }
 }

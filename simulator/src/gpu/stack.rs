@@ -109,6 +109,12 @@ pub struct MemoryRules {
     /// The same beside that where the loss is not compiled ([`StackKind::has_eager_loss`]).
     #[serde(default)]
     pub eager_loss: f64,
+    /// And beside that where ranks share out the vocabulary.
+    #[serde(default)]
+    pub eager_loss_of_parts: f64,
+    /// Whether what ranks of `tensor` gather for a product is kept for the gradient of its weights, and not gathered again.
+    #[serde(default)]
+    pub keeps_gathered: bool,
     /// What it allocates whatever the model: buckets of a fixed size, workspaces.
     #[serde(default)]
     pub buffers: Bytes,

@@ -124,9 +124,10 @@ impl<'a> Prices<'a> {
         let mut wanted = vec![0.0; lowered.processors];
         for rank in &lowered.ranks {
             let wanted = &mut wanted[rank.processor as usize - first];
-            let code = &lowered.codes[rank.list];
+            // A list that is not to be run has no code: what nobody runs has room for nothing.
+            let is_busy = lowered.codes.get(rank.list).is_none_or(|code| code.uses_processor || code.exchanges_overlap);
             let is_interrupted = lowered.costs.parameters(rank.kind).interruption > Seconds::ZERO;
-            if code.uses_processor || code.exchanges_overlap || is_interrupted {
+            if is_busy || is_interrupted {
                 *wanted += f64::INFINITY;
             }
             let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);

@@ -44,7 +44,7 @@ pub(crate) struct ConvolutionShape {
 impl Convolution {
     /// What the choice of a way to make it follows from.
     pub(crate) fn shape(&self) -> ConvolutionShape {
-        let aligned = |address: DeviceAddress| 1 << address.0.trailing_zeros().min(MOST_ALIGNED.trailing_zeros());
+        let aligned = |address: DeviceAddress| address.alignment(MOST_ALIGNED);
         ConvolutionShape {
             kind: self.kind,
             window: self.window,

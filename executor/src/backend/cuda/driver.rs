@@ -20,6 +20,11 @@ impl DeviceAddress {
         Self(self.0 + bytes as u64)
     }
 
+    /// Bytes at whose multiples it lies, a power of two: `most`, another one, where it is more.
+    pub(crate) fn alignment(self, most: u64) -> u64 {
+        1 << self.0.trailing_zeros().min(most.trailing_zeros())
+    }
+
     /// As an operand has it.
     pub(crate) fn pointer(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0 as usize)

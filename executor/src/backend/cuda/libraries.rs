@@ -5,6 +5,19 @@ use super::nvidia::Nccl;
 use cudarc::{cublaslt, cudnn, driver, nvrtc};
 use std::fmt;
 
+/// The oldest cuDNN whose calls are those that are made, as it says itself.
+pub(super) const OLDEST_CUDNN: u64 = 90_000;
+
+/// A version of cuDNN's as people write it, of the number that it says: 91900 is 9.19.0, and 8905, before cuDNN 9, 8.9.5.
+pub(super) fn cudnn_version(version: u64) -> String {
+    dotted(version, if version < OLDEST_CUDNN { 1000 } else { 10_000 })
+}
+
+/// A version as people write it, of a number in which the major one counts so much, and the minor one a hundred.
+fn dotted(version: u64, major: u64) -> String {
+    format!("{}.{}.{}", version / major, version % major / 100, version % 100)
+}
+
 /// A library that the executor can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Library {
@@ -59,16 +72,16 @@ impl Library {
             Self::CublasLt => {
                 // SAFETY: as above.
                 let version = unsafe { cublaslt::sys::cublasLtGetVersion() };
-                Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+                Some(dotted(version as u64, 10_000))
             }
             Self::Cudnn => {
                 // SAFETY: as above.
                 let version = unsafe { cudnn::sys::cudnnGetVersion() };
-                Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+                Some(cudnn_version(version as u64))
             }
             Self::Nccl => {
                 let version = Nccl::get()?.version()?;
-                Some(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+                Some(dotted(u64::try_from(version).ok()?, 10_000))
             }
         }
     }
@@ -115,5 +128,17 @@ impl fmt::Display for Library {
             Self::Cudnn => "cuDNN (libcudnn)",
             Self::Nccl => "NCCL (libnccl)",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_as_people_write_them() {
+        assert_eq!([91900, 90000, 8905].map(cudnn_version), ["9.19.0", "9.0.0", "8.9.5"]);
+        // NCCL's.
+        assert_eq!(dotted(22805, 10_000), "2.28.5");
     }
 }

@@ -28,7 +28,7 @@ impl Queue<'_> {
             DataType::Fp32 => self.tf32.then_some(DataType::Tf32),
             half => Some(half),
         };
-        format.filter(|_| !is_pointwise(window) && window.input_elements() * window.output_elements() > 0)
+        format.filter(|_| !is_pointwise(window) && window.input_elements() > 0 && window.output_elements() > 0)
     }
 
     /// Has the library make a convolution of the run's precision; whether it does. `places`: image, weight, response.

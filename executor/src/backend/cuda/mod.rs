@@ -35,7 +35,7 @@ pub use error::CudaError;
 pub use libraries::Library;
 pub use nvidia::devices;
 pub(crate) use nvidia::{NvidiaDriver, Reach};
-pub(crate) use timer::CudaTimer;
+pub(crate) use timer::{CudaTimer, Span};
 
 use super::{Backend, BackendError, Hyperparameters, KernelCall, operands};
 use arguments::{Fault, Step};

@@ -156,7 +156,7 @@ impl<'a> Queue<'a> {
     /// A product. Where the library has no way with what is done beside it, that is done by a kernel of our own afterwards; where it has no way at all,
     /// so is the product. Sums on the way are the library's or nobody's: [`CudaError::ProductNotSupported`], and nothing was queued then.
     pub(super) unsafe fn multiply(&mut self, product: Product) -> Result<(), CudaError> {
-        let product = Product { tf32: self.tf32, ..product };
+        debug_assert!(product.batch == 1 || product.epilogue.is_plain(), "what is done beside a product is done to one");
         let Product { batch, rows, columns, contracted, left, right, epilogue, .. } = product;
         let not_supported = CudaError::ProductNotSupported { rows, columns, contracted };
         if batch * rows * columns == 0 {

@@ -1,6 +1,6 @@
 //! How long kernels take on the GPU: several in a row, captured and launched at once as in a step, between two events.
 
-use super::driver::{DeviceAddress, Driver, EventHandle};
+use super::driver::{DeviceAddress, Driver, EventHandle, StreamHandle};
 use super::{CudaBackend, CudaError};
 use crate::backend::{BackendError, KernelCall};
 use crate::error::ExecutorError;
@@ -11,19 +11,48 @@ use std::sync::Arc;
 /// Kernels between two events: so many that what the events cost does not count.
 const IN_A_ROW: usize = 16;
 
-/// Times calls of kernels on one GPU.
+/// A time on a stream, between two events.
 #[derive(Debug)]
-pub(crate) struct CudaTimer {
-    backend: CudaBackend,
+pub(crate) struct Span {
     driver: Arc<dyn Driver>,
     start: EventHandle,
     end: EventHandle,
 }
 
+impl Span {
+    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+        Ok(Self { driver: Arc::clone(driver), start: driver.create_event()?, end: driver.create_event()? })
+    }
+
+    /// It begins behind the work that the stream has.
+    pub(crate) fn begin(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        self.driver.record(self.start, stream)
+    }
+
+    /// It ends behind the work that the stream has.
+    pub(crate) fn end(&self, stream: StreamHandle) -> Result<(), CudaError> {
+        self.driver.record(self.end, stream)
+    }
+
+    /// What it took, once it has ended.
+    pub(crate) fn seconds(&self) -> Result<f64, CudaError> {
+        self.driver.finish(self.end)?;
+        Ok(f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3)
+    }
+}
+
+/// Times calls of kernels on one GPU.
+#[derive(Debug)]
+pub(crate) struct CudaTimer {
+    backend: CudaBackend,
+    driver: Arc<dyn Driver>,
+    span: Span,
+}
+
 impl CudaTimer {
     pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
         let backend = CudaBackend::new(Arc::clone(driver))?;
-        Ok(Self { backend, driver: Arc::clone(driver), start: driver.create_event()?, end: driver.create_event()? })
+        Ok(Self { backend, driver: Arc::clone(driver), span: Span::new(driver)? })
     }
 
     /// Durations of a kernel, whose calls differ in their operands and take turns: within `patience`, and at least and at most as many as
@@ -60,12 +89,11 @@ impl CudaTimer {
         let graph = graph?;
         let (mut seconds, mut spent, mut is_warm) = (Vec::new(), 0.0, false);
         while seconds.len() < counts.start || (spent < patience.value() && seconds.len() < counts.end) {
-            self.driver.record(self.start, stream)?;
+            self.span.begin(stream)?;
             // SAFETY: what was captured is still there.
             unsafe { self.driver.run_graph(graph, stream) }?;
-            self.driver.record(self.end, stream)?;
-            self.driver.finish(self.end)?;
-            let all = f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3;
+            self.span.end(stream)?;
+            let all = self.span.seconds()?;
             spent += all;
             if is_warm {
                 seconds.push(all / rounds as f64);
@@ -86,18 +114,17 @@ impl CudaTimer {
         let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
         self.backend.tell(first.hyperparameters)?;
         let stream = self.backend.stream();
-        self.driver.record(self.start, stream)?;
+        self.span.begin(stream)?;
         for call in calls.iter().cycle().take(count) {
             // SAFETY: the caller's promise.
             unsafe { self.backend.enqueue(call) }.map_err(failed)?;
         }
-        Ok(self.driver.record(self.end, stream)?)
+        Ok(self.span.end(stream)?)
     }
 
     /// What the last row took, once it is done.
     pub(crate) fn row_seconds(&self) -> Result<f64, CudaError> {
-        self.driver.finish(self.end)?;
-        Ok(f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3)
+        self.span.seconds()
     }
 
     /// Copies to the device, and waits until it is done.

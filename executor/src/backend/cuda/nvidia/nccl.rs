@@ -1,6 +1,6 @@
 //! Exchanges between GPUs by NCCL. Every rank has a GPU of its own: NCCL refuses two on one.
 
-use super::nccl_library::{CommunicatorPointer, Format, Nccl, Refused, UniqueId};
+use super::nccl_library::{CommunicatorPointer, Format, Nccl, On, Refused, Sum, UniqueId};
 use super::{Handle, NvidiaDriver};
 use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, ExchangeKind, Identity, Piece};
 use crate::backend::cuda::driver::StreamHandle;
@@ -80,7 +80,7 @@ impl Collectives for NvidiaDriver {
         let found = self.communicators.joined.lock().unwrap_or_else(PoisonError::into_inner).get(communicator.0).copied();
         let Communicator { handle: Handle(handle), size, position } = found.ok_or(CudaError::Aborted)?;
         let (nccl, format) = (library()?, format_of(exchange.data_type));
-        let on = [handle, std::ptr::with_exposed_provenance_mut(stream.0 as usize)];
+        let on = On { communicator: handle, stream: std::ptr::with_exposed_provenance_mut(stream.0 as usize) };
         let width = exchange.data_type.size().count().max(1) as usize;
         // SAFETY: the pieces are as long as they say, which is the caller's promise; the communicator was joined, here and below.
         let send = |piece: Piece, part: usize, bytes: usize, to: usize| unsafe {
@@ -97,13 +97,13 @@ impl Collectives for NvidiaDriver {
                 let (_, write) = exchange.both()?;
                 let (place, count) = (pointer(write), write.bytes / width);
                 // SAFETY: as above; it works in place.
-                called(EXCHANGING, unsafe { nccl.all_reduce([place; 2], count, format, on) })
+                called(EXCHANGING, unsafe { nccl.sum(Sum::AllReduce, [place; 2], count, format, on) })
             }
             ExchangeKind::ReduceScatter => {
                 let (read, write) = exchange.both()?;
                 let (from, to, count) = (pointer(read), pointer(write), write.bytes / width);
                 // SAFETY: as above.
-                called(EXCHANGING, unsafe { nccl.reduce_scatter([from, to], count, format, on) })
+                called(EXCHANGING, unsafe { nccl.sum(Sum::ReduceScatter, [from, to], count, format, on) })
             }
             ExchangeKind::AllGather => {
                 let (read, write) = exchange.both()?;

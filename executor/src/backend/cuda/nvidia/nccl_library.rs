@@ -1,7 +1,8 @@
 //! NCCL itself: those of its functions that are called, with the declarations of `nccl.h`. It is loaded by its soname, `libnccl.so.2`, which is the one
 //! name that PyTorch's package and NVIDIA's both have; cudarc looks for names without a version, or with one of CUDA's.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use crate::loading::SharedLibrary;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 /// By what it is looked for, where the loader looks.
@@ -10,7 +11,23 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// `ncclComm_t`.
 pub(super) type CommunicatorPointer = *mut c_void;
 /// `cudaStream_t`.
-pub(super) type StreamPointer = *mut c_void;
+type StreamPointer = *mut c_void;
+
+/// Of which communicator an exchange is, and on which stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct On {
+    pub(super) communicator: CommunicatorPointer,
+    pub(super) stream: StreamPointer,
+}
+
+/// The exchanges that sum up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sum {
+    /// `ncclAllReduce`: the count is that of what each gives, and gets.
+    AllReduce,
+    /// `ncclReduceScatter`: the count is that of what each gets.
+    ReduceScatter,
+}
 
 /// `ncclUniqueId`.
 #[repr(C)]
@@ -30,7 +47,7 @@ pub(super) enum Format {
 }
 
 /// `ncclSum`.
-pub(super) const SUM: c_int = 0;
+const SUM: c_int = 0;
 
 /// A status other than `ncclSuccess`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,26 +80,24 @@ impl Nccl {
     }
 
     fn open(name: &OsStr) -> Option<Self> {
-        let name = CString::new(name.as_encoded_bytes()).ok()?;
-        // SAFETY: the name ends with a zero; what the library does when it is loaded is any program's that asks for it.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return None;
+        let library = SharedLibrary::open(name).ok()?;
+        // SAFETY: so `nccl.h` declares them.
+        unsafe {
+            Some(Self {
+                version: library.function(c"ncclGetVersion")?,
+                error_string: library.function(c"ncclGetErrorString")?,
+                unique_id: library.function(c"ncclGetUniqueId")?,
+                init_rank: library.function(c"ncclCommInitRank")?,
+                abort: library.function(c"ncclCommAbort")?,
+                all_reduce: library.function(c"ncclAllReduce")?,
+                reduce_scatter: library.function(c"ncclReduceScatter")?,
+                all_gather: library.function(c"ncclAllGather")?,
+                send: library.function(c"ncclSend")?,
+                receive: library.function(c"ncclRecv")?,
+                group_start: library.function(c"ncclGroupStart")?,
+                group_end: library.function(c"ncclGroupEnd")?,
+            })
         }
-        Some(Self {
-            version: function(handle, c"ncclGetVersion")?,
-            error_string: function(handle, c"ncclGetErrorString")?,
-            unique_id: function(handle, c"ncclGetUniqueId")?,
-            init_rank: function(handle, c"ncclCommInitRank")?,
-            abort: function(handle, c"ncclCommAbort")?,
-            all_reduce: function(handle, c"ncclAllReduce")?,
-            reduce_scatter: function(handle, c"ncclReduceScatter")?,
-            all_gather: function(handle, c"ncclAllGather")?,
-            send: function(handle, c"ncclSend")?,
-            receive: function(handle, c"ncclRecv")?,
-            group_start: function(handle, c"ncclGroupStart")?,
-            group_end: function(handle, c"ncclGroupEnd")?,
-        })
     }
 
     /// Its version, as it says itself: 22805 is 2.28.5.
@@ -120,66 +135,41 @@ impl Nccl {
 
     /// # Safety
     /// The communicator was joined; the memory is the device's, as long as is said, and nobody else's until it is done: here and below.
-    pub(super) unsafe fn all_reduce(
+    pub(super) unsafe fn sum(
         &self,
+        kind: Sum,
         [from, to]: [*mut c_void; 2],
         count: usize,
         format: Format,
-        [communicator, stream]: [*mut c_void; 2],
+        on: On,
     ) -> Result<(), Refused> {
+        let call = match kind {
+            Sum::AllReduce => self.all_reduce,
+            Sum::ReduceScatter => self.reduce_scatter,
+        };
         // SAFETY: the caller's promise.
-        done(unsafe { (self.all_reduce)(from, to, count, format as c_int, SUM, communicator, stream) })
+        done(unsafe { call(from, to, count, format as c_int, SUM, on.communicator, on.stream) })
     }
 
     /// # Safety
-    /// As for [`Nccl::all_reduce`].
-    pub(super) unsafe fn reduce_scatter(
-        &self,
-        [from, to]: [*mut c_void; 2],
-        count: usize,
-        format: Format,
-        [communicator, stream]: [*mut c_void; 2],
-    ) -> Result<(), Refused> {
+    /// As for [`Nccl::sum`].
+    pub(super) unsafe fn all_gather(&self, [from, to]: [*mut c_void; 2], bytes: usize, on: On) -> Result<(), Refused> {
         // SAFETY: the caller's promise.
-        done(unsafe { (self.reduce_scatter)(from, to, count, format as c_int, SUM, communicator, stream) })
+        done(unsafe { (self.all_gather)(from, to, bytes, Format::Byte as c_int, on.communicator, on.stream) })
     }
 
     /// # Safety
-    /// As for [`Nccl::all_reduce`].
-    pub(super) unsafe fn all_gather(
-        &self,
-        [from, to]: [*mut c_void; 2],
-        bytes: usize,
-        [communicator, stream]: [*mut c_void; 2],
-    ) -> Result<(), Refused> {
+    /// As for [`Nccl::sum`].
+    pub(super) unsafe fn send(&self, from: *const c_void, bytes: usize, to: c_int, on: On) -> Result<(), Refused> {
         // SAFETY: the caller's promise.
-        done(unsafe { (self.all_gather)(from, to, bytes, Format::Byte as c_int, communicator, stream) })
+        done(unsafe { (self.send)(from, bytes, Format::Byte as c_int, to, on.communicator, on.stream) })
     }
 
     /// # Safety
-    /// As for [`Nccl::all_reduce`].
-    pub(super) unsafe fn send(
-        &self,
-        from: *const c_void,
-        bytes: usize,
-        to: c_int,
-        [communicator, stream]: [*mut c_void; 2],
-    ) -> Result<(), Refused> {
+    /// As for [`Nccl::sum`].
+    pub(super) unsafe fn receive(&self, to: *mut c_void, bytes: usize, from: c_int, on: On) -> Result<(), Refused> {
         // SAFETY: the caller's promise.
-        done(unsafe { (self.send)(from, bytes, Format::Byte as c_int, to, communicator, stream) })
-    }
-
-    /// # Safety
-    /// As for [`Nccl::all_reduce`].
-    pub(super) unsafe fn receive(
-        &self,
-        to: *mut c_void,
-        bytes: usize,
-        from: c_int,
-        [communicator, stream]: [*mut c_void; 2],
-    ) -> Result<(), Refused> {
-        // SAFETY: the caller's promise.
-        done(unsafe { (self.receive)(to, bytes, Format::Byte as c_int, from, communicator, stream) })
+        done(unsafe { (self.receive)(to, bytes, Format::Byte as c_int, from, on.communicator, on.stream) })
     }
 
     pub(super) fn group_start(&self) -> Result<(), Refused> {
@@ -197,18 +187,10 @@ fn done(status: c_int) -> Result<(), Refused> {
     if status == 0 { Ok(()) } else { Err(Refused(status)) }
 }
 
-/// A function of a library.
-fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
-    debug_assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
-    // SAFETY: the library is loaded, and the name ends with a zero.
-    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    // SAFETY: `F` is the type of a function, which is as wide as a pointer; who asks says it as `nccl.h` does.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::cuda::tests::emulator::has_compiled;
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
@@ -244,22 +226,19 @@ int ncclGroupEnd(void) { return 4; }
 }
 "#;
 
-    /// The stand-in, compiled under the name that packages have; none where there is no compiler.
+    /// The stand-in, compiled under the name that packages have; none where there is no compiler, which is then said.
     fn stand_in(folder: &Path) -> Option<PathBuf> {
         let (source, library) = (folder.join("nccl.cpp"), folder.join(NAMES[0]));
         std::fs::write(&source, STAND_IN).expect("the folder can be written to");
         let mut compiler = Command::new("g++");
         compiler.args(["-shared", "-fPIC", "-w", "-Wl,-soname,libnccl.so.2"]).arg(&source).arg("-o").arg(&library);
-        compiler.status().ok().filter(std::process::ExitStatus::success).map(|_| library)
+        has_compiled(&mut compiler).then_some(library)
     }
 
     #[test]
     fn the_library_is_given_what_its_header_says() {
         let folder = tempfile::tempdir().expect("a folder");
-        let Some(path) = stand_in(folder.path()) else {
-            eprintln!("skipped: there is no g++");
-            return;
-        };
+        let Some(path) = stand_in(folder.path()) else { return };
         let nccl = Nccl::open(path.as_os_str()).expect("it has all functions");
         assert_eq!(nccl.version(), Some(22805));
         let identity = nccl.unique_id().expect("it makes one");
@@ -267,7 +246,7 @@ int ncclGroupEnd(void) { return 4; }
         assert_eq!(nccl.join(identity, 2, 2).map_err(|refused| nccl.words(refused)), Err("invalid argument".into()));
         let mut memory = [0_u8; 64];
         let place: *mut c_void = memory.as_mut_ptr().cast();
-        let on = [joined, std::ptr::without_provenance_mut(0x7)];
+        let on = On { communicator: joined, stream: std::ptr::without_provenance_mut(0x7) };
         let said = |result: Result<(), Refused>| {
             assert_eq!(result, Ok(()));
             // SAFETY: the memory is this function's, and the call is over.
@@ -275,8 +254,8 @@ int ncclGroupEnd(void) { return 4; }
         };
         // SAFETY: the memory has room for what the stand-in says, here and below.
         unsafe {
-            assert_eq!(said(nccl.all_reduce([place; 2], 5, Format::Bfloat16, on)), "all_reduce 5 9 0 1 0x7");
-            assert_eq!(said(nccl.reduce_scatter([place; 2], 6, Format::Single, on)), "reduce_scatter 6 7 0 1 0x7");
+            assert_eq!(said(nccl.sum(Sum::AllReduce, [place; 2], 5, Format::Bfloat16, on)), "all_reduce 5 9 0 1 0x7");
+            assert_eq!(said(nccl.sum(Sum::ReduceScatter, [place; 2], 6, Format::Single, on)), "reduce_scatter 6 7 0 1 0x7");
             assert_eq!(said(nccl.all_gather([place; 2], 7, on)), "all_gather 7 1 0 1 0x7");
             assert_eq!(said(nccl.send(place, 8, 3, on)), "send 8 1 3 1 0x7");
             assert_eq!(said(nccl.receive(place, 9, 2, on)), "receive 9 1 2 1 0x7");

@@ -45,7 +45,7 @@ struct Shape {
 
 impl Shape {
     fn of(product: &Product, beside: &Beside) -> Self {
-        let aligned = |address: DeviceAddress| 1 << address.0.trailing_zeros().min(MOST_ALIGNED.trailing_zeros());
+        let aligned = |address: DeviceAddress| address.alignment(MOST_ALIGNED);
         Self {
             sizes: [product.batch, product.rows, product.columns, product.contracted],
             pitches: product.stored().map(|[.., pitch]| pitch),

@@ -3,6 +3,7 @@
 use crate::backend::cuda::arguments::Arguments;
 use crate::backend::cuda::driver::Launch;
 use crate::backend::cuda::sources::{COMMON, SOURCES, precision_number};
+use crate::loading::SharedLibrary;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_uint, c_void};
@@ -20,13 +21,13 @@ type Emulate = unsafe extern "C" fn(*mut c_void, *const c_uint, c_uint, c_uint, 
 
 /// The kernels of one precision.
 struct Library {
-    handle: *mut c_void,
+    loaded: SharedLibrary,
     emulate: Emulate,
     /// Kernels that were looked up.
     functions: HashMap<&'static str, *mut c_void>,
 }
 
-// SAFETY: the library is used behind a lock.
+// SAFETY: the functions are the library's, which stays loaded, and called behind a lock.
 unsafe impl Send for Library {}
 
 /// The libraries of all precisions; one kernel runs at a time.
@@ -40,12 +41,11 @@ impl Emulator {
     pub(crate) fn get() -> Option<&'static Self> {
         static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
         let made = EMULATOR.get_or_init(|| {
-            let has_compiler = cfg!(target_arch = "x86_64") && Command::new("g++").arg("--version").output().is_ok();
-            if !has_compiler {
-                assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and there is no g++");
-                eprintln!("skipped: kernels are not run on the processor, as there is no g++ for x86-64");
+            if !cfg!(target_arch = "x86_64") {
+                without("the emulator is for x86-64");
+                return None;
             }
-            has_compiler.then(Emulator::default)
+            has_compiled(Command::new("g++").arg("--version")).then(Emulator::default)
         });
         made.as_ref()
     }
@@ -55,8 +55,8 @@ impl Emulator {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
         let library = libraries.entry(precision).or_insert_with(|| Library::open(precision));
-        let handle = library.handle;
-        let function = *library.functions.entry(launch.function).or_insert_with(|| symbol(handle, launch.function));
+        let loaded = library.loaded;
+        let function = *library.functions.entry(launch.function).or_insert_with(|| kernel(loaded, launch.function));
         // SAFETY: the function takes this structure, by which all it touches is described: that it is valid is the launch's promise.
         let status = unsafe {
             (library.emulate)(function, launch.grid.as_ptr(), launch.block, launch.shared, &raw const launch.arguments)
@@ -70,27 +70,41 @@ impl Emulator {
 
 impl Library {
     fn open(precision: u32) -> Self {
-        let path = CString::new(compiled(precision).to_str().unwrap()).unwrap();
-        // SAFETY: the library was just compiled from the emulator's text, which has no initialisers.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!handle.is_null(), "{path:?} cannot be loaded");
-        // SAFETY: the emulator has this function, with this type.
-        let emulate = unsafe { std::mem::transmute::<*mut c_void, Emulate>(symbol(handle, "foretell_emulate")) };
+        let loaded = SharedLibrary::open(compiled(precision).as_os_str()).unwrap();
+        // SAFETY: the emulator has this function, with this type; so below.
+        let emulate: Emulate = unsafe { loaded.function(c"foretell_emulate") }.unwrap();
         // SAFETY: as above.
-        let size = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_uint>(symbol(handle, "foretell_arguments_size"))()
-        };
-        assert_eq!(size as usize, size_of::<Arguments>(), "the structure of arguments is another in common.cuh");
-        Self { handle, emulate, functions: HashMap::new() }
+        let size: unsafe extern "C" fn() -> c_uint = unsafe { loaded.function(c"foretell_arguments_size") }.unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { size() } as usize, size_of::<Arguments>(), "the structure of arguments is another in common.cuh");
+        Self { loaded, emulate, functions: HashMap::new() }
     }
 }
 
-fn symbol(library: *mut c_void, name: &str) -> *mut c_void {
-    let text = CString::new(name).unwrap();
-    // SAFETY: the library is loaded, and the name ends with a zero.
-    let found = unsafe { libc::dlsym(library, text.as_ptr()) };
-    assert!(!found.is_null(), "there is no kernel `{name}`");
-    found
+/// Where a kernel is.
+fn kernel(loaded: SharedLibrary, name: &str) -> *mut c_void {
+    let found = loaded.address(&CString::new(name).unwrap());
+    found.unwrap_or_else(|| panic!("there is no kernel `{name}`")).as_ptr()
+}
+
+/// Whether a compiler was there, which compiles what it is given; whoever goes on without says so, or fails where it must be there.
+pub(crate) fn has_compiled(compiler: &mut Command) -> bool {
+    match compiler.output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{compiler:?}: {}", String::from_utf8_lossy(&output.stderr));
+            true
+        }
+        Err(error) => {
+            without(&format!("{compiler:?} cannot be started: {error}"));
+            false
+        }
+    }
+}
+
+/// A test goes on without what it needs, and says so, or fails where that must be there.
+fn without(reason: &str) {
+    assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and {reason}");
+    eprintln!("skipped: {reason}");
 }
 
 /// The library of a precision, compiled unless one of the same text is there.
@@ -107,17 +121,16 @@ fn compiled(precision: u32) -> PathBuf {
     if !library.exists() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda");
         let beside = library.with_extension(std::process::id().to_string());
-        let output = Command::new("g++")
+        let mut compiler = Command::new("g++");
+        compiler
             .args(["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-fPIC", "-shared"])
             .arg(format!("-DPRECISION={precision}"))
             .arg("-I")
             .arg(folder.join("kernels"))
             .arg(folder.join("emulator/emulator.cpp"))
             .arg("-o")
-            .arg(&beside)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            .arg(&beside);
+        assert!(has_compiled(&mut compiler), "the compiler was there");
         std::fs::rename(&beside, &library).unwrap();
     }
     library

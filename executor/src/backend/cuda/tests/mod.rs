@@ -7,7 +7,7 @@ mod compilation;
 mod convolutions;
 mod convolving;
 pub(crate) mod device;
-mod emulator;
+pub(crate) mod emulator;
 mod meeting;
 pub(crate) mod on_gpu;
 mod queueing;

@@ -1,8 +1,10 @@
 //! cuDNN's backend interface (`cudnnBackend*`, cuDNN 9), as far as convolutions need it: descriptors that are made, told their attributes, and
 //! finalised. A trait, so that tests see each call; what attributes are of which type is NVIDIA's header's (`cudnn_graph_v9.h`).
 
+use crate::backend::cuda::libraries::{OLDEST_CUDNN, cudnn_version};
+use crate::loading::SharedLibrary;
 use cudarc::cudnn::sys;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
 pub(super) use sys::cudnnBackendAttributeName_t as Attribute;
 use sys::cudnnBackendAttributeType_t as AttributeKind;
@@ -136,22 +138,39 @@ fn called(doing: &'static str, status: sys::cudnnStatus_t) -> Result<(), Failure
     Err(Failure { doing, reason: format!("{status:?} {message}").trim_end().to_owned() })
 }
 
+/// Whether a version of the library has these calls. An older one has not even words for its failures (`cudnnGetLastErrorString`), so it is asked for
+/// its version before anything else.
+pub(super) fn new_enough(version: u64) -> Result<(), Failure> {
+    let reason = || format!("{} is older than cuDNN 9", cudnn_version(version));
+    if version < OLDEST_CUDNN { Err(Failure { doing: "looking at its version", reason: reason() }) } else { Ok(()) }
+}
+
+/// Whether the library is one that these calls are for, and has what it needs.
+fn usable() -> Result<(), Failure> {
+    // SAFETY: the library is there.
+    new_enough(unsafe { sys::cudnnGetVersion() } as u64)?;
+    have_cublas_lt()
+}
+
 /// Loads cuBLASLt under the name by which cuDNN looks for it, which follows from the CUDA that it was built with: cuDNN 9 (seen with 9.19) ends the
 /// process where it does not find it, and finds what is loaded already.
 fn have_cublas_lt() -> Result<(), Failure> {
     // SAFETY: the library is there.
     let name = format!("libcublasLt.so.{}", unsafe { sys::cudnnGetCudartVersion() } / 1000);
-    let missing = || Failure { doing: "looking for what cuDNN needs", reason: format!("{name} cannot be loaded") };
-    let text = CString::new(name.as_str()).map_err(|_| missing())?;
-    // SAFETY: loading the library runs its initialisers alone, which any CUDA program does; it stays as long as the process.
-    let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if handle.is_null() { Err(missing()) } else { Ok(()) }
+    SharedLibrary::open(OsStr::new(&name))
+        .map(|_| ())
+        .map_err(|reason| Failure { doing: "looking for what cuDNN needs", reason: format!("{name} cannot be loaded: {reason}") })
+}
+
+/// Of an attribute that has more or fewer values than is known.
+fn unexpected(count: i64, known: &str) -> Failure {
+    Failure { doing: "cudnnBackendGetAttribute", reason: format!("{count} values, and not {known}") }
 }
 
 impl Loaded {
     /// For the current device. The library is there.
     pub(super) fn for_device() -> Result<Self, Failure> {
-        have_cublas_lt()?;
+        usable()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there, a device is current, and the place is valid.
         called("cudnnCreate", unsafe { sys::cudnnCreate(&mut handle) })?;
@@ -160,7 +179,7 @@ impl Loaded {
 
     /// For descriptors alone, without a device. The library is there.
     pub(super) fn without_device() -> Result<Self, Failure> {
-        have_cublas_lt()?;
+        usable()?;
         Ok(Self { handle: 0, stream: 0.into() })
     }
 
@@ -208,7 +227,8 @@ impl Calls for Loaded {
             sys::cudnnBackendGetAttribute(descriptor.pointer(), attribute, kind, 1, &mut count, (&raw mut value).cast())
         };
         called("cudnnBackendGetAttribute", status)?;
-        Ok(value)
+        // What was not written would be taken for nothing: of a workspace, for needing none.
+        if count == 1 { Ok(value) } else { Err(unexpected(count, "one value")) }
     }
 
     fn numerical_notes(&self, engine: Raw) -> Result<Vec<u32>, Failure> {
@@ -220,7 +240,12 @@ impl Calls for Loaded {
             sys::cudnnBackendGetAttribute(engine.pointer(), attribute, kind, most, &mut count, notes.as_mut_ptr().cast())
         };
         called("cudnnBackendGetAttribute", status)?;
-        Ok(notes.into_iter().take(count.max(0) as usize).collect())
+        // One that is not seen may be one that is not admissible.
+        if (0..=most).contains(&count) {
+            Ok(notes.into_iter().take(count as usize).collect())
+        } else {
+            Err(unexpected(count, "at most 32 notes"))
+        }
     }
 
     fn descriptors(&self, descriptor: Raw, attribute: Attribute, into: &[Raw]) -> Result<usize, Failure> {

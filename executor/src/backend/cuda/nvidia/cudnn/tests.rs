@@ -6,7 +6,7 @@
 mod library;
 mod recording;
 
-use super::calls::{Attribute, DescriptorKind, Values};
+use super::calls::{Attribute, DescriptorKind, Values, new_enough};
 use super::{Convolutions, MOST_WORKSPACE, Note, Target};
 use crate::backend::cuda::convolutions::{Convolution, ConvolutionKind, ConvolutionShape};
 use crate::backend::cuda::driver::{DeviceAddress, StreamHandle};
@@ -94,6 +94,13 @@ fn the_fastest_admissible_engine_that_can_be_prepared_is_taken() {
     // Where the heuristics have nothing, those to fall back to have something.
     let (_, mut convolutions) = with_engines(vec![refused(), greedy()], vec![noted(4), engine(9)]);
     assert_eq!(convolutions.plan(&shape), Ok(9));
+}
+
+#[test]
+fn a_library_that_is_too_old_is_refused_before_it_is_asked_for_anything() {
+    assert_eq!(new_enough(90_000), Ok(()));
+    let failure = new_enough(8905).unwrap_err();
+    assert_eq!(failure.to_string(), "looking at its version: 8.9.5 is older than cuDNN 9");
 }
 
 #[test]
