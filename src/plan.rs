@@ -116,6 +116,7 @@ pub enum Precision {
     Tf32,
     Bf16,
     Fp16,
+    Fp8,
 }
 
 /// Optimizers on the command line.
@@ -283,6 +284,7 @@ impl From<Precision> for DataType {
             Precision::Tf32 => DataType::Tf32,
             Precision::Bf16 => DataType::Bf16,
             Precision::Fp16 => DataType::Fp16,
+            Precision::Fp8 => DataType::Fp8,
         }
     }
 }

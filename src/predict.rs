@@ -10,7 +10,7 @@ use foretell_simulator::{
     host_memory, predict_with, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
-use foretell_units::{Bytes, Seconds};
+use foretell_units::{Bytes, DataType, Seconds};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -136,7 +136,19 @@ impl Memory {
 /// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data
 /// sheet.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
-    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.precision);
+    if plan.precision == DataType::Fp8 {
+        let kinds = topology.device_kinds().iter();
+        // Processors have no arithmetic of eight bits either, and run it to the same numbers: to try out what a GPU would train.
+        let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
+        let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
+        if !names.is_empty() {
+            return Err(Failure::Input(format!(
+                "`precision: fp8`: no products of eight bits are known of {}; hint: use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`",
+                names.join(", ")
+            )));
+        }
+    }
+    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.unstated_format());
     costs.map_err(|error| Failure::Input(error.to_string()))
 }
 

@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let NamedModel { model, name } = &setting.model;
             needs.add_layouts(model, name, &setting.base, &setting.topology, devices, &choices.fix);
             let model = Some(setting.model.model.clone());
-            measure(needs, setting.base.precision, model, &setting.topology, arguments.patience, transport)?
+            measure(needs, setting.base.storage(), model, &setting.topology, arguments.patience, transport)?
         }
     };
     output::write(&profile_path, to_yaml(&profile)?.as_bytes())?;

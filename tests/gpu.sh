@@ -112,6 +112,8 @@ part_law() {
         execute law "gpt-fp32.${layout%%=*}" 10
         ranks=8 plan "gpt-bf16.${layout%%=*}" "$gpt" 8 bf16 "${layout#*=}"
         execute law "gpt-bf16.${layout%%=*}" 10
+        ranks=8 plan "gpt-fp8.${layout%%=*}" "$gpt" 8 fp8 "${layout#*=}"
+        execute law "gpt-fp8.${layout%%=*}" 10
         # Heads of 64 features are tensor cores' in bf16.
         ranks=8 plan "gpt64-bf16.${layout%%=*}" "${gpt/heads: 8/heads: 2}" 8 bf16 "${layout#*=}"
         execute law "gpt64-bf16.${layout%%=*}" 10
@@ -125,6 +127,8 @@ part_law() {
 part_train() {
     plan gpt2 gpt2 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
     execute train gpt2 60
+    plan gpt2-fp8 gpt2 8 fp8 '{micro_batch: 8}' "optimizer: adamw"
+    execute train gpt2-fp8 60
     plan resnet50 resnet50 64 bf16 '{micro_batch: 64}' "training: {learning_rate: 0.02}"
     execute train resnet50 60
     python3 - "$results/train" <<'CHECK'
@@ -141,16 +145,19 @@ part_speed() {
     local large='{family: gpt, layers: 24, hidden: 2048, heads: 16, vocab: 50257, tied_embeddings: true'
     plan gpt-1.3b-s1024-b8 "$large, sequence: 1024}" 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
     plan gpt-1.3b-s2048-b4 "$large, sequence: 2048}" 4 bf16 '{micro_batch: 4}' "optimizer: adamw"
+    plan gpt-1.3b-s1024-b8-fp8 "$large, sequence: 1024}" 8 fp8 '{micro_batch: 8}' "optimizer: adamw"
     plan resnet50-b256 resnet50 256 bf16 '{micro_batch: 256}'
     plan gpt2-s1024-b16 gpt2 16 bf16 '{micro_batch: 16}' "optimizer: adamw"
     plan bert-base-s512-b32 '{family: bert, layers: 12, hidden: 768, heads: 12, vocab: 30522, sequence: 512}' 32 bf16 '{micro_batch: 32}' "optimizer: adamw"
     local cases=("$@")
-    [ ${#cases[@]} = 0 ] && cases=(gpt-1.3b-s1024-b8 resnet50-b256 gpt2-s1024-b16 bert-base-s512-b32 gpt-1.3b-s2048-b4)
+    [ ${#cases[@]} = 0 ] && cases=(gpt-1.3b-s1024-b8 gpt-1.3b-s1024-b8-fp8 resnet50-b256 gpt2-s1024-b16 bert-base-s512-b32 gpt-1.3b-s2048-b4)
     # All of ours come before any of PyTorch's, whose compilation takes the longest.
     for case in "${cases[@]}"; do
         execute speed "$case" 45
     done
     for case in "${cases[@]}"; do
+        # PyTorch itself has no training in eight bits.
+        [ "${case%-fp8}" = "$case" ] || continue
         at_most 160 python3 tests/gpu/pytorch.py "$case" >>"$results/pytorch.jsonl" 2>>"$results/pytorch.log"
     done
 }

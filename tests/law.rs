@@ -22,6 +22,7 @@ fn tolerances(case: &Case) -> (f64, f64) {
         "fp32" => (1e-4, 2e-4),
         "bf16" if is_resnet => (2e-1, 1e-1),
         "bf16" => (3e-2, 1e-2),
+        "fp8" => (5e-2, 2e-2),
         _ if is_resnet => (1e-1, 5e-2),
         _ => (5e-3, 2e-3),
     }
@@ -190,6 +191,11 @@ fn operators_of(model: &str, operators: &'static str) -> &'static str {
     if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
 }
 
+/// Whether a model's layers have products whose sizes are multiples of sixteen.
+fn takes_eight_bits(model: &str) -> bool {
+    model.contains("hidden: 16") || model.contains("mlp")
+}
+
 /// With the number of blocks that each can be cut between.
 const MODELS: [(&str, usize); 18] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
@@ -275,7 +281,7 @@ prop_compose! {
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
         (zero, hybrid) in (0usize..4, any::<bool>()),
         (sequence_parallel, clip, blocking, whole_experts) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
-        precision in proptest::sample::select(vec!["fp32", "bf16", "fp16"]),
+        precision in proptest::sample::select(vec!["fp32", "bf16", "fp16", "fp8"]),
         expert in 1usize..3,
         seed in 0u64..100,
         operators in prop_oneof![Just("{}"), proptest::sample::select(OPERATORS.to_vec())],
@@ -303,6 +309,7 @@ prop_compose! {
         let experts = if model.contains("experts: 4") { 4 } else { 6 };
         let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
         let has_tensor = uneven.map_or(tensor > 1, |one| one.text.contains("tensor"));
+        let precision = if precision == "fp8" && !takes_eight_bits(model) { "bf16" } else { precision };
         let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,

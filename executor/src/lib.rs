@@ -22,6 +22,7 @@ mod calibrate;
 mod calibration;
 mod clock;
 pub mod data;
+mod eight_bits;
 mod error;
 mod execute;
 mod files;
@@ -73,18 +74,18 @@ pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
         });
     }
     match (plan.precision, backend) {
-        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16, _) | (DataType::Tf32, Backend::Cuda { .. }) => Ok(()),
+        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16 | DataType::Fp8, _) | (DataType::Tf32, Backend::Cuda { .. }) => Ok(()),
         (DataType::Tf32, Backend::Cpu) => Err(ExecutorError::Unsupported {
             what: "precision tf32 on processors, which have no such arithmetic".into(),
             hint: "use `precision: fp32`, which takes as much memory and is more exact".into(),
         }),
         (precision, Backend::Cpu) => Err(ExecutorError::Unsupported {
             what: format!("precision {precision} on processors"),
-            hint: "use `precision: fp32`, `bf16` or `fp16`".into(),
+            hint: "use `precision: fp32`, `bf16`, `fp16` or `fp8`".into(),
         }),
         (precision, Backend::Cuda { .. }) => Err(ExecutorError::Unsupported {
             what: format!("precision {precision} on GPUs"),
-            hint: "use `precision: bf16`, `fp16`, `tf32` or `fp32`".into(),
+            hint: "use `precision: fp8`, `bf16`, `fp16`, `tf32` or `fp32`".into(),
         }),
     }
 }

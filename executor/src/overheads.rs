@@ -124,6 +124,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
+        format: DataType::Fp32,
         samples: 1,
         predictions: 1,
         tokens: None,

@@ -12,7 +12,7 @@ mod sizes;
 mod traffic;
 
 pub use control::Control;
-pub use sizes::{Activation, Epsilon, Mixture, Recurrence, WeightLayout, Window};
+pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, WeightLayout, Window};
 pub use traffic::Traffic;
 
 use crate::attention::{Attention, Rope};
@@ -69,6 +69,60 @@ pub enum Kernel {
         /// Whether the gradient of a bias is made in the same pass.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         bias: bool,
+    },
+    /// A matrix in eight bits: `x · 2^e` rounded, e the largest whole number for which the largest element has a place in the format. Reads x
+    /// `[rows, columns]`; writes `2^-e` `[1]` (single precision) and, as many as are asked for, the matrix `[rows, columns]` and transposed
+    /// `[columns, rows]`. That the factor is a power of two makes the rounding of all but the smallest numbers the same whatever e is, and so
+    /// the same in every layout, though ranks have parts of a tensor and each its own e.
+    Quantise {
+        /// Rows of x.
+        rows: usize,
+        /// Columns of x.
+        columns: usize,
+        /// The format of the result.
+        format: EightBits,
+        /// Whether the matrix is written as it lies.
+        straight: bool,
+        /// Whether it is written transposed: products of eight bits want of both operands that what is summed over lies together.
+        transposed: bool,
+    },
+    /// [`Kernel::Matmul`] of operands in eight bits ([`Kernel::Quantise`]). Reads x `[rows, contracted]` and w `[columns, contracted]`, both
+    /// [`EightBits::E4M3`], the factor of each (, bias); writes y (, the activation's argument).
+    EightBitMatmul {
+        /// As in [`Kernel::Matmul`].
+        rows: usize,
+        /// As in [`Kernel::Matmul`].
+        columns: usize,
+        /// As in [`Kernel::Matmul`].
+        contracted: usize,
+        /// As in [`Kernel::Matmul`].
+        bias: bool,
+        /// As in [`Kernel::Matmul`].
+        activation: Activation,
+    },
+    /// [`Kernel::MatmulInputGradient`] of operands in eight bits. Reads dy `[rows, columns]`, [`EightBits::E5M2`], and w `[contracted, columns]`,
+    /// [`EightBits::E4M3`], the factor of each (, the argument `[rows, contracted]`); writes dx `[rows, contracted]`.
+    EightBitMatmulInputGradient {
+        /// As in [`Kernel::Matmul`].
+        rows: usize,
+        /// As in [`Kernel::Matmul`].
+        columns: usize,
+        /// As in [`Kernel::Matmul`].
+        contracted: usize,
+        /// As in [`Kernel::MatmulInputGradient`].
+        gelu: bool,
+    },
+    /// [`Kernel::MatmulWeightGradient`] of operands in eight bits. Reads dy transposed `[columns, rows]`, [`EightBits::E5M2`], and x transposed
+    /// `[contracted, rows]`, [`EightBits::E4M3`], and the factor of each; writes dw, laid out as w (may accumulate).
+    EightBitMatmulWeightGradient {
+        /// As in [`Kernel::Matmul`].
+        rows: usize,
+        /// As in [`Kernel::Matmul`].
+        columns: usize,
+        /// As in [`Kernel::Matmul`].
+        contracted: usize,
+        /// How dw lies in memory.
+        weight: WeightLayout,
     },
     /// `y[rows, columns] = x[rows, columns] + bias[columns]`. Reads x, bias; writes y (may be x itself).
     BiasAdd {

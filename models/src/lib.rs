@@ -34,5 +34,5 @@ pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,
 };
-pub use kernel::{Activation, Control, Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
+pub use kernel::{Activation, Control, EightBits, Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
 pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, SampleShape, Stem};

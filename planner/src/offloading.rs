@@ -36,7 +36,7 @@ impl Offloading {
         Self {
             is_open: are_known && is_left_open && copies(base) > 0,
             paces: devices.kinds.iter().map(|&kind| pace(costs, kind)).collect(),
-            of_parameter: [base.precision.size().value(), SINGLE_PRECISION, SINGLE_PRECISION * copies(base) as f64],
+            of_parameter: [base.storage().size().value(), SINGLE_PRECISION, SINGLE_PRECISION * copies(base) as f64],
             first_node: groups.first().and_then(|group| Some((group.host_memory?, group.devices))),
         }
     }
@@ -78,7 +78,7 @@ impl Offloading {
 
 /// What is kept of each parameter beside the one that operators read.
 fn copies(plan: &Plan) -> usize {
-    plan.optimizer_states() + usize::from(plan.precision.size() < DataType::Fp32.size())
+    plan.optimizer_states() + usize::from(plan.storage().size() < DataType::Fp32.size())
 }
 
 /// Bytes of a gradient, and of each thing that the optimizer keeps.

@@ -118,7 +118,7 @@ pub fn choose(request: &PlacementRequest<'_>) -> Result<Option<PlacedOperators>,
     let mesh = plan.mesh()?;
     let ground = Ground {
         mesh: &mesh,
-        precision: plan.precision,
+        precision: plan.storage(),
         topology: request.topology,
         costs: request.costs,
         oversubscription: request.oversubscription,

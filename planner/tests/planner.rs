@@ -69,6 +69,7 @@ prop_compose! {
         kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without in any::<[bool; 3]>(),
         turned in 0usize..6,
+        precision in proptest::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Fp32, DataType::Fp8]),
         (offload, collective) in (
             proptest::sample::select(Offload::ALL.to_vec()), proptest::sample::select(CollectiveAlgorithm::ALL.to_vec())
         ),
@@ -80,7 +81,7 @@ prop_compose! {
         let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, offload, collective, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
         let overlap = Overlap { tensor: !without[0], gradients: !without[1], parameters: !without[2], ..Overlap::default() };
-        Plan { optimizer, overlap, ..Plan::new(layout, data * micro_batch * micro_batches) }
+        Plan { optimizer, overlap, precision, ..Plan::new(layout, data * micro_batch * micro_batches) }
     }
 }
 
@@ -137,7 +138,7 @@ proptest! {
         let profile = believed.then(|| profile(device, paces));
         let costs = CostModel::new(profile.as_ref(), &DGX);
         let costs = match stack {
-            Some(stack) => costs.with_stack(&DGX, stack, plan.precision).expect("the library knows it"),
+            Some(stack) => costs.with_stack(&DGX, stack, plan.unstated_format()).expect("the library knows it"),
             None => costs,
         };
         bounded(&model, &plan, &DGX, &costs)?;
@@ -145,7 +146,7 @@ proptest! {
 
     #[test]
     fn on_unequal_devices_neither(model in models(), plan in plans(), stack in prop_oneof![Just("foretell"), Just("megatron-core")]) {
-        let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.precision).expect("the library knows it");
+        let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.unstated_format()).expect("the library knows it");
         bounded(&model, &plan, &MIXED, &costs)?;
     }
 }
@@ -248,7 +249,7 @@ proptest! {
         let base = Layout { data: 1, tensor: 1, placement: None, stage_places: None, virtual_stages: 1, ..plan.layout.clone() };
         let layout = Layout { stages: Some(stages), pipeline, micro_batch, schedule, ..base };
         let plan = Plan { layout, global_batch: 8 * micro_batches, ..plan };
-        let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.precision).expect("the library knows it");
+        let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.unstated_format()).expect("the library knows it");
         bounded(&model, &plan, &MIXED, &costs)?;
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! 1. the graph of one mesh-wide micro-batch, with its gradients (`foretell-models`);
 //! 2. a strategy for every operator, and so the placement of every tensor ([`crate::strategy`]);
-//! 3. fusion ([`crate::fusion`]);
+//! 3. fusion ([`crate::fusion`]), and operands of eight bits ([`crate::quantisation`]);
 //!    (these three for each mesh that a stage has, as if all stages had it);
 //! 4. cutting into chunks, and what each stage keeps from step to step ([`cuts`], [`state`]);
 //! 5. who sends what to whom where stages' meshes differ, and so which ranks run one list ([`reshard`]);
@@ -36,6 +36,7 @@ use crate::memory;
 use crate::mesh::{Axis, Coordinates, Mesh, Rank, StageMesh};
 use crate::plan::{Layout, Plan, PlanError, Share};
 use crate::program::{Operation, Program, StageProgram};
+use crate::quantisation::quantise;
 use crate::schedule::StagePass;
 use crate::strategy::{Sharding, consumers, makers};
 pub use compiler::Compiler;
@@ -223,7 +224,10 @@ impl Lowering {
     ) -> Result<Self, PlanError> {
         let graph = graph(model, name, plan, &mesh, vocabulary_parts, purpose)?;
         let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
-        let (graph, sharding) = fuse(&graph, sharding, Fusions::of(plan));
+        let (mut graph, mut sharding) = fuse(&graph, sharding, Fusions::of(plan));
+        if plan.quantises() {
+            (graph, sharding) = quantise(graph, sharding)?;
+        }
         Ok(Self { consumers: consumers(&graph), makers: makers(&graph), graph, sharding, mesh })
     }
 
@@ -356,7 +360,8 @@ impl Run<'_> {
         let graph_flops: Flops = any.graph.model_flops() * (samples_at_once / any.mesh.samples_at_once() as f64);
         Ok(Program {
             mesh: mesh.clone(),
-            precision: plan.precision,
+            precision: plan.storage(),
+            format: plan.precision,
             hardware_flops: flops.into_iter().sum(),
             lists,
             list_of_rank,

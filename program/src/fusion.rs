@@ -14,8 +14,10 @@ use foretell_models::{Graph, OperatorId, TensorId};
 pub(crate) struct Fusions {
     /// A GELU into the product before it.
     pub(crate) gelu: bool,
-    /// What products' gradients do beside themselves: on through a GELU, and a bias's gradient.
+    /// On through a GELU, in the gradient of the product after it.
     pub(crate) gradients: bool,
+    /// A bias's gradient beside its weight's: not where that is of operands of eight bits, which would be summed up as they are rounded.
+    pub(crate) bias_gradients: bool,
 }
 
 impl Fusions {
@@ -24,7 +26,7 @@ impl Fusions {
     pub(crate) fn of(plan: &Plan) -> Self {
         let is_own = plan.stack.is_own();
         let keeps_products = matches!(plan.layout.recompute, Recompute::AllBut(kept) if kept.products || kept.odd_products);
-        Self { gelu: is_own && !keeps_products, gradients: is_own }
+        Self { gelu: is_own && !keeps_products, gradients: is_own, bias_gradients: is_own && !plan.quantises() }
     }
 }
 

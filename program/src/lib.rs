@@ -30,6 +30,7 @@ mod plan;
 mod print;
 mod profile;
 mod program;
+mod quantisation;
 mod reuse;
 mod schedule;
 mod strategy;

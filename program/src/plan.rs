@@ -145,6 +145,21 @@ impl Plan {
         })
     }
 
+    /// The number format of what operators read and write, of which products of eight bits are made: bfloat16 in a plan of eight bits.
+    pub fn storage(&self) -> DataType {
+        self.precision.of_tensors()
+    }
+
+    /// Whether the Program has kernels that make operands of eight bits. Other stacks' are in their profiles, with the products that read them.
+    pub fn quantises(&self) -> bool {
+        self.precision == DataType::Fp8 && self.stack.is_own()
+    }
+
+    /// The number format of products of which the Program does not say one: as `precision`, but for a Program that quantises.
+    pub fn unstated_format(&self) -> DataType {
+        if self.quantises() { self.storage() } else { self.precision }
+    }
+
     /// Whether the loss is multiplied, so that its gradients do not vanish in the run's number format.
     pub fn scales_loss(&self) -> bool {
         self.precision == DataType::Fp16
@@ -256,8 +271,8 @@ impl Plan {
         if self.layout.bucket < Bytes::new(1) {
             return refuse("bucket", "a bucket holds at least one byte", "leave it out for 25 MiB");
         }
-        if matches!(self.precision, DataType::Int32 | DataType::Fp8 | DataType::Fp64) {
-            return refuse("precision", "not a precision to train in", "use fp32, tf32, bf16 or fp16");
+        if matches!(self.precision, DataType::Int32 | DataType::Fp64) {
+            return refuse("precision", "not a precision to train in", "use fp32, tf32, bf16, fp16 or fp8");
         }
         if self.optimizer == Optimizer::Adam && self.training.weight_decay != 0.0 {
             return refuse("training.weight_decay", "Adam has no weight decay of its own here", "use `optimizer: adamw`");

@@ -48,8 +48,11 @@ pub struct PeerId(pub u16);
 pub struct Program {
     /// The ranks.
     pub mesh: Mesh,
-    /// The number format of activations and matrix products.
+    /// The number format of what operators read and write, and of products whose kernel does not say another.
     pub precision: DataType,
+    /// The number format of the plan, over whose peak utilisation is stated: narrower than `precision` where products have operands of eight
+    /// bits.
+    pub format: DataType,
     /// The lists of instructions, in the order of their pipeline stages: one for each of these, or several for ranks that do not do alike.
     pub lists: Vec<StageProgram>,
     /// By rank: which of the lists it runs.

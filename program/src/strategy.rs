@@ -64,7 +64,7 @@ impl Strategy {
 #[derive(Clone, Debug)]
 pub(crate) struct Sharding {
     strategies: Vec<Strategy>,
-    /// For additions that keep partial sums as they are: the placements of all operands.
+    /// For additions that keep partial sums as they are, and what makes operands of eight bits: the placements of all operands.
     kept: Vec<Option<Placements>>,
     /// How a tensor lies where it was made (parameters and inputs: where they are kept), after sums that are made at once.
     placements: Vec<Placements>,
@@ -136,6 +136,16 @@ impl Sharding {
         self
     }
 
+    /// The same sharding of a graph to whose operators others were added, and to whose tensors these.
+    pub(crate) fn with(mut self, origins: &[Origin], tensors: &[Placements]) -> Self {
+        self.strategies = origins.iter().map(|one| one.of(&self.strategies, |_| Strategy::default())).collect();
+        self.rings = origins.iter().map(|one| one.of(&self.rings, |_| None)).collect();
+        self.kept = origins.iter().map(|one| one.of(&self.kept, Some)).collect();
+        self.placements.extend(tensors);
+        self.produced.extend(tensors);
+        self
+    }
+
     /// How a tensor's maker leaves it.
     pub(crate) fn produced(&self, tensor: TensorId) -> Placements {
         self.produced[tensor.0]
@@ -147,9 +157,33 @@ impl Sharding {
     }
 }
 
+/// Where an operator of a changed graph comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// It was there.
+    Was(OperatorId),
+    /// It was not, and wants all that it reads so.
+    Added(Placements),
+}
+
+impl Origin {
+    fn of<T: Copy>(self, were: &[T], added: impl Fn(Placements) -> T) -> T {
+        match self {
+            Origin::Was(id) => were[id.0],
+            Origin::Added(placements) => added(placements),
+        }
+    }
+}
+
 /// Whether it has a weight whose columns ranks may share out.
 pub(crate) fn is_product(operator: &Operator) -> bool {
-    matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_) | OperatorKind::ExpertMatmul)
+    matches!(
+        operator.kind,
+        OperatorKind::Matmul { .. }
+            | OperatorKind::EightBitMatmul { .. }
+            | OperatorKind::Convolution(_)
+            | OperatorKind::ExpertMatmul
+    )
 }
 
 /// For each tensor the operators that read it.

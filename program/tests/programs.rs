@@ -7,6 +7,7 @@ use foretell_program::{
     ContextMethod, Footprint, Kept, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
     StageProgram, compile,
 };
+use foretell_units::DataType;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use soundness::assert_sound;
@@ -157,6 +158,11 @@ fn recomputes() -> impl Strategy<Value = Recompute> {
     ]
 }
 
+/// With and without copies of weights in single precision, and operands of eight bits.
+fn precisions() -> impl Strategy<Value = DataType> {
+    prop_oneof![Just(DataType::Fp32), Just(DataType::Bf16), Just(DataType::Fp8)]
+}
+
 /// So many cases, after those that failed once.
 fn cases(cases: u32) -> ProptestConfig {
     let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
@@ -168,7 +174,7 @@ proptest! {
 
     #[test]
     fn every_program_is_free_of_races_and_reads_only_what_was_written(
-        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), half in any::<bool>(), seed in any::<u64>(),
+        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), precision in precisions(), seed in any::<u64>(),
         overlap in overlaps()
     ) {
         let cuts = uneven_cuts(&model, layout.pipeline * layout.virtual_stages, seed);
@@ -176,7 +182,7 @@ proptest! {
         let mut plan = Plan::new(layout, batch);
         plan.training.clip_norm = clip.then_some(1.0);
         plan.overlap = overlap;
-        if half { plan.precision = foretell_units::DataType::Fp16; }
+        plan.precision = precision;
         plan.optimizer = foretell_program::Optimizer::AdamW;
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
@@ -241,13 +247,13 @@ proptest! {
     /// The same of stages with meshes of their own and ranks with samples of their own.
     #[test]
     fn programs_of_unequal_meshes_and_shares_are_sound(
-        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), half in any::<bool>(),
+        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), precision in precisions(),
         overlap in overlaps()
     ) {
         let mut plan = Plan::new(layout, batch);
         plan.training.clip_norm = clip.then_some(1.0);
         plan.overlap = overlap;
-        if half { plan.precision = foretell_units::DataType::Bf16; }
+        plan.precision = precision;
         if plan.layout.stages.is_some() || plan.layout.shares.is_some() { plan.batch_norm_group = Some(1); }
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,

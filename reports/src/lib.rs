@@ -24,7 +24,7 @@
 //! #     names: vec!["activation".into()], passes: vec![], metrics: vec![], arena: Bytes::ZERO, host_arena: Bytes::ZERO,
 //! # };
 //! # let program = Program {
-//! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, lists: vec![stage], list_of_rank: vec![0], samples: 1,
+//! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, format: foretell_units::DataType::Fp32, lists: vec![stage], list_of_rank: vec![0], samples: 1,
 //! #     predictions: 1, tokens: None, model_flops: foretell_units::Flops::ZERO, hardware_flops: foretell_units::Flops::ZERO,
 //! # };
 //! // `program` has one rank and one instruction, a ReLU, which took 1.25 ms instead of 1 ms.

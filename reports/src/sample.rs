@@ -22,6 +22,7 @@ pub fn pipeline() -> (Program, Timeline, Timeline) {
         list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
+        format: DataType::Fp32,
         lists: vec![stage(0), stage(1)],
         samples: 8,
         predictions: 8,

@@ -45,7 +45,7 @@ fn main() {
             r#"{{"global_batch": {batch}, "precision": "bf16", "optimizer": "adam", "stack": "{stack}", "layout": {{{layout}, "zero": 1, "sequence_parallel": true}}}}"#
         );
         let plan: Plan = serde_json::from_str(&text).unwrap();
-        let costs = CostModel::new(None, &topology).with_stack(&topology, plan.stack.name(), plan.precision).unwrap();
+        let costs = CostModel::new(None, &topology).with_stack(&topology, plan.stack.name(), plan.unstated_format()).unwrap();
         let options = Options { folding: Folding::On, recording: Recording::Ends, ..Options::default() };
         let mut least = [f64::INFINITY; 5];
         let mut told = String::new();

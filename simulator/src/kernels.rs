@@ -179,6 +179,16 @@ fn features(kernel: &Kernel, accumulate: bool) -> Features {
         | Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: fused } => {
             product(rows, columns, contracted, weight, [fused, false, false])
         }
+        Kernel::Quantise { rows, columns, straight, transposed, .. } => at(&[rows, columns], [straight, transposed, false]),
+        Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
+            at(&[rows, columns, contracted], [bias, activation == Activation::Relu, activation.is_gelu()])
+        }
+        Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
+            at(&[rows, columns, contracted], [gelu, false, false])
+        }
+        Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight } => {
+            product(rows, columns, contracted, weight, [false; 3])
+        }
         Kernel::BiasAdd { rows, columns } | Kernel::BiasGradient { rows, columns } => plain(&[rows, columns]),
         Kernel::Relu { elements }
         | Kernel::ReluGradient { elements }

@@ -53,6 +53,7 @@
 //! #     list_of_rank: Program::one_list_a_stage(&mesh),
 //! #     mesh,
 //! #     precision: DataType::Bf16,
+//! #     format: DataType::Bf16,
 //! #     lists: vec![stage],
 //! #     samples: 8,
 //! #     predictions: 8,

@@ -75,7 +75,7 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
         Kernel::Convolution(_) | Kernel::ConvolutionInputGradient(_) | Kernel::ConvolutionWeightGradient(_) => {
             (efficiency.convolution, precision)
         }
-        kernel if kernel.is_matrix_product() => (efficiency.product, precision),
+        kernel if kernel.is_matrix_product() => (efficiency.product, kernel.format(precision)),
         _ => (efficiency.elementwise, DataType::Fp32),
     };
     let peak = kind.peak_rate(format).or_else(|| kind.peak_rate(DataType::Fp32)).or_else(|| kind.peak.values().copied().next());

@@ -194,7 +194,7 @@ impl Spent {
 }
 
 fn is_bound_by_arithmetic(kernel: &Kernel, precision: DataType, kind: &DeviceKind) -> bool {
-    let format = if kernel.is_matrix_product() { precision } else { DataType::Fp32 };
+    let format = if kernel.is_matrix_product() { kernel.format(precision) } else { DataType::Fp32 };
     let peak = kind.peak_rate(format).or_else(|| kind.peak.values().copied().next());
     peak.is_some_and(|peak| kernel.flops() / peak >= kernel.bytes(precision) / kind.memory_bandwidth)
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
-use foretell_program::{Footprint, Layout, Overlap, Plan, Program, Stack, compile_training};
+use foretell_program::{Footprint, Layout, Optimizer, Overlap, Plan, Program, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
     CostModel, Folding, Options, Oversubscription, Simulation, device_memory, predict, simulate, simulate_representatives,
@@ -221,4 +221,27 @@ fn a_framework_holds_other_copies_than_our_arena() {
     assert!(theirs.total().value() > ours.total().value(), "{theirs:?} beside {ours:?}");
     // An uncalibrated device without a profile of its kind has our arena.
     assert_eq!(device_memory(list, DataType::Bf16, &CostModel::new(None, &topology), 0), ours);
+}
+
+/// Products of a GPT's layers in eight bits take less than in sixteen, and with what makes their operands still; those of small ones do not.
+#[test]
+fn a_plan_of_eight_bits_pays_where_products_are_large() {
+    let topology = Topology::library("dgx-h100").unwrap();
+    let step = |hidden: usize, precision: DataType| {
+        let text =
+            format!(r#"{{"family": "gpt", "layers": 4, "hidden": {hidden}, "heads": 16, "vocab": 50304, "sequence": 2048}}"#);
+        let model: Model = serde_json::from_str(&text).expect("a model");
+        let plan =
+            Plan { precision, optimizer: Optimizer::AdamW, ..Plan::new(Layout { micro_batch: 2, ..Layout::default() }, 2) };
+        let program = compile_training(&model, "gpt", &plan).unwrap();
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", plan.unstated_format()).expect("known");
+        predict(&program, &topology, &costs, Oversubscription::Allowed, Folding::On).expect("it can be simulated").0
+    };
+    let [wide, narrow] = [DataType::Bf16, DataType::Fp8].map(|precision| step(8192, precision));
+    let ratio = narrow.step_seconds / wide.step_seconds;
+    assert!((0.5..0.85).contains(&ratio), "{ratio}");
+    // Of a peak that is twice as high, so less of it.
+    assert!(narrow.mfu < wide.mfu, "{} of {}", narrow.mfu, wide.mfu);
+    let ratio = step(512, DataType::Fp8).step_seconds / step(512, DataType::Bf16).step_seconds;
+    assert!(ratio > 0.97, "{ratio}");
 }

@@ -40,7 +40,7 @@ if law:
         for layout, loss in losses:
             apart = max((abs(a - b) / abs(b) for a, b in zip(loss, one)), default=0.0) if one else float("nan")
             lines.append(f"| {layout} | {loss[0]:.4f}, {loss[-1]:.4f} | {apart:.2e} |")
-            limit = 2e-2 if "bf16" in layout or "resnet" in layout else 2e-4
+            limit = 2e-2 if any(one in layout for one in ("bf16", "fp8", "resnet")) else 2e-4
             if not apart <= limit:
                 failed.append(f"law {layout}: {apart:.2e} beyond {limit:.0e}")
 
@@ -56,6 +56,8 @@ SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
 
 
 def utilisation(name, milliseconds):
+    # Of the same peak in eight bits, so that it can be compared.
+    name = name.removesuffix("-fp8")
     if name not in SHAPES:
         return "-"
     layers, hidden, vocabulary, sequence, batch, causal = SHAPES[name]

@@ -36,6 +36,14 @@ impl DataType {
         })
     }
 
+    /// The format of what operators read and write in a run of this precision: bfloat16 where products alone are of eight bits.
+    pub const fn of_tensors(self) -> Self {
+        match self {
+            DataType::Fp8 => DataType::Bf16,
+            other => other,
+        }
+    }
+
     /// The name used in plan and topology files.
     pub const fn name(self) -> &'static str {
         match self {

@@ -87,11 +87,15 @@ pub(super) fn is_mixed(precision: DataType) -> bool {
 /// The compiler gives every tensor's storage ([`foretell_models::Tensor::storage`]); this is the same from the kernels' side.
 #[rustfmt::skip]
 fn storages(kernel: &Kernel) -> (&'static [Storage], &'static [Storage]) {
-    use Storage::{Integer as I, Precision as P, Single as S};
+    use Storage::{Eight as E, Integer as I, Precision as P, Single as S};
     match kernel {
         Kernel::Matmul { .. } => (&[P, P, P], &[P, P]),
         Kernel::MatmulInputGradient { .. } => (&[P, P, P], &[P]),
         Kernel::MatmulWeightGradient { .. } => (&[P, P], &[S, S]),
+        Kernel::Quantise { .. } => (&[P], &[S, E, E]),
+        Kernel::EightBitMatmul { .. } => (&[E, E, S, S, P], &[P, P]),
+        Kernel::EightBitMatmulInputGradient { .. } => (&[E, E, S, S, P], &[P]),
+        Kernel::EightBitMatmulWeightGradient { .. } => (&[E, E, S, S], &[S]),
         Kernel::BiasAdd { .. } => (&[P, P], &[P]),
         Kernel::BiasGradient { .. } => (&[P], &[S]),
         Kernel::Relu { .. } | Kernel::Gelu { .. } => (&[P], &[P]),

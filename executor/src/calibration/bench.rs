@@ -7,11 +7,12 @@ use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CudaTimer, DeviceAddress, Driver};
 use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
 use crate::clock;
+use crate::eight_bits::nearest;
 use crate::error::ExecutorError;
 use crate::half::Half;
 use crate::job::CalibrationJob;
 use crate::rank::Member;
-use foretell_models::Kernel;
+use foretell_models::{EightBits, Kernel};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
@@ -216,6 +217,13 @@ fn fill(operand: &Operand, data_type: DataType, below: Option<usize>) {
     let number = |index: usize| spread(index) as f32 / u32::MAX as f32;
     let half = Half::of(data_type);
     for index in 0..operand.bytes / data_type.size().count() as usize {
+        if data_type == DataType::Fp8 {
+            // Of either format of eight bits these are finite.
+            let code = nearest(EightBits::E4M3, number(index));
+            // SAFETY: the operand lies in the arena; `index` is below its length.
+            unsafe { operand.pointer.add(index).write(code) };
+            continue;
+        }
         if let Some(half) = half {
             // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.
             unsafe { operand.pointer.cast::<u16>().add(index).write(half.nearest(number(index))) };

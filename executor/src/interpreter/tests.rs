@@ -62,6 +62,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         list_of_rank: vec![0, 0],
         mesh: Mesh::new(|axis| if axis == Axis::Data { 2 } else { 1 }, &[]).expect("two ranks"),
         precision: DataType::Fp32,
+        format: DataType::Fp32,
         samples: 1,
         predictions: 1,
         tokens: None,

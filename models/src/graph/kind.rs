@@ -3,7 +3,7 @@
 use super::{Extent, Slots};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutSite;
-use crate::kernel::{Activation, Epsilon, WeightLayout, Window};
+use crate::kernel::{Activation, EightBits, Epsilon, WeightLayout, Window};
 
 /// What an operator computes. The loops carry the sizes, this the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +18,17 @@ pub enum OperatorKind {
     MatmulInputGradient(WeightLayout),
     /// With a second output, which fusion gives it, that is a bias's gradient.
     MatmulWeightGradient(WeightLayout),
+    Quantise {
+        format: EightBits,
+        straight: bool,
+        transposed: bool,
+    },
+    EightBitMatmul {
+        activation: Activation,
+    },
+    /// With a fifth input that is a GELU's argument.
+    EightBitMatmulInputGradient,
+    EightBitMatmulWeightGradient(WeightLayout),
     BiasAdd,
     BiasGradient,
     Relu,

@@ -76,6 +76,18 @@ impl Operator {
             OperatorKind::MatmulWeightGradient(weight) => {
                 Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: self.outputs.len() > 1 }
             }
+            OperatorKind::Quantise { format, straight, transposed } => {
+                Kernel::Quantise { rows, columns, format, straight, transposed }
+            }
+            OperatorKind::EightBitMatmul { activation } => {
+                Kernel::EightBitMatmul { rows, columns, contracted, bias: self.inputs.len() > 4, activation }
+            }
+            OperatorKind::EightBitMatmulInputGradient => {
+                Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu: self.inputs.len() > 4 }
+            }
+            OperatorKind::EightBitMatmulWeightGradient(weight) => {
+                Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight }
+            }
             OperatorKind::BiasAdd => Kernel::BiasAdd { rows, columns },
             OperatorKind::BiasGradient => Kernel::BiasGradient { rows, columns },
             OperatorKind::Relu => Kernel::Relu { elements: elements() },

@@ -22,6 +22,8 @@ pub enum Storage {
     Precision,
     /// In single precision whatever the run's: statistics, losses, gradients of parameters.
     Single,
+    /// In eight bits whatever the run's: operands of products that [`crate::Kernel::Quantise`] made.
+    Eight,
     /// As 32-bit integers.
     Integer,
 }
@@ -32,6 +34,7 @@ impl Storage {
         match self {
             Storage::Precision => precision,
             Storage::Single => DataType::Fp32,
+            Storage::Eight => DataType::Fp8,
             Storage::Integer => DataType::Int32,
         }
     }
@@ -92,6 +95,8 @@ pub enum Role {
     Running,
     /// Made by an operator and used by others.
     Activation,
+    /// Made of this parameter alone, and so the same for all micro-batches of a step.
+    OfParameter(TensorId),
     /// The gradient of a parameter, summed over micro-batches.
     ParameterGradient(TensorId),
     /// A sum over the batch that the run reports or keeps: loss, correct predictions, batch statistics; summed over micro-batches.

@@ -2,7 +2,7 @@
 
 use super::Kernel;
 use crate::attention::Attention;
-use foretell_units::Flops;
+use foretell_units::{DataType, Flops};
 
 impl Kernel {
     /// Whether the time goes into matrix products, which run at a device's peak, rather than into moving memory.
@@ -12,6 +12,9 @@ impl Kernel {
             Kernel::Matmul { .. }
                 | Kernel::MatmulInputGradient { .. }
                 | Kernel::MatmulWeightGradient { .. }
+                | Kernel::EightBitMatmul { .. }
+                | Kernel::EightBitMatmulInputGradient { .. }
+                | Kernel::EightBitMatmulWeightGradient { .. }
                 | Kernel::Lstm(_)
                 | Kernel::LstmGradient { .. }
                 | Kernel::LstmWeightGradient(_)
@@ -26,12 +29,27 @@ impl Kernel {
         )
     }
 
+    /// The number format in which a kernel of a run in `precision` multiplies: that, but for operands of eight bits.
+    pub fn format(&self, precision: DataType) -> DataType {
+        match self {
+            Kernel::EightBitMatmul { .. }
+            | Kernel::EightBitMatmulInputGradient { .. }
+            | Kernel::EightBitMatmulWeightGradient { .. } => DataType::Fp8,
+            _ => precision,
+        }
+    }
+
     /// The arithmetic that it does: a multiply-add is two operations; causal attention does half of the scores.
     pub fn flops(&self) -> Flops {
         Flops::new(match *self {
             Kernel::Matmul { rows, columns, contracted, .. }
             | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
-            | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => 2.0 * product(&[rows, columns, contracted]),
+            | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmul { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmulInputGradient { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
+                2.0 * product(&[rows, columns, contracted])
+            }
             Kernel::ExpertMatmul { experts, rows, columns, contracted }
             | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
             | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
@@ -72,8 +90,13 @@ impl Kernel {
     /// for each of many sums, and not counted.
     pub fn fused_flops(&self) -> Flops {
         Flops::new(match *self {
-            Kernel::Matmul { rows, columns, activation, .. } if activation.is_gelu() => 12.0 * product(&[rows, columns]),
-            Kernel::MatmulInputGradient { rows, contracted, gelu: true, .. } => 12.0 * product(&[rows, contracted]),
+            Kernel::Matmul { rows, columns, activation, .. } | Kernel::EightBitMatmul { rows, columns, activation, .. }
+                if activation.is_gelu() =>
+            {
+                12.0 * product(&[rows, columns])
+            }
+            Kernel::MatmulInputGradient { rows, contracted, gelu: true, .. }
+            | Kernel::EightBitMatmulInputGradient { rows, contracted, gelu: true, .. } => 12.0 * product(&[rows, contracted]),
             Kernel::MatmulWeightGradient { rows, columns, bias: true, .. } => product(&[rows, columns]),
             _ => 0.0,
         })

@@ -15,6 +15,26 @@ pub enum WeightLayout {
     InOut,
 }
 
+/// A number format of eight bits (Micikevicius et al. 2022, as the Open Compute Project's OFP8 has it).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EightBits {
+    /// Four bits of exponent, three of mantissa, no infinities: up to 448. Of activations and weights.
+    E4M3,
+    /// Five bits of exponent, two of mantissa, as the upper half of IEEE's half precision: up to 57,344. Of gradients, which reach over more.
+    E5M2,
+}
+
+impl EightBits {
+    /// The binary exponent of the largest number, which is 1.75 times that power of two in both.
+    pub const fn largest_exponent(self) -> i32 {
+        match self {
+            EightBits::E4M3 => 8,
+            EightBits::E5M2 => 15,
+        }
+    }
+}
+
 /// What is applied to a product in the same pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -11,6 +11,8 @@ pub struct Traffic {
     pub read: usize,
     /// Elements in the precision of the run, written.
     pub written: usize,
+    /// Elements of eight bits, read or written.
+    pub eight: usize,
     /// Elements of four bytes in every precision (statistics, ids, gradients of parameters, optimizer state), read or written.
     pub single: usize,
 }
@@ -18,7 +20,7 @@ pub struct Traffic {
 impl Kernel {
     /// The elements that must cross the memory's border at least once.
     pub fn traffic(&self) -> Traffic {
-        let traffic = |read, written, single| Traffic { read, written, single };
+        let traffic = |read, written, single| Traffic { read, written, eight: 0, single };
         match *self {
             Kernel::Matmul { rows, columns, contracted, bias, activation, .. } => {
                 let read = rows * contracted + columns * contracted + if bias { columns } else { 0 };
@@ -30,6 +32,26 @@ impl Kernel {
             }
             Kernel::MatmulWeightGradient { rows, columns, contracted, bias, .. } => {
                 traffic(rows * columns + rows * contracted, 0, columns * contracted + if bias { columns } else { 0 })
+            }
+            // Once for the largest element and once to round all.
+            Kernel::Quantise { rows, columns, straight, transposed, .. } => {
+                let written = (usize::from(straight) + usize::from(transposed)) * rows * columns;
+                Traffic { read: 2 * rows * columns, written: 0, eight: written, single: 1 }
+            }
+            Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => Traffic {
+                read: if bias { columns } else { 0 },
+                written: (1 + usize::from(activation.keeps_argument())) * rows * columns,
+                eight: (rows + columns) * contracted,
+                single: 2,
+            },
+            Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => Traffic {
+                read: if gelu { rows * contracted } else { 0 },
+                written: rows * contracted,
+                eight: (rows + contracted) * columns,
+                single: 2,
+            },
+            Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
+                Traffic { read: 0, written: 0, eight: rows * (columns + contracted), single: columns * contracted + 2 }
             }
             Kernel::BiasAdd { rows, columns } => traffic(rows * columns + columns, rows * columns, 0),
             Kernel::BiasGradient { rows, columns } => traffic(rows * columns, 0, columns),
@@ -189,6 +211,7 @@ impl Kernel {
             Kernel::Sgd { elements, .. } | Kernel::AdamW { elements, .. } if precision.size() < Bytes::new(4) => elements,
             _ => 0,
         };
-        precision.size() * (traffic.read + traffic.written + narrowed) as u64 + Bytes::new(4 * traffic.single as u64)
+        let others = Bytes::new(4 * traffic.single as u64 + traffic.eight as u64);
+        precision.size() * (traffic.read + traffic.written + narrowed) as u64 + others
     }
 }

@@ -163,7 +163,7 @@ fn reductions(choices: &Choices, plan: &Plan, with_tensor: bool) -> Vec<Exchange
         let along = |kind, bytes| Exchange { kind, group: Group::along(Axis::Shard), bytes };
         // Gradients are in single precision, parameters in the run's.
         all.push(along(Collective::ReduceScatter, bytes));
-        all.push(along(Collective::AllGather, bytes / 4 * plan.precision.size().count()));
+        all.push(along(Collective::AllGather, bytes / 4 * plan.storage().size().count()));
     }
     if !axes.is_empty() {
         all.push(Exchange { kind: Collective::AllReduce, group: Group::over(axes), bytes: bytes / shards });
@@ -172,7 +172,7 @@ fn reductions(choices: &Choices, plan: &Plan, with_tensor: bool) -> Vec<Exchange
 }
 
 fn bytes(tensor: &Tensor, elements: usize, plan: &Plan) -> u64 {
-    elements as u64 * tensor.storage.data_type(plan.precision).size().count()
+    elements as u64 * tensor.storage.data_type(plan.storage()).size().count()
 }
 
 struct Pricer<'a> {
@@ -197,7 +197,7 @@ impl Pricer<'_> {
     fn kernel(&self, kernel: Kernel, accumulate: bool) -> Picoseconds {
         *self.kernels.borrow_mut().entry((kernel, accumulate)).or_insert_with(|| {
             let of_kind = |kind| {
-                let time = self.costs.kernel_time(&kernel, accumulate, self.plan.precision, kind).at(Quantile::Median);
+                let time = self.costs.kernel_time(&kernel, accumulate, self.plan.storage(), kind).at(Quantile::Median);
                 Picoseconds::from(time + self.costs.parameters(kind).instruction_overhead.at(Quantile::Median))
             };
             (0..self.costs.kind_count()).map(of_kind).max().unwrap_or_default()
@@ -234,8 +234,8 @@ impl Pricer<'_> {
                 let with_tensor = choice.partial_axes(operand).contains(&Axis::Tensor);
                 own.work += self.update(elements);
                 own.reduction += self.reduction(elements, with_tensor);
-                let kept = self.plan.optimizer_states() as u64 + u64::from(self.plan.precision.size() < Bytes::new(4)) + 1;
-                own.memory += Bytes::new(elements as u64 * (self.plan.precision.size().count() + 4 * kept));
+                let kept = self.plan.optimizer_states() as u64 + u64::from(self.plan.storage().size() < Bytes::new(4)) + 1;
+                own.memory += Bytes::new(elements as u64 * (self.plan.storage().size().count() + 4 * kept));
             }
         }
         for operand in operator.outputs.iter().filter(|output| graph.tensor(output.tensor).role == Role::Activation) {

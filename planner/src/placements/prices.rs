@@ -114,6 +114,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
         list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: ground.precision,
+        format: ground.precision,
         lists,
         samples: 1,
         predictions: 1,

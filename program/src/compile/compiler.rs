@@ -46,6 +46,7 @@ struct Key {
     expert_tensor: Option<usize>,
     operators: OperatorShares,
     fusions: Fusions,
+    quantises: bool,
 }
 
 impl<'a> Compiler<'a> {
@@ -122,6 +123,7 @@ impl<'a> Compiler<'a> {
             expert_tensor: plan.layout.expert_tensor,
             operators: plan.layout.operators.clone(),
             fusions: Fusions::of(plan),
+            quantises: plan.quantises(),
         };
         let cell = {
             let mut known = self.known();

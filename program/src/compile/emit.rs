@@ -22,6 +22,9 @@ use foretell_units::Bytes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 
+/// What stands for a micro-batch where a tensor is the same for all of them.
+const OF_ALL: usize = usize::MAX;
+
 /// The emitter of one stage.
 pub(super) struct StageEmitter<'a> {
     pub(super) lowering: &'a Lowering,
@@ -230,6 +233,9 @@ impl<'a> StageEmitter<'a> {
     pub(super) fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
         let lowering = self.lowering;
         let operator = &lowering.graph.operators[id.0];
+        if operator.outputs.iter().any(|output| self.live.contains_key(&(output.tensor, OF_ALL))) {
+            return;
+        }
         let mut reads: Vec<BufferId> = operator
             .inputs
             .iter()
@@ -249,6 +255,11 @@ impl<'a> StageEmitter<'a> {
                         accumulate |= !self.written.insert(buffer);
                         writes.push(buffer);
                     }
+                }
+                Role::OfParameter(_) => {
+                    let buffer = self.new_variant(output.tensor, OF_ALL, lowering.sharding.produced(output.tensor));
+                    self.program.buffers[buffer.0 as usize].role = BufferRole::Parameter;
+                    writes.push(buffer);
                 }
                 _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),
             }
@@ -329,6 +340,9 @@ impl<'a> StageEmitter<'a> {
             let from = vec![(settled, buffer)];
             return if settled == wanted { buffer } else { self.convert(tensor, micro_batch, from, wanted, phase).0 };
         }
+        if let Role::OfParameter(_) = description.role {
+            return self.fetch_of_parameter(tensor, micro_batch, phase);
+        }
         if let Role::Input(kind) = description.role
             && !self.live.contains_key(&(tensor, micro_batch))
         {
@@ -352,6 +366,30 @@ impl<'a> StageEmitter<'a> {
                 buffer
             }
         }
+    }
+
+    /// What is made of a parameter alone, when it is first needed: its readers want it as its maker leaves it.
+    fn fetch_of_parameter(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) -> BufferId {
+        if !self.live.contains_key(&(tensor, OF_ALL))
+            && let Some(maker) = self.lowering.makers[tensor.0]
+        {
+            self.operator(maker, micro_batch, phase);
+        }
+        match self.live.get(&(tensor, OF_ALL)).and_then(|variants| variants.first()) {
+            Some(&(_, buffer)) => buffer,
+            None => unreachable!("its maker has just made it"),
+        }
+    }
+
+    /// Forgets what was made of the parameters of buckets that are dropped: it is made again of those that are gathered again.
+    pub(super) fn forget_of_parameters(&mut self, is_dropped: impl Fn(usize) -> bool) {
+        let Self { lowering, state, live, .. } = self;
+        live.retain(|&(tensor, micro_batch), _| match lowering.graph.tensor(tensor).role {
+            Role::OfParameter(parameter) if micro_batch == OF_ALL => {
+                !state.bucket_of_parameter(&lowering.graph.tensor(parameter).name).is_some_and(&is_dropped)
+            }
+            _ => true,
+        });
     }
 
     fn load(&mut self, tensor: TensorId, kind: foretell_models::InputKind, micro_batch: usize) {
@@ -408,7 +446,7 @@ impl<'a> StageEmitter<'a> {
         let lowering = self.lowering;
         let description = lowering.graph.tensor(tensor);
         let full: Vec<usize> = description.dimensions.iter().map(|one| one.extent).collect();
-        let data_type = description.storage.data_type(self.plan.precision);
+        let data_type = description.storage.data_type(self.plan.storage());
         let shape = placements.local_shape(&full, &lowering.mesh);
         let buffer = self.buffer(&description.name, BufferRole::Activation, shape, data_type);
         self.live.entry((tensor, micro_batch)).or_default().push((placements, buffer));

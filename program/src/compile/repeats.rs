@@ -387,8 +387,10 @@ mod tests {
                     let chunks = if number == 2 || number == 4 { 2 } else { 1 };
                     let recompute = ["none", "selective", "full"][(number + zero) % 3];
                     let overlap = zero % 2 == 0;
+                    // ResNets have no product of eight bits.
+                    let precision = if model.contains("gpt") && (number + zero) % 2 == 0 { "fp8" } else { "bf16" };
                     let rest = format!(
-                        r#""global_batch": 18, "precision": "bf16", "overlap": {{"gradients": {overlap}, "parameters": {overlap}}},
+                        r#""global_batch": 18, "precision": "{precision}", "overlap": {{"gradients": {overlap}, "parameters": {overlap}}},
                         "layout": {{"data": 2, "pipeline": 2, "micro_batch": 1, "schedule": "{schedule}", "virtual_stages": {chunks},
                         "zero": {zero}, "recompute": "{recompute}"}}"#
                     );

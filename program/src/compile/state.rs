@@ -193,7 +193,7 @@ impl StageState {
             bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards);
         }
         let running = running(lowering, stage, &stage_of_block, plan)?;
-        let mixed = plan.precision.size() < Bytes::new(4);
+        let mixed = plan.storage().size() < Bytes::new(4);
         let optimizer_states = plan.optimizer_states();
         let mut state = Self {
             buckets,
@@ -203,7 +203,7 @@ impl StageState {
             shards_parameters,
             drops_parameters,
             running,
-            precision: plan.precision,
+            precision: plan.storage(),
             master: mixed,
             optimizer_states,
         };

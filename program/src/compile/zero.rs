@@ -5,7 +5,7 @@ use super::emit::StageEmitter;
 use crate::mesh::{Axis, Group};
 use crate::program::{BufferId, BufferRole, Collective, Phase};
 use crate::schedule::{StagePass, Task};
-use foretell_models::{Kernel, OperatorId, TensorId};
+use foretell_models::{Kernel, OperatorId, Role, TensorId};
 use foretell_units::DataType;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,11 @@ impl StageEmitter<'_> {
     fn find_runs(&self, task: &Task) -> Vec<Run> {
         let graph = &self.lowering.graph;
         let buckets_read = |id: OperatorId| {
-            let parameters = graph.operators[id.0].inputs.iter().map(|input| &graph.tensor(input.tensor).name);
+            let parameters = graph.operators[id.0].inputs.iter().map(|input| match graph.tensor(input.tensor).role {
+                // It is made of that, at the latest here.
+                Role::OfParameter(parameter) => &graph.tensor(parameter).name,
+                _ => &graph.tensor(input.tensor).name,
+            });
             parameters.filter_map(|name| self.state.bucket_of_parameter(name)).filter(|&one| self.state.buckets[one].shards > 1)
         };
         let mut runs: Vec<Run> = Vec::new();
@@ -72,7 +76,12 @@ impl StageEmitter<'_> {
         let Some(run) = rest.first() else { return };
         let next = rest.get(1).or_else(|| next_task.first()).map(|next| next.buckets.clone()).unwrap_or_default();
         let drops = self.state.drops_parameters;
-        self.gathered.retain(|bucket, _| !drops || run.buckets.contains(bucket) || next.contains(bucket));
+        if drops {
+            let is_near = |bucket: usize| run.buckets.contains(&bucket) || next.contains(&bucket);
+            self.gathered.retain(|&bucket, _| is_near(bucket));
+            let buckets = &self.state.buckets;
+            self.forget_of_parameters(|bucket| buckets[bucket].shards > 1 && !is_near(bucket));
+        }
         for bucket in run.buckets.iter().chain(&next) {
             if !self.gathered.contains_key(bucket) {
                 self.gather(*bucket, phase);

@@ -12,7 +12,7 @@ impl Fusion<'_> {
             match self.graph.operators[index].kind {
                 OperatorKind::Matmul { .. } => self.bias_and_activation(id, fusions),
                 OperatorKind::GeluGradient if fusions.gradients => self.gradient_through_gelu(id),
-                OperatorKind::BiasGradient if fusions.gradients => self.bias_gradient(id),
+                OperatorKind::BiasGradient if fusions.bias_gradients => self.bias_gradient(id),
                 _ => {}
             }
         }

@@ -85,6 +85,7 @@ pub fn all_reduce(ranks: usize) -> Case {
         list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
+        format: DataType::Fp32,
         lists: vec![list],
         samples: ranks,
         predictions: ranks,

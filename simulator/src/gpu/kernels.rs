@@ -140,6 +140,13 @@ impl GpuCosts<'_> {
             let time = self.product(&product) * (1.0 / self.stack.expert_product) + self.casts(experts * cast);
             (time, 1.0 + self.stack.expert_launches * experts as f64, Category::Product)
         };
+        // Of operands that a kernel of the Program made: the stack casts nothing.
+        let eight_bits = |rows, columns, contracted, output_bytes| {
+            let format = ProductFormat::Fp8;
+            let product = Product { batch: 1, rows, columns, contracted, operand_bytes: format.bytes(), output_bytes };
+            let share = self.stack.product_share(&self.cluster.device, format);
+            (product_time(&product, format, &self.cluster.gpu, share), 1.0, Category::Product)
+        };
         match *kernel {
             // What epilogues read or write beside the product is as large as that.
             Kernel::Matmul { rows, columns, contracted, activation, .. } => {
@@ -152,6 +159,17 @@ impl GpuCosts<'_> {
             }
             // A bias's gradient is summed of a factor on the way, which costs what reading it does (cuBLASLt's `BGRAD`): nothing more.
             Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
+            Kernel::EightBitMatmul { rows, columns, contracted, activation, .. } => {
+                eight_bits(rows, columns, contracted, if activation.keeps_argument() { 2.0 * element } else { element })
+            }
+            Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
+                eight_bits(rows, contracted, columns, if gelu { 2.0 * element } else { element })
+            }
+            Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
+                eight_bits(columns, contracted, rows, output)
+            }
+            // One for the largest element and one to round all.
+            Kernel::Quantise { .. } => (self.memory_bound(kernel, accumulate, precision).0, 2.0, category(kernel)),
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
                 of_experts(experts, rows, columns, contracted, element, rows * contracted)
             }
@@ -297,6 +315,7 @@ fn is_of_parameters(kernel: &Kernel, category: Category) -> bool {
         || matches!(
             kernel,
             Kernel::MatmulWeightGradient { .. }
+                | Kernel::EightBitMatmulWeightGradient { .. }
                 | Kernel::ExpertMatmulWeightGradient { .. }
                 | Kernel::ConvolutionWeightGradient(_)
                 | Kernel::EmbeddingWeightGradient { .. }
@@ -319,6 +338,9 @@ pub(super) fn category(kernel: &Kernel) -> Category {
         Kernel::Matmul { .. }
         | Kernel::MatmulInputGradient { .. }
         | Kernel::MatmulWeightGradient { .. }
+        | Kernel::EightBitMatmul { .. }
+        | Kernel::EightBitMatmulInputGradient { .. }
+        | Kernel::EightBitMatmulWeightGradient { .. }
         | Kernel::ExpertMatmul { .. }
         | Kernel::ExpertMatmulInputGradient { .. }
         | Kernel::ExpertMatmulWeightGradient { .. }

@@ -332,7 +332,7 @@ mod tests {
             let program = compile_training(&model, "m", &plan).expect("it can be laid out");
             let topology = Topology::library("dgx-h100").expect("in the library").with_nodes(4).expect("four nodes");
             let plain = CostModel::new(None, &topology);
-            let stacked = plain.clone().with_stack(&topology, plan.stack.name(), plan.precision).expect("a known stack");
+            let stacked = plain.clone().with_stack(&topology, plan.stack.name(), plan.unstated_format()).expect("a known stack");
             for (costs, folding) in [(&plain, Folding::On), (&stacked, Folding::On), (&plain, Folding::Off)] {
                 let options = Options { folding, ..Options::default() };
                 let lowered = lower(&program, &topology, costs, &options, &[]).expect("it fits");

@@ -138,6 +138,7 @@ pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program
         list_of_rank: Program::one_list_a_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
+        format: DataType::Fp32,
         lists: stages,
         samples: 8,
         predictions: 8,

@@ -10,6 +10,7 @@ mod convolution;
 mod cross_entropy;
 mod direct;
 mod dropout;
+mod eight_bits;
 mod elementwise;
 mod experts;
 mod half;
@@ -42,13 +43,20 @@ pub struct CpuBackend {
     scratch: memory::Scratch,
     micro_kernel: Option<micro_kernel::MicroKernel>,
     half: half::HalfKernels,
+    /// Operands of eight bits, decoded.
+    eight_bits: memory::Scratch,
 }
 
 impl CpuBackend {
     /// A backend without scratch memory yet.
     pub fn new() -> Self {
         let half = half::HalfKernels::detect();
-        CpuBackend { scratch: memory::Scratch::default(), micro_kernel: micro_kernel::MicroKernel::detect(), half }
+        CpuBackend {
+            scratch: memory::Scratch::default(),
+            micro_kernel: micro_kernel::MicroKernel::detect(),
+            half,
+            eight_bits: memory::Scratch::default(),
+        }
     }
 
     /// Backends for every way that this machine's kernels can take, for tests.
@@ -58,7 +66,12 @@ impl CpuBackend {
         let half = |with_pairs| if with_pairs { half::HalfKernels::detect() } else { half::HalfKernels::without_pairs() };
         kernels
             .enumerate()
-            .map(|(index, micro_kernel)| CpuBackend { scratch: memory::Scratch::default(), micro_kernel, half: half(index == 0) })
+            .map(|(index, micro_kernel)| CpuBackend {
+                scratch: memory::Scratch::default(),
+                micro_kernel,
+                half: half(index == 0),
+                eight_bits: memory::Scratch::default(),
+            })
             .collect()
     }
 }
@@ -82,6 +95,16 @@ impl Backend for CpuBackend {
                 self.run(&KernelCall { kernel: &product, writes: &call.writes[..1], ..*call })?;
                 self.run(&KernelCall { kernel: &bias, reads: &call.reads[..1], writes: &call.writes[1..], ..*call })
             };
+        }
+        if let Kernel::Quantise { rows, columns, format, straight, transposed } = *call.kernel {
+            let scratch = &mut self.eight_bits;
+            // SAFETY: the operands are checked; the rest is this function's own contract.
+            unsafe { eight_bits::quantise(call, [rows, columns], format, [straight, transposed], scratch) };
+            return Ok(());
+        }
+        if let Some(decoded) = eight_bits::decoded(call.kernel) {
+            // SAFETY: as above.
+            return unsafe { eight_bits::product(self, call, decoded) };
         }
         if let Some(format) = crate::half::Half::of(call.precision) {
             // SAFETY: the operands are checked; the rest is this function's own contract.
@@ -107,6 +130,10 @@ impl Backend for CpuBackend {
                 Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } => {
                     matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
+                Kernel::Quantise { .. }
+                | Kernel::EightBitMatmul { .. }
+                | Kernel::EightBitMatmulInputGradient { .. }
+                | Kernel::EightBitMatmulWeightGradient { .. } => unreachable!("they ran above, in every precision"),
                 Kernel::BiasAdd { .. } => matmul::bias_add(call),
                 Kernel::BiasGradient { columns, .. } => {
                     let [partial] = scratch.pieces([columns]);

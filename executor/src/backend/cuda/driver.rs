@@ -5,6 +5,7 @@ use super::arguments::Arguments;
 use super::collectives::Collectives;
 use super::convolutions::Convolution;
 use super::error::CudaError;
+use foretell_models::EightBits;
 use foretell_units::DataType;
 use std::fmt::Debug;
 use std::ptr::NonNull;
@@ -131,6 +132,17 @@ impl Epilogue {
     }
 }
 
+/// Of a product's left factor and its right one, in eight bits: their formats, and where the number lies that each is multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Factors {
+    pub(crate) formats: [EightBits; 2],
+    pub(crate) factors: [DeviceAddress; 2],
+    /// Whether sums may be made as Hopper's tensor cores make them of eight bits alone, with some fourteen bits (DeepSeek-AI 2024, DeepSeek-V3, 3.3.2):
+    /// forward, as NVIDIA's Transformer Engine does; in gradients they are added to single precision on the way, where what is
+    /// lost would add up over a whole batch.
+    pub(crate) sums_fast: bool,
+}
+
 /// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, row-major, and as many times as the batch has matrices. Those of a
 /// batch are dense and lie one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,7 +156,7 @@ pub(crate) struct Product {
     pub(crate) result: DeviceAddress,
     /// As that of a factor.
     pub(crate) result_pitch: Option<usize>,
-    /// The format of the factors.
+    /// The format of the factors, but where `factors` says another; and of what an epilogue reads.
     pub(crate) input: DataType,
     /// The format of the result: that of the factors, or single precision.
     pub(crate) output: DataType,
@@ -153,6 +165,8 @@ pub(crate) struct Product {
     pub(crate) epilogue: Epilogue,
     /// Whether factors in single precision may be rounded to the nineteen bits that tensor cores take.
     pub(crate) tf32: bool,
+    /// Where both factors are of eight bits: of which, and what they are multiplied by.
+    pub(crate) factors: Option<Factors>,
 }
 
 impl Product {

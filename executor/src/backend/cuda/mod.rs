@@ -8,6 +8,7 @@ mod attention;
 mod collectives;
 mod convolutions;
 mod driver;
+mod eight_bits;
 mod elementwise;
 mod error;
 mod images;

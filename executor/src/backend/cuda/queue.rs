@@ -178,6 +178,10 @@ impl<'a> Queue<'a> {
         if has_sums {
             return Err(not_supported);
         }
+        if let Some(factors) = product.factors {
+            // SAFETY: the caller's promise.
+            return unsafe { self.multiply_decoded(&product, factors) };
+        }
         let is_single = product.output != product.input || self.call.precision == DataType::Fp32;
         let flags = [left.is_transposed, right.is_transposed, epilogue.bias.is_some(), is_single].map(usize::from);
         let [left_pitch, right_pitch, result_pitch] = product.stored().map(|[.., pitch]| pitch);
@@ -224,10 +228,25 @@ impl<'a> Queue<'a> {
         result: DeviceAddress,
     ) -> Product {
         let input = self.call.precision;
-        let epilogue = Epilogue::default();
+        let (epilogue, factors) = (Epilogue::default(), None);
         let (batch, accumulate, tf32) = (1, false, self.tf32);
         let (output, result_pitch) = (input, None);
-        Product { batch, rows, columns, contracted, left, right, result, result_pitch, input, output, accumulate, epilogue, tf32 }
+        Product {
+            batch,
+            rows,
+            columns,
+            contracted,
+            left,
+            right,
+            result,
+            result_pitch,
+            input,
+            output,
+            accumulate,
+            epilogue,
+            tf32,
+            factors,
+        }
     }
 
     /// For each distance between a query and a key its bucket, in the device's memory.
@@ -255,6 +274,7 @@ impl<'a> Queue<'a> {
         // SAFETY: the caller's promise.
         let is_known = unsafe {
             self.product_kernel(kernel)?
+                || self.eight_bit_kernel(kernel)?
                 || self.elementwise_kernel(kernel)?
                 || self.norm_kernel(kernel)?
                 || self.image_kernel(kernel)?

@@ -36,6 +36,7 @@ pub(crate) const SOURCES: &[Source] = &[
     source!("attention.cu", ATTENTION),
     source!("attention_tensor.cu", ATTENTION, TENSOR),
     source!("cross_entropy.cu"),
+    source!("eight_bits.cu"),
     source!("elementwise.cu"),
     source!("images.cu"),
     source!("lstm.cu"),

@@ -23,6 +23,21 @@ pub(super) fn elements(kernel: &Kernel) -> Elements {
         Kernel::MatmulWeightGradient { rows, columns, contracted, bias, .. } => {
             operands(&[rows * columns, rows * contracted], &[columns * contracted, columns][..1 + usize::from(bias)])
         }
+        Kernel::Quantise { rows, columns, straight, transposed, .. } => {
+            let written = [1, rows * columns, rows * columns];
+            operands(&[rows * columns], &written[..1 + usize::from(straight) + usize::from(transposed)])
+        }
+        Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
+            let (reads, y) = ([rows * contracted, columns * contracted, 1, 1, columns], rows * columns);
+            operands(&reads[..4 + usize::from(bias)], &[y, y][..1 + usize::from(activation.keeps_argument())])
+        }
+        Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
+            let dx = rows * contracted;
+            operands(&[rows * columns, columns * contracted, 1, 1, dx][..4 + usize::from(gelu)], &[dx])
+        }
+        Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
+            operands(&[rows * columns, rows * contracted, 1, 1], &[columns * contracted])
+        }
         Kernel::BiasAdd { rows, columns } => operands(&[rows * columns, columns], &[rows * columns]),
         Kernel::BiasGradient { rows, columns } => operands(&[rows * columns], &[columns]),
         Kernel::Multiply { elements } => operands(&[elements, elements], &[elements]),

@@ -1,6 +1,6 @@
 //! The kernels that are tested, of every kind and at sizes that no block, tile or vector divides.
 
-use super::{dropout, lstm, mixture};
+use super::{dropout, eight_bits, lstm, mixture};
 use foretell_models::{
     Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, WeightLayout,
     Window,
@@ -237,6 +237,7 @@ pub(super) fn cases() -> Vec<Kernel> {
         Kernel::CrossEntropyGradient { rows, classes: features + 3, normalizer: 7, parts: 1, scaled: false },
     ]);
     cases.extend(fused_products());
+    cases.extend(eight_bits::cases());
     cases
 }
 

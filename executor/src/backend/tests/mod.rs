@@ -5,6 +5,7 @@
 mod attention_dropout;
 mod cases;
 mod dropout;
+mod eight_bits;
 mod gradients;
 mod lstm;
 mod mixture;
@@ -104,7 +105,10 @@ fn is_small_product(kernel: &Kernel) -> bool {
     match *kernel {
         Kernel::Matmul { rows, columns, contracted, .. }
         | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
-        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => rows * columns * contracted < 200_000,
+        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
+        | Kernel::EightBitMatmul { rows, columns, contracted, .. }
+        | Kernel::EightBitMatmulInputGradient { rows, columns, contracted, .. }
+        | Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => rows * columns * contracted < 200_000,
         Kernel::ExpertMatmul { .. } | Kernel::ExpertMatmulInputGradient { .. } | Kernel::ExpertMatmulWeightGradient { .. } => {
             true
         }
@@ -136,6 +140,8 @@ fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_refer
         matches!(
             kernel,
             Kernel::Matmul { .. }
+                | Kernel::EightBitMatmul { .. }
+                | Kernel::EightBitMatmulInputGradient { gelu: true, .. }
                 | Kernel::MatmulInputGradient { gelu: true, .. }
                 | Kernel::MatmulWeightGradient { bias: true, .. }
         )

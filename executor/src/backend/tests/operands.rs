@@ -1,6 +1,6 @@
 //! Random operands that a kernel can meet, and what may be said of them.
 
-use super::{PARAMETERS, Tensor, mixture, reference};
+use super::{PARAMETERS, Tensor, eight_bits, mixture, reference};
 use crate::backend::{operand_bytes, operand_types};
 use crate::half::Half;
 use foretell_models::{Epsilon, Kernel};
@@ -21,8 +21,11 @@ pub(super) fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
 /// Elements of operands of so many bytes.
 pub(super) fn counts(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
     let sizes = operand_bytes(kernel, DataType::Fp32);
-    let count = |sizes: Vec<foretell_units::Bytes>| sizes.iter().map(|bytes| (bytes.count() / 4) as usize).collect();
-    (count(sizes.reads), count(sizes.writes))
+    let types = operand_types(kernel, DataType::Fp32);
+    let count = |sizes: Vec<foretell_units::Bytes>, types: Vec<DataType>| {
+        sizes.iter().zip(types).map(|(bytes, one)| (bytes.count() / one.size().count()) as usize).collect()
+    };
+    (count(sizes.reads, types.reads), count(sizes.writes, types.writes))
 }
 
 /// Random operands that the kernel can meet: variances are positive, log-sums and saved statistics belong to their tensors.
@@ -90,6 +93,10 @@ pub(super) fn operands_in(kernel: &Kernel, precision: DataType, random: &mut Cha
             let mut written = forward(Kernel::Attention(sizes), &forward_reads);
             (reads[2 + inputs], reads[1 + inputs]) = (written.remove(1), written.remove(0));
         }
+        Kernel::Quantise { rows, .. } => eight_bits::make_wide(rows, &mut reads[0]),
+        Kernel::EightBitMatmul { .. }
+        | Kernel::EightBitMatmulInputGradient { .. }
+        | Kernel::EightBitMatmulWeightGradient { .. } => eight_bits::make_codes(kernel, &mut reads),
         _ => mixture::make_consistent(kernel, &mut reads),
     }
     round_to(&types.reads, &mut reads);

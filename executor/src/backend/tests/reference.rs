@@ -14,10 +14,10 @@ use crate::backend::Hyperparameters;
 use foretell_models::{DropoutRate, Kernel};
 
 /// What a kernel is given.
-struct Given<'a> {
-    reads: &'a [Tensor],
-    before: &'a [Tensor],
-    accumulate: bool,
+pub(super) struct Given<'a> {
+    pub(super) reads: &'a [Tensor],
+    pub(super) before: &'a [Tensor],
+    pub(super) accumulate: bool,
     parameters: &'a Hyperparameters,
     group_index: usize,
 }
@@ -66,6 +66,10 @@ fn others(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         | Kernel::ExpertMatmul { .. }
         | Kernel::ExpertMatmulInputGradient { .. } => super::mixture::reference(kernel, reads),
         Kernel::ExpertMatmulWeightGradient { .. } => vec![added(0, super::mixture::reference(kernel, reads).remove(0))],
+        Kernel::Quantise { .. } => super::eight_bits::quantised(kernel, reads),
+        Kernel::EightBitMatmul { .. }
+        | Kernel::EightBitMatmulInputGradient { .. }
+        | Kernel::EightBitMatmulWeightGradient { .. } => super::eight_bits::product(kernel, given),
         Kernel::Lstm(_) | Kernel::LstmGradient { .. } => super::lstm::reference(kernel, reads),
         Kernel::LstmWeightGradient(_) => vec![added(0, super::lstm::reference(kernel, reads).remove(0))],
         _ => return None,

@@ -1,11 +1,12 @@
 //! Matrix products by cuBLASLt. Its matrices are stored by columns: of ours, by rows, it sees the transposed ones, so that it is given the right factor first.
 
 use super::NvidiaDriver;
-use crate::backend::cuda::driver::{DeviceAddress, Driver as _, Epilogue, Factor, Last, Product, StreamHandle, Sums};
+use crate::backend::cuda::driver::{DeviceAddress, Driver as _, Epilogue, Factor, Factors, Last, Product, StreamHandle, Sums};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::libraries::Library;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
+use foretell_models::EightBits;
 use foretell_units::DataType;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -35,6 +36,7 @@ struct Shape {
     pitches: [usize; 3],
     is_transposed: [bool; 2],
     formats: [DataType; 2],
+    eight_bits: Option<([EightBits; 2], bool)>,
     accumulate: bool,
     beside: sys::cublasLtEpilogue_t,
     tf32: bool,
@@ -49,6 +51,7 @@ impl Shape {
             pitches: product.stored().map(|[.., pitch]| pitch),
             is_transposed: [product.left.is_transposed, product.right.is_transposed],
             formats: [product.input, product.output],
+            eight_bits: product.factors.map(|factors| (factors.formats, factors.sums_fast)),
             accumulate: product.accumulate,
             beside: beside.kind,
             tf32: product.tf32,
@@ -114,6 +117,13 @@ fn called<T>(result: Result<T, CublasError>) -> Result<T, CudaError> {
     result.map_err(|error| CudaError::Call { doing: "making a product", reason: format!("{:?}", error.0) })
 }
 
+fn format_of_eight_bits(format: EightBits) -> sys::cudaDataType {
+    match format {
+        EightBits::E4M3 => sys::cudaDataType::CUDA_R_8F_E4M3,
+        EightBits::E5M2 => sys::cudaDataType::CUDA_R_8F_E5M2,
+    }
+}
+
 fn format_of(data_type: DataType) -> sys::cudaDataType {
     match data_type {
         DataType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
@@ -157,18 +167,28 @@ impl Descriptions {
         own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(beside.kind as u32))?;
         if let Some(vector) = beside.vector {
             own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector.0)?;
-            if product.epilogue.sums.is_some() {
+            if product.epilogue.sums.is_some() || product.factors.is_some() {
                 own.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &(format_of(product.output) as i32))?;
             }
         }
         if let Some(argument) = beside.argument {
             own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &argument.0)?;
             own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(product.columns as i64))?;
+            if product.factors.is_some() {
+                own.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &(format_of(product.output) as i32))?;
+            }
+        }
+        let mut formats = [product.input; 2].map(format_of);
+        if let Some(Factors { formats: eight_bits, factors: [left, right], sums_fast }) = product.factors {
+            formats = eight_bits.map(format_of_eight_bits);
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &right.0)?;
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &left.0)?;
+            own.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(sums_fast))?;
         }
         let [left, right, out] = product.stored();
-        for ([rows, columns, pitch], data_type) in [(right, product.input), (left, product.input), (out, product.output)] {
+        for ([rows, columns, pitch], format) in [(right, formats[1]), (left, formats[0]), (out, format_of(product.output))] {
             // By rows here is by columns, and the other way round, there.
-            let layout = result::create_matrix_layout(format_of(data_type), columns as u64, rows as u64, pitch as i64)?;
+            let layout = result::create_matrix_layout(format, columns as u64, rows as u64, pitch as i64)?;
             own.layouts.push(layout);
             if product.batch > 1 {
                 use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
@@ -218,7 +238,7 @@ impl Products {
             Ok(true) => Ok(()),
             Ok(false) => Err(not_supported),
             // Versions differ in when they say so of an epilogue.
-            Err(error) if is_refusal(&error) && !product.epilogue.is_plain() => {
+            Err(error) if is_refusal(&error) && (!product.epilogue.is_plain() || product.factors.is_some()) => {
                 self.chosen.insert(shape, None);
                 Err(not_supported)
             }

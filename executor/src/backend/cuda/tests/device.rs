@@ -11,6 +11,7 @@ use crate::backend::cuda::driver::{
     DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Last, Launch, Product, StreamHandle, Sums,
 };
 use crate::backend::cuda::error::CudaError;
+use crate::eight_bits::to_single;
 use crate::half::Half;
 use foretell_units::DataType;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -537,19 +538,27 @@ unsafe fn multiply(product: &Product) {
     let Product { batch, rows, columns, contracted, left, right, result, input, output, accumulate, epilogue, .. } = *product;
     // SAFETY: the caller's promise, here and below.
     let number = |address: DeviceAddress, at: usize| unsafe { get(address, input, at) };
+    let of_factor = |index: usize, address: DeviceAddress, at: usize| match product.factors {
+        None => number(address, at),
+        // SAFETY: as above.
+        Some(factors) => unsafe {
+            let code = address.pointer().add(at).read();
+            f64::from(to_single(factors.formats[index], code)) * get(factors.factors[index], DataType::Fp32, 0)
+        },
+    };
     for image in 0..batch {
         let [left_stored, right_stored, [.., result_pitch]] = product.stored();
-        let matrix = |factor: Factor, [rows, columns]: [usize; 2], [stored, _, pitch]: [usize; 3]| -> Vec<f64> {
+        let matrix = |index: usize, factor: Factor, [rows, columns]: [usize; 2], [stored, _, pitch]: [usize; 3]| -> Vec<f64> {
             let base = image * stored * pitch;
             (0..rows * columns)
                 .map(|at| match factor.is_transposed {
-                    true => number(factor.address, base + at % columns * pitch + at / columns),
-                    false => number(factor.address, base + at / columns * pitch + at % columns),
+                    true => of_factor(index, factor.address, base + at % columns * pitch + at / columns),
+                    false => of_factor(index, factor.address, base + at / columns * pitch + at % columns),
                 })
                 .collect()
         };
-        let left = matrix(left, [rows, contracted], left_stored);
-        let right = matrix(right, [contracted, columns], right_stored);
+        let left = matrix(0, left, [rows, contracted], left_stored);
+        let right = matrix(1, right, [contracted, columns], right_stored);
         if let Some(sums) = epilogue.sums {
             let (to, count) = match sums {
                 Sums::OfLeft(to) => (to, rows),
