@@ -7,6 +7,7 @@ use crate::lab::Ground;
 use crate::output;
 use crate::plan::Precision;
 use crate::plan_file::PlanFile;
+use crate::predict;
 use clap::Args;
 use foretell_executor::{
     Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, Passage, TransportKind, calibrate, message_sizes,
@@ -14,7 +15,9 @@ use foretell_executor::{
 };
 use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
 use foretell_planner::{Fixed, Request, families};
-use foretell_program::{Compiled, Exchange, Group, Operation, Plan, Profile, Reach, StageProgram, compile, reuse_distances};
+use foretell_program::{
+    Compiled, Exchange, Group, Operation, Plan, PlanError, Profile, Reach, StageProgram, compile, reuse_distances,
+};
 use foretell_simulator::CostModel;
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -79,6 +82,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, Some(name)) => vec![inputs::model(name)?],
         (None, None) => small_models(),
     };
+    predict::has_products(&topology, precision)?;
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
         let sequences = model.model.sample().is_sequence();
         let batch = arguments.global_batch.unwrap_or(topology.device_count() * if sequences { 8 } else { 32 });
@@ -86,7 +90,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         supported(&base, backend)?;
         for optimizer in [foretell_program::Optimizer::Sgd, foretell_program::Optimizer::AdamW] {
             let base = Plan { optimizer, ..base.clone() };
-            needs.add_layouts(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
+            let added =
+                needs.add_layouts(&model.model, &model.name, &base, &topology, topology.device_count(), &Fixed::default());
+            // Of the usual models some cannot be laid out in every precision.
+            if arguments.model.is_some() {
+                added?;
+            }
         }
     }
     if arguments.plan.is_none() && arguments.model.is_none() {
@@ -286,7 +295,19 @@ pub struct Needs {
 
 impl Needs {
     /// Adds those of every family of layouts in a plan's space. Layouts that do not fit the devices are left out.
-    pub fn add_layouts(&mut self, model: &Model, name: &str, base: &Plan, topology: &Topology, devices: usize, fixed: &Fixed) {
+    ///
+    /// # Errors
+    /// Why the first cannot be laid out, where none can.
+    pub fn add_layouts(
+        &mut self,
+        model: &Model,
+        name: &str,
+        base: &Plan,
+        topology: &Topology,
+        devices: usize,
+        fixed: &Fixed,
+    ) -> Result<(), PlanError> {
+        let (mut is_any, mut refusal) = (false, None);
         let memory = topology.least_memory();
         let costs = CostModel::new(None, topology);
         let request = Request { devices, fixed: fixed.clone(), ..Request::new(model, name, topology, &costs, base) };
@@ -294,11 +315,19 @@ impl Needs {
         for layout in families(&request).unwrap_or_default() {
             // What cannot be laid out has no kernels.
             let plan = Plan { layout, ..base.clone() };
-            let Ok(compiled) = compile(model, name, &plan) else { continue };
+            let compiled = match compile(model, name, &plan) {
+                Ok(compiled) => compiled,
+                Err(error) => {
+                    refusal.get_or_insert(error);
+                    continue;
+                }
+            };
+            is_any = true;
             if compiled.arenas().into_iter().all(|arena| arena <= memory) {
                 self.add(model, name, &plan, &compiled);
             }
         }
+        refusal.filter(|_| !is_any).map_or(Ok(()), Err)
     }
 
     /// Adds those of a training step.

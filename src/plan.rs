@@ -156,6 +156,9 @@ impl Choices {
             taken.push(format!("--precision {precision}"));
             precision
         });
+        for format in self.precision.iter().copied().map(DataType::from) {
+            predict::has_products(&topology, format)?;
+        }
         let optimizer = self.optimizer.map(Optimizer::from).unwrap_or_else(|| {
             let (optimizer, name) = usual_optimizer(&model.model);
             taken.push(format!("--optimizer {name}"));

@@ -136,7 +136,14 @@ impl Memory {
 /// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data
 /// sheet.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
-    if plan.precision == DataType::Fp8 {
+    has_products(topology, plan.precision)?;
+    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.unstated_format());
+    costs.map_err(|error| Failure::Input(error.to_string()))
+}
+
+/// Refuses a precision of whose products a topology's devices know nothing.
+pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
+    if precision == DataType::Fp8 {
         let kinds = topology.device_kinds().iter();
         // Processors have no arithmetic of eight bits either, and run it to the same numbers: to try out what a GPU would train.
         let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
@@ -148,8 +155,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Res
             )));
         }
     }
-    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.unstated_format());
-    costs.map_err(|error| Failure::Input(error.to_string()))
+    Ok(())
 }
 
 /// Refuses a plan that does not fit its devices.

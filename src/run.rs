@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let transport = if arguments.training.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
             let mut needs = Needs::default();
             let NamedModel { model, name } = &setting.model;
-            needs.add_layouts(model, name, &setting.base, &setting.topology, devices, &choices.fix);
+            needs.add_layouts(model, name, &setting.base, &setting.topology, devices, &choices.fix)?;
             let model = Some(setting.model.model.clone());
             measure(needs, setting.base.storage(), model, &setting.topology, arguments.patience, transport)?
         }

@@ -63,9 +63,17 @@ pub const fn to_single(format: EightBits, code: u8) -> f32 {
     if code & 0x80 == 0 { value } else { -value }
 }
 
+/// What a tensor is multiplied by whose largest magnitude has these bits, and what its copy in eight bits is then multiplied by: powers of two. The
+/// latter is no number where something in the tensor is not finite, which formats of eight bits would hide.
+pub fn scale_and_factor(format: EightBits, largest: u32) -> (f32, f32) {
+    let exponent = exponent_for(format, largest);
+    let factor = if largest >= 0x7f80_0000 { f32::NAN } else { power_of_two(-exponent) };
+    (power_of_two(exponent), factor)
+}
+
 /// The exponent of the power of two by which a tensor is multiplied whose largest magnitude has these bits: the largest for which that has
 /// a place in the format. None is found for what is not finite, and none is needed for zero.
-pub fn exponent_for(format: EightBits, largest: u32) -> i32 {
+fn exponent_for(format: EightBits, largest: u32) -> i32 {
     let (exponent, fraction) = ((largest >> 23) as i32, largest & 0x7f_ffff);
     if largest == 0 || exponent >= 255 {
         return 0;
@@ -77,7 +85,7 @@ pub fn exponent_for(format: EightBits, largest: u32) -> i32 {
 }
 
 /// `2^exponent`, of an exponent from [`exponent_for`].
-pub fn power_of_two(exponent: i32) -> f32 {
+fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
@@ -155,6 +163,8 @@ mod tests {
             }
             assert_eq!([0.0, f32::INFINITY, f32::NAN].map(|value| exponent_for(format, value.to_bits())), [0; 3]);
             assert_eq!(exponent_for(format, 1), 126);
+            assert_eq!(scale_and_factor(format, 2.0f32.to_bits()).0 * scale_and_factor(format, 2.0f32.to_bits()).1, 1.0);
+            assert!([f32::INFINITY, f32::NAN].iter().all(|value| scale_and_factor(format, value.to_bits()).1.is_nan()));
         }
     }
 }

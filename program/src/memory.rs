@@ -203,8 +203,9 @@ impl<'a> Planner<'a> {
     fn finish(&mut self, index: usize, buffer: BufferId) {
         let compute = |stream: StreamId| self.program.streams[stream.0 as usize] == Stream::Compute;
         let users = &self.lot(buffer).users;
-        // Gathered parameters are done with when the last kernel has read them: it waited for the gather. What is gathered next goes there only
-        // after that kernel, which is early enough; with a grace, a block or two of parameters more would be held (FSDP).
+        // Gathered parameters, and copies of them in eight bits, are done with when the last kernel has read them: it waited for the gather.
+        // What is gathered next goes there only after that kernel, which is early enough; with a grace, a block or two of parameters
+        // more would be held (FSDP).
         let last_kernel = users.iter().filter(|&&(stream, _)| compute(stream)).map(|&(_, id)| id).max();
         let is_parameter = self.program.buffers[buffer.0 as usize].role == BufferRole::Parameter;
         let is_over = |id: InstructionId| is_parameter && last_kernel.is_some_and(|kernel| id < kernel);

@@ -1,5 +1,5 @@
 //! Operands of eight bits: a compiler pass over a graph that is shared out and fused. The products of the blocks that a model repeats, its
-//! stack's linear layers, read copies of what they read before, E4M3 of activations and weights and E5M2 of gradients (Micikevicius et al.
+//! stack's linear layers but for the routers of its experts, read copies of what they read before, E4M3 of activations and weights and E5M2 of gradients (Micikevicius et al.
 //! 2022), made by operators of their own. All else stays as it is: attention, norms, experts, convolutions, the embedding and the head, as
 //! in NVIDIA's Transformer Engine.
 //!
@@ -13,11 +13,13 @@ use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
 use crate::strategy::{Origin, Sharding};
 use foretell_models::{
-    Dimension, EightBits, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage, Tensor,
-    TensorId, WeightLayout,
+    Dimension, EXPERTS, EightBits, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage,
+    Tensor, TensorId, WeightLayout,
 };
 
-/// What sizes of products are multiples of: rows of operands then begin at multiples of sixteen bytes, which tensor cores want.
+/// What sizes of products are multiples of: rows of operands then begin at multiples of sixteen bytes, which tensor cores want. Looked at are a
+/// layer's whole inputs and outputs; a rank's share of them, and the rows that a weight's gradient sums over, may be others, and then
+/// devices make sixteen bits of the operands again.
 const GRANULE: usize = 16;
 
 /// Gives the products of a stack operands of eight bits.
@@ -60,7 +62,9 @@ impl Product {
         let is_trained = matches!(graph.tensor(operator.inputs.get(1)?.tensor).role, Role::Parameter(_));
         let size = |role: Extent| operator.loops.iter().filter(|one| one.role == role).map(|one| one.extent).product::<usize>();
         let fits = [Extent::Columns, Extent::Contracted].into_iter().all(|role| size(role).is_multiple_of(GRANULE));
-        if !is_trained || !fits || !graph.blocks[operator.block].recomputable {
+        // Which expert a token goes to turns on small differences.
+        let routes = operator.loops.iter().any(|one| one.role == Extent::Columns && one.name == EXPERTS);
+        if !is_trained || !fits || routes || !graph.blocks[operator.block].recomputable {
             return None;
         }
         let gradient = |is_wanted: fn(&OperatorKind) -> bool| {
@@ -94,6 +98,9 @@ struct Made {
     placements: Placements,
     block: usize,
     pass: Pass,
+    format: EightBits,
+    /// Dimensions that are rows.
+    rows: usize,
     straight: bool,
     transposed: bool,
 }
@@ -152,7 +159,7 @@ impl Quantisation {
             transposed: !straight_forward || input_gradient.is_some(),
         };
         let of_w = self.make(forward, forward, &wanted, w_rows, of_w);
-        let columns_first = |operand: &Operand, copies: &Copies, split: usize, is_straight: bool| {
+        let copy_of = |operand: &Operand, copies: &Copies, split: usize, is_straight: bool| {
             if is_straight {
                 Operand { tensor: copies.straight, axes: operand.axes.clone() }
             } else {
@@ -167,7 +174,7 @@ impl Quantisation {
         if let OperatorKind::Matmul { activation, .. } = changed.kind {
             changed.kind = OperatorKind::EightBitMatmul { activation };
         }
-        let operands = [columns_first(&x, &of_x, x_rows, true), columns_first(&w, &of_w, w_rows, straight_forward)];
+        let operands = [copy_of(&x, &of_x, x_rows, true), copy_of(&w, &of_w, w_rows, straight_forward)];
         changed.inputs = with(operands, [&of_x, &of_w], &operator.inputs[2..]);
 
         let (Some((dy, of_dy)), Some(first)) = (of_dy, input_gradient.or(weight_gradient)) else { return };
@@ -179,7 +186,7 @@ impl Quantisation {
         };
         let of_dy = self.make(first, first, &wanted, x_rows, of_dy);
         if let Some(id) = input_gradient {
-            let operands = [columns_first(dy, &of_dy, x_rows, true), columns_first(&w, &of_w, w_rows, !straight_forward)];
+            let operands = [copy_of(dy, &of_dy, x_rows, true), copy_of(&w, &of_w, w_rows, !straight_forward)];
             let changed = &mut self.graph.operators[id.0];
             changed.kind = OperatorKind::EightBitMatmulInputGradient;
             changed.inputs = with(operands, [&of_dy, &of_w], &changed.inputs[2..]);
@@ -191,7 +198,7 @@ impl Quantisation {
                 let wanted = Wanted { operand: &x, format: EightBits::E4M3, straight: false, transposed: true };
                 self.make(id, forward, &wanted, x_rows, of_x_again)
             };
-            let operands = [columns_first(dy, &of_dy, x_rows, false), columns_first(&x, &of_x, x_rows, false)];
+            let operands = [copy_of(dy, &of_dy, x_rows, false), copy_of(&x, &of_x, x_rows, false)];
             let changed = &mut self.graph.operators[id.0];
             changed.kind = OperatorKind::EightBitMatmulWeightGradient(layout);
             changed.inputs = with(operands, [&of_dy, &of_x], &[]);
@@ -223,7 +230,7 @@ impl Quantisation {
         let tensor = operand.tensor;
         let placements = self.sharding.wanted(reader, operand);
         let Operator { name, block, pass, .. } = self.graph.operators[place.0].clone();
-        let made = Made { tensor, placements, block, pass, straight, transposed };
+        let made = Made { tensor, placements, block, pass, format, rows, straight, transposed };
         if let Some((_, known, before)) = self.made.iter_mut().find(|(known, ..)| *known == made) {
             // Gradients come in the other order than what they are gradients of.
             if place < *before {

@@ -129,3 +129,21 @@ fn other_stacks_have_them_in_their_profiles_and_models_without_such_products_are
     let error = compile(&resnet, "resnet18", &plan).expect_err("it has none").to_string();
     assert!(error.contains("precision") && error.contains("hint: use `precision: bf16`"), "{error}");
 }
+
+#[test]
+fn the_router_of_experts_and_the_experts_stay_as_they_are() {
+    let of = |experts: usize| -> Model {
+        let text = format!(
+            r#"{{"family": "moe", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 48, "vocab": 64, "sequence": 16,
+            "experts": {experts}, "top_k": 2}}"#
+        );
+        serde_json::from_str(&text).expect("a model")
+    };
+    // Four for attention's: sixteen experts are as many outputs as a product of eight bits may have.
+    let counts = [4, 16].map(|experts| {
+        let list = list(&of(experts), &plan(Layout::default(), 1));
+        count(&list, |kernel| matches!(kernel, Kernel::EightBitMatmul { .. }))
+    });
+    assert_eq!(counts[0], counts[1]);
+    assert!(counts[0] > 0);
+}

@@ -193,7 +193,8 @@ impl Pricer<'_> {
         Picoseconds(time.0.saturating_mul(self.micro_batches()))
     }
 
-    /// On the slowest kind of device: ranks wait for each other.
+    /// On the slowest kind of device: ranks wait for each other. Products of plans with operands of eight bits are priced as bf16's: the
+    /// graph is the one before these.
     fn kernel(&self, kernel: Kernel, accumulate: bool) -> Picoseconds {
         *self.kernels.borrow_mut().entry((kernel, accumulate)).or_insert_with(|| {
             let of_kind = |kind| {

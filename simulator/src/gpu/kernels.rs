@@ -11,6 +11,8 @@ use foretell_units::{DataType, Seconds};
 
 /// Tiles of queries that FlashAttention's kernels hand to multiprocessors.
 const QUERY_TILE: usize = 128;
+/// What columns, and what is summed over, are multiples of in products of eight bits (cuBLASLt: sixteen bytes).
+const EIGHT_BITS_GRANULE: usize = 16;
 /// Waves of such tiles at which half of the efficiency is reached: fits `bf16_op_efficiency.csv`, 4 to 128 heads.
 const HALF_WAVES: f64 = 1.2;
 /// How much of its efficiency fused attention keeps with heads narrower than 128: half of them at half the width loses 15 %
@@ -140,12 +142,16 @@ impl GpuCosts<'_> {
             let time = self.product(&product) * (1.0 / self.stack.expert_product) + self.casts(experts * cast);
             (time, 1.0 + self.stack.expert_launches * experts as f64, Category::Product)
         };
-        // Of operands that a kernel of the Program made: the stack casts nothing.
-        let eight_bits = |rows, columns, contracted, output_bytes| {
-            let format = ProductFormat::Fp8;
+        // Of operands that a kernel of the Program made: the stack casts nothing. Of sizes that libraries do not take in eight bits (a rank's share
+        // of a layer, or rows that a weight's gradient sums over) operands are made sixteen bits again before.
+        let eight_bits = |rows: usize, columns: usize, contracted: usize, output_bytes| {
+            let is_taken = columns.is_multiple_of(EIGHT_BITS_GRANULE) && contracted.is_multiple_of(EIGHT_BITS_GRANULE);
+            let format = if is_taken { ProductFormat::Fp8 } else { ProductFormat::Bf16 };
             let product = Product { batch: 1, rows, columns, contracted, operand_bytes: format.bytes(), output_bytes };
             let share = self.stack.product_share(&self.cluster.device, format);
-            (product_time(&product, format, &self.cluster.gpu, share), 1.0, Category::Product)
+            let time = product_time(&product, format, &self.cluster.gpu, share);
+            let decoded = (ProductFormat::Fp8.bytes() + ProductFormat::Bf16.bytes()) * ((rows + columns) * contracted) as f64;
+            if is_taken { (time, 1.0, Category::Product) } else { (time + self.moved(decoded), 3.0, Category::Product) }
         };
         match *kernel {
             // What epilogues read or write beside the product is as large as that.

@@ -7,7 +7,7 @@ use foretell_models::{EightBits, Kernel, WeightLayout};
 use super::CpuBackend;
 use super::memory::{Number, Scratch, floats, floats_mut, halves, numbers, numbers_mut};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
-use crate::eight_bits::{exponent_for, nearest, power_of_two, to_single};
+use crate::eight_bits::{nearest, scale_and_factor, to_single};
 use crate::half::Half;
 
 impl Number for u8 {
@@ -62,9 +62,8 @@ pub(super) unsafe fn quantise(
         let run = source.run(index * columns, row);
         largest = run.iter().fold(largest, |largest, value| largest.max(value.to_bits() & 0x7fff_ffff));
     }
-    let exponent = exponent_for(format, largest);
-    let scale = power_of_two(exponent);
-    factor[0] = power_of_two(-exponent);
+    let scale;
+    (scale, factor[0]) = scale_and_factor(format, largest);
     // SAFETY: as above; bytes are numbers of whatever alignment, and the room has four times as many as it has numbers.
     let (mut straight, mut transposed, codes) = unsafe {
         let written = |index: usize| numbers_mut::<u8>(&call.writes[index]);

@@ -125,7 +125,8 @@ KERNEL(quantise) {
     exponent = largest == 0 || field >= 255 ? 0 : exponent;
     const float scale = __uint_as_float((word)(exponent + 127) << 23);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *written<float>(arguments, 0) = __uint_as_float((word)(127 - exponent) << 23);
+        // What is not finite would be hidden by formats of eight bits: then the factor is no number.
+        *written<float>(arguments, 0) = __uint_as_float(field >= 255 ? 0x7FC00000 : (word)(127 - exponent) << 23);
     }
 
     // Four bytes more a row, so that threads that read down columns are at different banks.
