@@ -125,6 +125,9 @@ impl Probe {
                 None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
             let mut alone = alone.map_err(ProbeError::Simulation)?;
+            if is_cut && kind.is_some() {
+                leave_out_sums_over_stages(&program.lists, &mut alone);
+            }
             match messages {
                 Messages::Counted => {
                     // On devices of a kind that is said it is not known which share a node.
@@ -242,6 +245,21 @@ fn level_sends(program: &Program, alone: &mut [Alone], topology: Option<&Topolog
     let share = share_nodes(&program.mesh, topology);
     let between = |&(&(_, from, to), _): &(&(Bytes, usize, usize), _)| from.abs_diff(to) == 1 && !share[from.min(to)];
     of_stages.iter().filter(between).map(longer).reduce(f64::min).unwrap_or(0.0)
+}
+
+/// Exchanges between stages, of a table that two have, take no time: on devices of a kind that is said the layout's stages may lie nearer to each
+/// other than the probe's.
+fn leave_out_sums_over_stages(lists: &[StageProgram], alone: &mut [Alone]) {
+    for (list, alone) in lists.iter().zip(alone) {
+        for (index, instruction) in list.instructions.iter().enumerate() {
+            if let Operation::Collective { group, .. } = *instruction.operation
+                && list.groups[group.0 as usize].axes.contains(&Axis::Pipeline)
+            {
+                alone.durations[index] = Picoseconds::ZERO;
+                alone.in_full_buckets[index] = Picoseconds::ZERO;
+            }
+        }
+    }
 }
 
 /// Of each stage, whether any of its ranks shares a node with the rank that stands where it does in the next, or after the last in the first: of the
