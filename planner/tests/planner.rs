@@ -24,26 +24,27 @@ static MIXED: LazyLock<Topology> = LazyLock::new(|| {
     Topology::from_yaml(text, "mixed.yaml").expect("it is sound")
 });
 
+fn gpt(layers: usize, hidden: usize, vocab: usize, tied_embeddings: bool) -> Model {
+    Model::Gpt {
+        layers,
+        hidden,
+        heads: 4,
+        ffn: None,
+        vocab,
+        sequence: 16,
+        tied_embeddings,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    }
+}
+
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(16usize), Just(64), Just(2048)], 3..6)
             .prop_map(|widths| Model::Mlp { widths }),
         Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
-        (1usize..9, prop_oneof![Just(16usize), Just(256)], prop_oneof![Just(64usize), Just(8192)], any::<bool>()).prop_map(
-            |(layers, hidden, vocab, tied_embeddings)| {
-                Model::Gpt {
-                    layers,
-                    hidden,
-                    heads: 4,
-                    ffn: None,
-                    vocab,
-                    sequence: 16,
-                    tied_embeddings,
-                    dropout: DropoutRate::NONE,
-                    attention_dropout: DropoutRate::NONE,
-                }
-            }
-        ),
+        (1usize..9, prop_oneof![Just(16usize), Just(256)], prop_oneof![Just(64usize), Just(8192)], any::<bool>())
+            .prop_map(|(layers, hidden, vocab, tied_embeddings)| { gpt(layers, hidden, vocab, tied_embeddings) }),
     ]
 }
 
@@ -204,18 +205,7 @@ fn bounds_are_near_what_is_simulated() {
 /// What a pass computes again may be done when its gradient arrives: a stage's micro-batch is as long on its way back as what comes after that.
 #[test]
 fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
-    let none = DropoutRate::NONE;
-    let model = Model::Gpt {
-        layers: 5,
-        hidden: 16,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 16,
-        tied_embeddings: true,
-        dropout: none,
-        attention_dropout: none,
-    };
+    let model = gpt(5, 16, 64, true);
     let layout = Layout { pipeline: 5, micro_batch: 2, recompute: Recompute::Full, ..Layout::default() };
     let profile = profile(&DGX.device_kinds()[0].name, vec![1.0; 4]);
     let costs = CostModel::new(Some(&profile), &DGX);
@@ -240,10 +230,7 @@ proptest! {
         layers in 5usize..10, hidden in prop_oneof![Just(16usize), Just(256)], plan in plans(), stages in own_stages(),
         stack in prop_oneof![Just("foretell"), Just("megatron-core")]
     ) {
-        let none = DropoutRate::NONE;
-        let model = Model::Gpt {
-            layers, hidden, heads: 4, ffn: None, vocab: 64, sequence: 16, tied_embeddings: false, dropout: none, attention_dropout: none,
-        };
+        let model = gpt(layers, hidden, 64, false);
         let schedule = if plan.layout.schedule.splits_backward() { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };
         let (micro_batch, pipeline, micro_batches) = (8 / stages[0].data, stages.len(), plan.micro_batches().expect("they divide"));
         let base = Layout { data: 1, tensor: 1, placement: None, stage_places: None, virtual_stages: 1, ..plan.layout.clone() };
@@ -544,18 +531,7 @@ fn the_answer_does_not_depend_on_the_number_of_threads() {
 fn threads_that_wait_for_each_other_do_not_do_so_for_ever() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let none = DropoutRate::NONE;
-        let model = Model::Gpt {
-            layers: 8,
-            hidden: 64,
-            heads: 4,
-            ffn: None,
-            vocab: 64,
-            sequence: 16,
-            tied_embeddings: true,
-            dropout: none,
-            attention_dropout: none,
-        };
+        let model = gpt(8, 64, 64, true);
         let topology = DGX.clone().with_nodes(2).expect("there may be as many");
         let costs =
             CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
