@@ -246,6 +246,8 @@ impl MemoryKind {
 pub enum BufferRole {
     /// Weights.
     Parameter,
+    /// What a step makes of weights alone and uses for all micro-batches: copies in eight bits and their factors.
+    ParameterCopy,
     /// Gradients of weights.
     Gradient,
     /// Moments, velocities and single-precision copies of weights.
