@@ -266,7 +266,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         ),
         (
             node.to_owned() + "network: {kind: fat-tree, leaves_per_pod: 2, uplinks: [9223372036854775808, 8]}\n",
-            "cluster.yaml:3:53: `uplinks` lead to 18446744073709551615 switches at the top of the tree; hint: write 16384 at most",
+            "cluster.yaml:3:55: `uplinks` lead to 18446744073709551615 switches at the top of the tree; hint: write 16384 at most",
         ),
         (
             node.to_owned() + "network: {kind: switch, oversubscription: 2}\n",
