@@ -191,9 +191,9 @@ fn operators_of(model: &str, operators: &'static str) -> &'static str {
     if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
 }
 
-/// Whether a model's layers have products whose sizes are multiples of sixteen.
+/// Whether a model's layers have products whose sizes are multiples of sixteen: with latent attention they have not.
 fn takes_eight_bits(model: &str) -> bool {
-    model.contains("hidden: 16") || model.contains("mlp")
+    (model.contains("hidden: 16") && !model.contains("query_rank: 12")) || model.contains("mlp")
 }
 
 /// With the number of blocks that each can be cut between.
@@ -275,7 +275,7 @@ prop_compose! {
                 "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",
                 "{all_but: [projections]}",
             ]),
-            proptest::sample::select(vec!["none", "optimizer"]),
+            proptest::sample::select(vec!["none", "none", "optimizer", "activations", "both"]),
         ),
         optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),

@@ -5,7 +5,7 @@
 use crate::probe::{Piece, Probe};
 use crate::remaining::longer_between;
 use crate::windows::{Chain, Held, Window};
-use foretell_program::{PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
+use foretell_program::{Offload, PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -144,9 +144,10 @@ pub(crate) struct Pieces<'a> {
     offloaded: Option<Offloaded<'a>>,
 }
 
-/// The optimizer's state lies on the hosts.
+/// What lies on the hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offloaded<'a> {
+    pub(crate) what: Offload,
     /// By the device's kind, picoseconds in which it copies a byte to its host.
     pub(crate) paces: &'a [f64],
     /// Ranks that share out what the pieces have, at most.
@@ -178,14 +179,14 @@ impl<'a> Pieces<'a> {
         Self { cutting, kinds, of_stage, weights, schedule, stages, chunks, offloaded: None }
     }
 
-    /// The same where the optimizer's state lies on the hosts, if it does.
+    /// The same where something lies on the hosts, if it does.
     pub(crate) fn offloading(self, offloaded: Option<Offloaded<'a>>) -> Self {
         Self { offloaded, ..self }
     }
 
     /// Bytes of a stage's optimizer state that each rank has on its host at least.
     fn on_host(&self, stage: usize) -> f64 {
-        let Some(offloaded) = self.offloaded else { return 0.0 };
+        let Some(offloaded) = self.offloaded.filter(|offloaded| offloaded.what.is_of_optimizer()) else { return 0.0 };
         let all: f64 = (0..self.chunks).map(|chunk| self.of(stage, chunk).kept.optimizer_state).sum();
         (all / offloaded.shards.max(1) as f64 - UNEVEN).max(0.0)
     }
@@ -320,15 +321,18 @@ impl<'a> Pieces<'a> {
     /// The bytes, weighed by their devices, that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out
     /// some among ranks, and the micro-batches that it has begun, with so many times the samples of the pieces'.
     pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
+        let offload = self.offloaded.map_or(Offload::None, |offloaded| offloaded.what);
+        // What is on its way to the host or back is not counted.
+        let of_activations = if offload.is_of_activations() { 0.0 } else { 1.0 };
         let of_stage = |stage: usize| -> f64 {
             let Holding { held, forward, backward } = &in_flight.0[stage];
             let of_chunk = |chunk: usize| {
                 let piece = self.of(stage, chunk);
                 let mut kept = piece.kept.shared_out(zero, ranks);
-                if self.offloaded.is_some() {
+                if offload.is_of_optimizer() {
                     kept.optimizer_state = 0.0;
                 }
-                kept.total() + piece.held.between * times * held[chunk] as f64
+                kept.total() + of_activations * piece.held.between * times * held[chunk] as f64
             };
             // What a pass has beside that while it runs.
             let beside = |chunk: &Option<usize>, most: fn(Held) -> f64| {
@@ -339,7 +343,7 @@ impl<'a> Pieces<'a> {
             };
             let extra = beside(forward, |held| held.forward).max(beside(backward, |held| held.backward));
             let all: f64 = (0..self.chunks).map(of_chunk).sum();
-            (all + extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
+            (all + of_activations * extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
         };
         (0..self.stages).map(of_stage).fold(0.0, f64::max)
     }

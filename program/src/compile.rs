@@ -12,6 +12,7 @@
 //!
 //! Layouts end here: what leaves is instructions.
 
+mod activations;
 mod append;
 mod compiler;
 mod convert;

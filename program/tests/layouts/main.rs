@@ -10,8 +10,8 @@ mod tensor;
 
 use foretell_models::{DropoutRate, Kernel, Model, Stem};
 use foretell_program::{
-    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Keep, Kept, Layout, MemoryKind, Offload, Operation,
-    Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
+    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Instruction, Keep, Kept, Layout, MemoryKind, Offload,
+    Operation, Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
 };
 use foretell_units::{Bytes, DataType};
 

@@ -186,3 +186,57 @@ fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
     // Gradients have a grace beyond their last use, two blocks of it here; with one for parameters it were three times as much as is alive.
     assert!((rest as f64) < 2.3 * most as f64, "{rest} for {most}");
 }
+
+#[test]
+fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_ahead() {
+    let model = Model::Gpt {
+        layers: 16,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 16,
+        sequence: 64,
+        tied_embeddings: false,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
+    let compiled = |recompute, pipeline, offload| {
+        let schedule = if pipeline > 1 { Schedule::OneForwardOneBackward } else { Schedule::Gpipe };
+        let layout = Layout { pipeline, schedule, recompute, offload, ..Layout::default() };
+        compile(&model, "model", &Plan::new(layout, 4)).expect("a plan that fits")
+    };
+    let moved = |list: &StageProgram, memory| -> u64 {
+        let bytes = |one: &Instruction| match *one.operation {
+            Operation::Copy { to, bytes } if to == memory => bytes.count(),
+            _ => 0,
+        };
+        list.instructions.iter().map(bytes).sum()
+    };
+    // Into how much of its arena each stage comes.
+    let shares = [
+        (Recompute::None, 1, vec![0.3]),
+        (Recompute::None, 4, vec![0.5, 0.6, 0.75, 1.05]),
+        (Recompute::Full, 1, vec![0.9]),
+        (Recompute::Full, 4, vec![0.95, 0.97, 1.0, 1.05]),
+    ];
+    for (recompute, pipeline, shares) in shares {
+        let [resident, offloaded] = [Offload::None, Offload::Activations].map(|offload| compiled(recompute, pipeline, offload));
+        for ((with, without), share) in offloaded.training.lists.iter().zip(&resident.training.lists).zip(shares) {
+            let (out, back) = (moved(with, MemoryKind::Host), moved(with, MemoryKind::Device));
+            assert!(out > 0 && out == back, "what goes out comes back");
+            assert!(with.arena.value() < share * without.arena.value(), "{recompute:?}, stage {} of {pipeline}", with.stage);
+            assert!(with.host_arena.count() <= out && without.host_arena == Bytes::ZERO);
+            // A block's come in beside the gradients of the one after it.
+            let ahead = with.instructions.iter().enumerate().filter_map(|(index, one)| {
+                let Operation::Copy { to: MemoryKind::Device, .. } = *one.operation else { return None };
+                let later = &with.instructions[index + 1..];
+                let reader = later.iter().position(|other| other.reads.contains(&one.writes[0])).expect("it is for someone");
+                Some(later[..reader].iter().filter(|one| matches!(*one.operation, Operation::Compute { .. })).count())
+            });
+            let mut ahead: Vec<usize> = ahead.collect();
+            ahead.sort_unstable();
+            assert!(ahead[ahead.len() / 4] >= 10, "kernels between: {ahead:?}");
+        }
+        assert_eq!(offloaded.evaluation.host_arenas(), vec![Bytes::ZERO; pipeline], "nothing is kept where nothing goes back");
+    }
+}
