@@ -9,7 +9,7 @@ use crate::offloading::Offloading;
 use crate::own_meshes::Run;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, UNEVEN, Update};
 use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks, share_nodes};
+use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks, Sums, share_nodes};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::{Family, Space};
@@ -120,6 +120,7 @@ struct ProbeKey {
     /// Of devices, where there are several.
     kind: Option<usize>,
     messages: Messages,
+    sums: Sums,
 }
 
 type Probed = Result<Arc<Probe>, String>;
@@ -504,6 +505,21 @@ impl<'a> Bounds<'a> {
         self.probe_with(layout, micro_batches, kind, Messages::Counted)
     }
 
+    /// Whether the two ends of a layout's pipeline share a table and somewhere a node, as those of its probe do not.
+    fn ends_are_nearer(&self, layout: &Layout, probe: &Layout) -> bool {
+        let node = self.request.topology.node_groups().iter().map(|group| group.devices).max().unwrap_or(1);
+        // Of the ranks in between, those of `data` need not lie there, and a turned pipeline's ends may be neighbours.
+        let apart = (layout.pipeline - 1) * inner_ranks(layout);
+        if !self.space.shares_parameters || layout.stage_places.is_none() && apart >= node {
+            return false;
+        }
+        let share = |layout: &Layout| {
+            let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
+            share_nodes(&mesh, self.request.topology).last().copied()
+        };
+        share(layout) == Some(true) && share(probe) != Some(true)
+    }
+
     pub(crate) fn probe_with(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, messages: Messages) -> Probed {
         let is_cut = layout.pipeline > 1;
         let splits = layout.schedule.splits_backward();
@@ -511,11 +527,15 @@ impl<'a> Bounds<'a> {
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
         // What is offloaded follows from what is kept where nothing is.
         let offload = Offload::None;
-        let layout = Layout { pipeline, virtual_stages: 1, schedule, offload, cuts: None, stage_places: None, ..layout.clone() };
-        let plan = Plan { layout, ..self.request.base.clone() };
+        let own = Layout { pipeline, virtual_stages: 1, schedule, offload, cuts: None, stage_places: None, ..layout.clone() };
+        // On devices of a kind that is said it is not known which share a node.
+        let are_nearer = is_cut && (kind.is_some() || self.ends_are_nearer(layout, &own));
+        let sums = if are_nearer { Sums::LeftOut } else { Sums::Counted };
+        let plan = Plan { layout: own, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
-        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages };
-        self.probes.get(key, || match Probe::new(&self.stacks, &plan, (topology, costs), micro_batches, kind, messages) {
+        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages, sums };
+        let probe = || Probe::new(&self.stacks, &plan, (topology, costs), micro_batches, kind, (messages, sums));
+        self.probes.get(key, || match probe() {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),

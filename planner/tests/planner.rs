@@ -218,6 +218,23 @@ fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
     bounded(&model, &Plan::new(layout, 2), &DGX, &costs).expect("no bound is above what is simulated");
 }
 
+/// The two ends of a short pipeline, which share a table, may lie in one node where those of a probe of four stages do not.
+#[test]
+fn bounds_hold_where_the_ends_of_a_pipeline_lie_nearer_than_those_of_its_probe() {
+    let topology = DGX.clone().with_nodes(4).expect("there may be as many");
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp32).expect("the library knows it");
+    for (data, tensor, pipeline) in [(4, 1, 2), (2, 2, 2), (2, 1, 2), (2, 1, 3), (1, 4, 2), (4, 2, 3)] {
+        for (schedule, zero) in [(Schedule::OneForwardOneBackward, 0), (Schedule::ZeroBubbleH1, 1)] {
+            for placement in [None, Some(vec![Axis::Tensor, Axis::Pipeline])] {
+                let layout = Layout { data, tensor, pipeline, schedule, zero, placement, ..Layout::default() };
+                let model = gpt(6, 256, 65536, true);
+                bounded(&model, &Plan::new(layout, data * pipeline), &topology, &costs)
+                    .expect("no bound is above what is simulated");
+            }
+        }
+    }
+}
+
 /// Meshes of stages' own on [`MIXED`], whose micro-batches have eight samples.
 fn own_stages() -> impl Strategy<Value = Vec<StageLayout>> {
     let sizes = proptest::sample::select(vec![(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4)]);
