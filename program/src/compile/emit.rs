@@ -272,7 +272,7 @@ impl<'a> StageEmitter<'a> {
                 }
                 Role::OfParameter(_) => {
                     let buffer = self.new_variant(output.tensor, OF_ALL, lowering.sharding.produced(output.tensor));
-                    self.program.buffers[buffer.0 as usize].role = BufferRole::Parameter;
+                    self.program.buffers[buffer.0 as usize].role = BufferRole::ParameterCopy;
                     writes.push(buffer);
                 }
                 _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),

@@ -4,17 +4,7 @@ use super::*;
 
 #[test]
 fn tied_embeddings_in_two_stages_are_summed_over_both() {
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 16,
-        heads: 2,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 2, "hidden": 16, "heads": 2, "vocab": 32, "sequence": 8"#);
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.lists {
         let shared = stage.instructions.iter().filter(|one| {
@@ -123,17 +113,7 @@ fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
 
 #[test]
 fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
-    let model = Model::Gpt {
-        layers: 4,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: false,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8, "tied_embeddings": false"#);
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.lists[0];
     let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
@@ -151,17 +131,7 @@ fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
 
 #[test]
 fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
-    let model = Model::Gpt {
-        layers: 12,
-        hidden: 256,
-        heads: 4,
-        ffn: None,
-        vocab: 512,
-        sequence: 8,
-        tied_embeddings: false,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 12, "hidden": 256, "heads": 4, "vocab": 512, "sequence": 8, "tied_embeddings": false"#);
     let layout = Layout { data: 8, zero: 3, recompute: Recompute::Full, ..Layout::default() };
     let program = program(&model, layout, 8);
     let stage = &program.lists[0];
