@@ -1,5 +1,10 @@
 //! `foretell calibrate`: times this machine's kernels and transport, and writes a profile.
 
+mod needs;
+mod small_models;
+
+pub use needs::Needs;
+
 use crate::execute::executable_here;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
@@ -10,18 +15,16 @@ use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
 use foretell_executor::{
-    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, Passage, TransportKind, calibrate, message_sizes,
-    supported,
+    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
 };
-use foretell_models::{CapacityFactor, DropoutRate, Kernel, Model};
-use foretell_planner::{Fixed, Request, families};
-use foretell_program::{
-    Compiled, Exchange, Group, Operation, Plan, PlanError, Profile, Reach, StageProgram, compile, reuse_distances,
-};
-use foretell_simulator::CostModel;
+use foretell_models::Model;
+use foretell_planner::Fixed;
+use foretell_program::{Exchange, Plan, Profile, Reach, compile};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
-use std::collections::{BTreeMap, BTreeSet};
+use needs::MOST_BETWEEN_EXCHANGES;
+use small_models::small_models;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Time this machine's kernels and transport
@@ -270,258 +273,4 @@ fn usual_distances(places: &[Vec<Bytes>]) -> Vec<Bytes> {
 fn median(mut all: Vec<Bytes>) -> Bytes {
     all.sort_unstable();
     all.get(all.len() / 2).copied().unwrap_or(Bytes::ZERO)
-}
-
-/// What a calibration is to time.
-#[derive(Clone, Debug, Default)]
-pub struct Needs {
-    /// Each with the distances at which its operands are used again, wherever it stands in a step.
-    kernels: BTreeMap<(Kernel, bool), Vec<Vec<Bytes>>>,
-    /// The sizes of messages and exchanges, each with the distances at which what is sent was written.
-    messages: BTreeMap<Bytes, Vec<Bytes>>,
-    /// About how many bytes a step touches.
-    footprint: Bytes,
-    /// Of each list that has exchanges: the bytes that its kernels touch, for each of these.
-    between_exchanges: Vec<Bytes>,
-    /// The longest message or exchange.
-    longest_message: Bytes,
-    /// Of how many ranks the groups are that exchange.
-    group_sizes: BTreeSet<usize>,
-    /// The steps in which the kernels stand, and where in them they are timed.
-    passages: Vec<Passage>,
-    /// In how many places each kernel is timed.
-    places: BTreeMap<(Kernel, bool), usize>,
-}
-
-impl Needs {
-    /// Adds those of every family of layouts in a plan's space. Layouts that do not fit the devices are left out.
-    ///
-    /// # Errors
-    /// Why the first cannot be laid out, where none can.
-    pub fn add_layouts(
-        &mut self,
-        model: &Model,
-        name: &str,
-        base: &Plan,
-        topology: &Topology,
-        devices: usize,
-        fixed: &Fixed,
-    ) -> Result<(), PlanError> {
-        let (mut is_any, mut refusal) = (false, None);
-        let memory = topology.least_memory();
-        let costs = CostModel::new(None, topology);
-        let request = Request { devices, fixed: fixed.clone(), ..Request::new(model, name, topology, &costs, base) };
-        // What has no space will be refused where it is searched.
-        for layout in families(&request).unwrap_or_default() {
-            // What cannot be laid out has no kernels.
-            let plan = Plan { layout, ..base.clone() };
-            let compiled = match compile(model, name, &plan) {
-                Ok(compiled) => compiled,
-                Err(error) => {
-                    refusal.get_or_insert(error);
-                    continue;
-                }
-            };
-            is_any = true;
-            if compiled.arenas().into_iter().all(|arena| arena <= memory) {
-                self.add(model, name, &plan, &compiled);
-            }
-        }
-        refusal.filter(|_| !is_any).map_or(Ok(()), Err)
-    }
-
-    /// Adds those of a training step.
-    pub fn add(&mut self, model: &Model, name: &str, plan: &Plan, compiled: &Compiled) {
-        let stages = compiled.training.lists.iter();
-        for list in stages.clone() {
-            let mesh = compiled.training.mesh.stage(list.stage);
-            let size = |group: &Group| group.axes.iter().map(|&axis| mesh.size(axis)).product::<usize>();
-            self.group_sizes.extend(list.groups.iter().map(size));
-        }
-        for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
-            match &*instruction.operation {
-                Operation::Compute { kernel, accumulate, .. } => {
-                    for index in 0..kernel.parts() {
-                        let timed = (kernel.for_member(index).without_constants(), *accumulate);
-                        self.kernels.entry(timed).or_default().push(distances.clone());
-                    }
-                }
-                Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } => {
-                    self.longest_message = self.longest_message.max(*bytes);
-                    self.messages.entry(*bytes).or_default().extend(distances.first());
-                }
-                Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => {}
-            }
-        }
-        self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
-        self.between_exchanges.extend(compiled.training.lists.iter().filter_map(between_exchanges));
-        let timed: Vec<Vec<u32>> = compiled.training.lists.iter().map(|stage| self.places_in(stage)).collect();
-        if timed.iter().any(|places| !places.is_empty()) {
-            self.passages.push(Passage { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
-        }
-    }
-
-    /// The instructions of a list whose kernels are timed there: some that lie far apart of each kernel that has not enough places yet.
-    fn places_in(&mut self, stage: &StageProgram) -> Vec<u32> {
-        let mut standing: BTreeMap<(Kernel, bool), Vec<u32>> = BTreeMap::new();
-        for (number, instruction) in stage.instructions.iter().enumerate() {
-            if let Operation::Compute { kernel, accumulate, .. } = *instruction.operation {
-                standing.entry((kernel.without_constants(), accumulate)).or_default().push(number as u32);
-            }
-        }
-        let mut chosen = Vec::new();
-        for (kernel, all) in standing {
-            let known = self.places.entry(kernel).or_default();
-            let count = all.len().min(MOST_PLACES_IN_A_LIST).min(MOST_PLACES - *known);
-            *known += count;
-            // The middles of equal parts of the list.
-            chosen.extend((0..count).map(|part| all[(2 * part + 1) * all.len() / (2 * count)]));
-        }
-        chosen.sort_unstable();
-        chosen
-    }
-}
-
-/// Beyond what a core has of caches to itself it does not matter what is touched.
-const MOST_BETWEEN_EXCHANGES: Bytes = Bytes::new(4 << 20);
-
-/// The bytes that a list's kernels touch for each of its exchanges, if it has any.
-fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
-    let (mut touched, mut exchanges) = (0, 0);
-    for instruction in &stage.instructions {
-        match *instruction.operation {
-            Operation::Compute { .. } => {
-                let operands = instruction.reads.iter().chain(&instruction.writes);
-                touched += operands.map(|&id| stage.buffer(id).bytes.count()).sum::<u64>();
-            }
-            Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => exchanges += 1,
-            Operation::Load { .. } | Operation::Copy { .. } => {}
-        }
-    }
-    (exchanges > 0).then(|| Bytes::new(touched / exchanges))
-}
-
-/// A kernel is timed in so many places at most, and in so many of one list.
-const MOST_PLACES: usize = 16;
-const MOST_PLACES_IN_A_LIST: usize = 8;
-
-/// A small model of each family.
-fn small_models() -> Vec<NamedModel> {
-    let gpt = Model::Gpt {
-        layers: 1,
-        hidden: 256,
-        heads: 4,
-        ffn: None,
-        vocab: 1024,
-        sequence: 128,
-        tied_embeddings: true,
-        dropout: DropoutRate::TENTH,
-        attention_dropout: DropoutRate::NONE,
-    };
-    // What attention costs with dropout; all else is the same.
-    let mut dropping_gpt = gpt.clone();
-    if let Model::Gpt { attention_dropout, .. } = &mut dropping_gpt {
-        *attention_dropout = DropoutRate::TENTH;
-    }
-    let resnet = Model::Resnet { depth: 18, stem: foretell_models::Stem::Small, image: 16, channels: 3, classes: 10, width: 32 };
-    let mlp = Model::Mlp { widths: vec![784, 512, 512, 10] };
-    let llama = Model::Llama {
-        layers: 1,
-        hidden: 256,
-        heads: 4,
-        kv_heads: Some(2),
-        head_dimension: None,
-        ffn: 768,
-        vocab: 1024,
-        sequence: 128,
-        tied_embeddings: false,
-        rope_theta: 10_000,
-    };
-    let bert = Model::Bert {
-        layers: 1,
-        hidden: 256,
-        heads: 4,
-        ffn: None,
-        vocab: 1024,
-        sequence: 128,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
-    let vit = Model::Vit {
-        layers: 1,
-        hidden: 256,
-        heads: 4,
-        ffn: None,
-        patch: 4,
-        image: 32,
-        channels: 3,
-        classes: 10,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
-    let vgg = Model::Vgg {
-        depth: 11,
-        batch_norm: false,
-        stem: foretell_models::Stem::Small,
-        image: 32,
-        channels: 3,
-        classes: 10,
-        width: 32,
-        hidden: 512,
-        dropout: DropoutRate::NONE,
-    };
-    let moe = Model::Moe {
-        layers: 1,
-        hidden: 256,
-        heads: 4,
-        kv_heads: None,
-        head_dimension: None,
-        query_rank: None,
-        key_value_rank: None,
-        ffn: 256,
-        dense_ffn: None,
-        shared_ffn: None,
-        dense_layers: 0,
-        vocab: 1024,
-        sequence: 128,
-        experts: 4,
-        top_k: 2,
-        moe_every: 1,
-        capacity_factor: CapacityFactor::default(),
-        rope_theta: 10_000,
-        tied_embeddings: false,
-    };
-    let t5 = Model::T5 {
-        layers: 1,
-        hidden: 256,
-        heads: 4,
-        head_dimension: None,
-        ffn: 512,
-        vocab: 1024,
-        source_sequence: 64,
-        target_sequence: 64,
-        relative_buckets: 32,
-        relative_max_distance: 128,
-        gated: true,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
-    let lstm = Model::LstmSeq2seq {
-        layers: 1,
-        hidden: 128,
-        embedding: None,
-        source_vocab: 1024,
-        target_vocab: 1024,
-        source_sequence: 32,
-        target_sequence: 32,
-    };
-    let sequences = [("small-moe", moe), ("small-t5", t5), ("small-lstm", lstm)];
-    let others = [("small-llama", llama), ("small-bert", bert), ("small-vit", vit), ("small-vgg", vgg)];
-    [("mlp", mlp), ("small-resnet", resnet), ("small-gpt", gpt), ("small-dropping-gpt", dropping_gpt)]
-        .into_iter()
-        .chain(others)
-        .chain(sequences)
-        .map(|(name, model)| NamedModel { name: name.into(), model })
-        .collect()
 }

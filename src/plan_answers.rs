@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::plan::{Choices, Setting};
 use crate::predict;
 use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
-use foretell_program::{Layout, Offload, Plan, Profile, Rank, Recompute, StageLayout, compile_training};
+use foretell_program::{Layout, Plan, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_simulator::{Folding, WhatIf, predict as foretell};
 use foretell_topologies::{DeviceId, Topology};
@@ -23,9 +23,13 @@ pub fn explanation(
 ) -> Result<String, Failure> {
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
+    let stopped = match search.stopped {
+        0 => String::new(),
+        stopped => format!(" ({stopped} of them as their simulations went on)"),
+    };
     let mut text = format!(
         "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload what fits without, {} do not divide the model, {} do \
-         not fit, {} cannot be better by their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
+         not fit, {} cannot be better by their bounds{}, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -33,6 +37,7 @@ pub fn explanation(
         search.indivisible,
         search.out_of_memory,
         search.bounded_out,
+        stopped,
         search.simulated,
         search.lower_bound_seconds * 1e3,
         search.gap * 100.0
@@ -129,7 +134,8 @@ pub fn words(layout: &Layout) -> String {
     add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
     add(layout.sequence_parallel, "sequence parallel".into());
     add(layout.recompute != Recompute::None, format!("recompute {:?}", layout.recompute).to_lowercase());
-    add(layout.offload == Offload::Optimizer, "optimizer state on the hosts".into());
+    add(layout.offload.is_of_optimizer(), "optimizer state on the hosts".into());
+    add(layout.offload.is_of_activations(), "activations on the hosts".into());
     add(!layout.collective.is_automatic(), format!("all-reduces by {}", layout.collective.name()));
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
     add(!layout.operators.is_empty(), "operators placed one by one".into());

@@ -2,11 +2,12 @@
 # Checks and measures the CUDA backend on one NVIDIA GPU. Two halves, because the machine with the GPU has no Rust:
 #
 #   tests/gpu.sh build            where Rust is: puts the programs (stripped, x86-64) into target/gpu/
-#   tests/gpu.sh run OUT [PART..] where the GPU is. Parts: kernels, law, train, speed (or speed:CASE), prediction, sanitize
+#   tests/gpu.sh run OUT [PART..] where the GPU is. Parts: kernels, cudnn, law, train, speed (or speed:CASE), prediction, sanitize
 #
-# It ends by itself after FORETELL_GPU_SECONDS (570 unless set), and says which parts and cases there was no time for; after each part OUT has
-# results.md and logs.tar.gz of all so far, so that nothing is lost to who is stopped. What to run where ten minutes are the most at a time
-# (carry target/gpu): first `tests/gpu.sh run "$OUT"`, which is kernels, law and train; then `run "$OUT" speed`; then `run "$OUT" prediction`.
+# It ends by itself after FORETELL_GPU_SECONDS (570 unless set), and says which parts and cases there was no time for; after each part, and each
+# case of the long ones, OUT has results.md and logs.tar.gz of all so far, so that nothing is lost to who is stopped. What to run where ten minutes
+# are the most at a time (carry target/gpu): first `tests/gpu.sh run "$OUT"`, which is kernels, cudnn, law and train; then `run "$OUT" speed`; then
+# `run "$OUT" prediction`. Where half an hour is all there is, starting the machine counted, set FORETELL_GPU_SECONDS=480 for the latter two.
 # It needs NVRTC, cuBLASLt and cuDNN, which PyTorch's packages bring, and PyTorch itself for the comparison; `sanitize` needs compute-sanitizer.
 # The kernel suite makes convolutions both with cuDNN and without.
 set -uo pipefail
@@ -48,7 +49,7 @@ find_libraries() {
 import glob, os, sys
 roots = [os.path.join(path, "nvidia") for path in sys.path if path]
 print(":".join(sorted({os.path.dirname(one) for root in roots for one in glob.glob(root + "/**/lib*.so*", recursive=True)})))')
-    export LD_LIBRARY_PATH="$folders:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
+    export LD_LIBRARY_PATH="$folders:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}" PATH="$PATH:/usr/local/cuda/bin"
 }
 
 # topology RANKS: one GPU, or several ranks that share it.
@@ -72,7 +73,14 @@ PLAN
 execute() {
     mkdir -p "$results/$1"
     at_most 180 "$programs/foretell" execute --plan "$work/$2.yaml" --steps "$3" --data synthetic --no-evaluation --oversubscribe \
-        --run "$work/$1-$2" --json >"$results/$1/$2.json" 2>"$results/$1/$2.log" || echo "$1 $2: $(tail -1 "$results/$1/$2.log")"
+        --run "$work/$1-$2" --json >"$results/$1/$2.json" 2>"$results/$1/$2.log"
+    local status=$?
+    if [ $status = 125 ]; then
+        # What there was no time for has not failed.
+        rm -f "$results/$1/$2.json"
+        return
+    fi
+    [ $status = 0 ] || echo "$1 $2: $(tail -1 "$results/$1/$2.log")"
     [ -f "$work/$1-$2/ranks/0.log" ] && cat "$work/$1-$2/ranks/0.log" >>"$results/$1/$2.log"
     "$programs/foretell" check "$work/$1-$2" --json >"$results/$1/$2.check" 2>>"$results/$1/$2.log"
 }
@@ -86,6 +94,9 @@ part_kernels() {
     # shellcheck disable=SC2086
     FORETELL_TEST_GPU=0 at_most 280 "$programs/executor-tests" --test-threads 6 $gpu_tests >"$results/kernels.log" 2>&1
     echo $? >"$results/kernels.status"
+}
+
+part_cudnn() {
     # shellcheck disable=SC2086
     FORETELL_REQUIRE_CUDNN=1 FORETELL_TEST_GPU=0 at_most 120 "$programs/executor-tests" --test-threads 1 --nocapture $cudnn_tests >"$results/cudnn.log" 2>&1
     echo $? >"$results/cudnn.status"
@@ -154,11 +165,13 @@ part_speed() {
     # All of ours come before any of PyTorch's, whose compilation takes the longest.
     for case in "${cases[@]}"; do
         execute speed "$case" 45
+        bring >/dev/null
     done
     for case in "${cases[@]}"; do
         # PyTorch itself has no training in eight bits.
         [ "${case%-fp8}" = "$case" ] || continue
         at_most 160 python3 tests/gpu/pytorch.py "$case" >>"$results/pytorch.jsonl" 2>>"$results/pytorch.log"
+        bring >/dev/null
     done
 }
 
@@ -170,6 +183,10 @@ part_prediction() {
         for layout in '{micro_batch: 4}' '{micro_batch: 4, recompute: full}' '{micro_batch: 2}' '{micro_batch: 1}'; do
             number=$((number + 1))
             local name="gpt-$number-b$batch"
+            if [ $((deadline - SECONDS)) -lt 15 ]; then
+                echo "no time was left for: prediction $name" | tee -a "$results/unrun.txt" >&2
+                continue
+            fi
             plan "$name" '{family: gpt, layers: 6, hidden: 512, heads: 8, vocab: 8192, sequence: 256, tied_embeddings: true}' \
                 "$batch" bf16 "$layout" "optimizer: adamw"
             { at_most 60 "$programs/foretell" calibrate --topology "$work/one-gpu.yaml" --plan "$work/$name.yaml" --patience 2ms --calibration-time 1s -o "$work/$name.profile.yaml" &&
@@ -177,6 +194,7 @@ part_prediction() {
                     --no-evaluation --run "$work/prediction-$name" --json >"$work/$name.execute.json" &&
                 "$programs/foretell" check "$work/prediction-$name" --json >"$results/prediction/$name.json"; } >"$work/$name.log" 2>&1 ||
                 { echo "prediction $name: $(tail -1 "$work/$name.log")"; cp "$work/$name.log" "$results/prediction/$name.log"; }
+            bring >/dev/null
         done
     done
 }
@@ -193,6 +211,15 @@ bring() {
 run() {
     out=$1
     shift
+    for part in "$@"; do
+        case "$part" in
+        kernels | cudnn | law | train | speed | speed:?* | prediction | sanitize) ;;
+        *) echo "there is no part \`$part\`: see the head of tests/gpu.sh" >&2; return 2 ;;
+        esac
+    done
+    for program in foretell executor-tests; do
+        [ -x "$programs/$program" ] || { echo "$programs/$program is not here: \`tests/gpu.sh build\` makes it, and target/gpu must be carried" >&2; return 2; }
+    done
     work=$(mktemp -d)
     results=$work/results
     mkdir -p "$out" "$results"
@@ -200,7 +227,7 @@ run() {
     { date -u; nvidia-smi; "$programs/foretell" doctor; } >"$results/machine.txt" 2>&1
     cp "$results/machine.txt" "$out/machine.txt"
     local parts=("$@") status=0
-    [ ${#parts[@]} = 0 ] && parts=(kernels law train)
+    [ ${#parts[@]} = 0 ] && parts=(kernels cudnn law train)
     for part in "${parts[@]}"; do
         local begun=$SECONDS
         case "$part" in

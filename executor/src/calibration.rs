@@ -119,10 +119,8 @@ fn time_direct_exchanges(
         let (share, growth) = slowdown.share_and_growth();
         (share, Some(growth))
     });
-    for direct::Timed { group, exchange, bytes, sample } in timed {
-        // What it keeps of the GPU while it runs.
-        let processor = sample.median * share;
-        member.control.send(&Report::Exchange { group, exchange, bytes, sample, processor })?;
+    for one in timed {
+        member.control.send(&one.report())?;
     }
     Ok((share, growth))
 }

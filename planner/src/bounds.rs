@@ -87,7 +87,7 @@ pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
 }
 
 /// Bounds are made with rounded sums: what is allowed for that.
-const ROUNDING: f64 = 1.0 - 1e-9;
+pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 
 /// The share of our arena that other frameworks hold at least: their number formats and what they keep differ from ours.
 const SHARE_OF_OTHERS: f64 = 0.7;
@@ -143,7 +143,7 @@ pub(crate) struct Bounds<'a> {
     pub(crate) devices: Devices,
     pub(crate) offloading: Offloading,
     /// What the fastest device adds to a step, and to each micro-batch.
-    overheads: (Seconds, Seconds),
+    pub(crate) overheads: (Seconds, Seconds),
     /// By the number of ranks.
     weights: Memo<usize, f64>,
     probes: Memo<ProbeKey, Probed>,
@@ -344,10 +344,7 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        let ranks = layout.data * inner_ranks(layout);
-        // The first and the last stage, which may share a table, are neighbours in some orders and not in a probe.
-        let is_alike = self.lies_alike_in_all_stages(layout) && (layout.stage_places.is_none() || self.are_whole_nodes(ranks));
-        if !is_alike {
+        if !self.lies_as_probe(layout) {
             // The family's bound stands.
             return Verdict::Least(0.0);
         }
@@ -366,8 +363,15 @@ impl<'a> Bounds<'a> {
         }
     }
 
+    /// Whether what the probe of a layout's own ranks says holds for it.
+    pub(crate) fn lies_as_probe(&self, layout: &Layout) -> bool {
+        let ranks = layout.data * inner_ranks(layout);
+        // The first and the last stage, which may share a table, are neighbours in some orders and not in a probe.
+        self.lies_alike_in_all_stages(layout) && (layout.stage_places.is_none() || self.are_whole_nodes(ranks))
+    }
+
     /// How much longer than a layout's probes say messages take between each stage and the next, and the last and the first.
-    fn longer_messages(&self, layout: &Layout, probes: &[Arc<Probe>]) -> Vec<f64> {
+    pub(crate) fn longer_messages(&self, layout: &Layout, probes: &[Arc<Probe>]) -> Vec<f64> {
         let least = probes.iter().map(|probe| probe.between_nodes).reduce(f64::min).unwrap_or(0.0);
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
         let Some(mesh) = plan.mesh().ok().filter(|_| least > 0.0) else { return Vec::new() };
@@ -416,7 +420,7 @@ impl<'a> Bounds<'a> {
 
     /// Whether a short model tells of it. A probe has four stages, so that where the pipeline is not outermost the layout must have as many, or groups would
     /// lie further apart in the probe; and one of several chunks would have shared tables twice.
-    fn has_probe(&self, layout: &Layout) -> bool {
+    pub(crate) fn has_probe(&self, layout: &Layout) -> bool {
         let are_known =
             !self.devices.are_mixed() || self.devices.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind));
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
@@ -448,7 +452,7 @@ impl<'a> Bounds<'a> {
         self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
     }
 
-    fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
+    pub(crate) fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let key = (schedule, stages, micro_batches, chunks);
         self.timetables.get(key, || Arc::new(Timetable::new(schedule, stages, micro_batches, chunks)))
@@ -489,7 +493,7 @@ impl<'a> Bounds<'a> {
     }
 
     /// A layout's probes on each kind of device.
-    fn probes(&self, layout: &Layout, micro_batches: usize) -> Result<Vec<Arc<Probe>>, String> {
+    pub(crate) fn probes(&self, layout: &Layout, micro_batches: usize) -> Result<Vec<Arc<Probe>>, String> {
         if !self.devices.are_mixed() {
             return Ok(vec![self.probe(layout, micro_batches, None)?]);
         }

@@ -103,7 +103,7 @@ impl std::str::FromStr for Fixed {
                 }
                 "offload" => {
                     let known = Offload::ALL.into_iter().find(|offload| offload.name() == value.trim());
-                    fixed.offload = Some(known.ok_or_else(|| wrong("offload is none or optimizer"))?);
+                    fixed.offload = Some(known.ok_or_else(|| wrong("offload is none, optimizer, activations or both"))?);
                 }
                 "collective" => {
                     let known = CollectiveAlgorithm::ALL.into_iter().find(|algorithm| algorithm.name() == value.trim());

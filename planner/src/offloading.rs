@@ -1,4 +1,4 @@
-//! Whether layouts may have the optimizer's state on the hosts, and what that takes.
+//! Whether layouts may have the optimizer's state on the hosts, and what that takes. Activations lie there only where the plan fixes it.
 //!
 //! A layout that offloads does all that the same layout does without, and copies beside it. So it is in the space only where that does not fit
 //! (`Space::offloaded`): where it does, offloading is needless, and counted so. Faster it is as one kernel more may make a step faster: an
@@ -7,7 +7,7 @@
 use crate::devices::Devices;
 use crate::pipeline::{Offloaded, UNEVEN};
 use crate::request::Request;
-use foretell_program::{Layout, Offload, Plan};
+use foretell_program::{Layout, Plan};
 use foretell_simulator::CostModel;
 use foretell_topologies::Architecture;
 use foretell_units::{Bytes, DataType};
@@ -43,7 +43,7 @@ impl Offloading {
 
     /// What of a layout lies on the hosts, if it offloads.
     pub(crate) fn of<'a>(&self, layout: &Layout, paces: &'a [f64], shards: usize) -> Option<Offloaded<'a>> {
-        (layout.offload == Offload::Optimizer).then_some(Offloaded { paces, shards })
+        (!layout.offload.is_none()).then_some(Offloaded { what: layout.offload, paces, shards })
     }
 
     /// The pace of a kind by its number in the topology; of the fastest where it is not said.

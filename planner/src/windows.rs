@@ -9,7 +9,6 @@ use foretell_program::{
     Axis, Buffer, BufferId, BufferRole, CollectiveRole, GroupId, MemoryKind, Operation, Overlap, StageProgram, Stream,
 };
 use foretell_simulator::Alone;
-use foretell_units::DataType;
 use std::ops::Range;
 
 /// What a pass takes at least, in picoseconds: from when the pass before it leaves it the device, and from when what it receives has arrived.
@@ -416,8 +415,8 @@ impl Held {
         let mut changes: Vec<(usize, f64)> = Vec::new();
         let mut between = 0.0;
         for (root, buffer) in list.buffers.iter().enumerate() {
-            // Copies of a weight in eight bits and their factors are the step's: they grow neither with samples nor with micro-batches.
-            let is_copy = buffer.role == BufferRole::Parameter && (buffer.data_type == DataType::Fp8 || *buffer.shape == [1]);
+            // Copies of weights are the step's: they grow neither with samples nor with micro-batches.
+            let is_copy = buffer.role == BufferRole::ParameterCopy;
             let is_own = !buffer.persistent && buffer.parent.is_none() && buffer.memory == MemoryKind::Device && !is_copy;
             let is_candidate = is_own && !is_shared[root];
             let Some((first, last)) = touched[root].filter(|_| is_candidate) else { continue };

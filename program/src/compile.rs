@@ -7,11 +7,13 @@
 //! 4. cutting into chunks, and what each stage keeps from step to step ([`cuts`], [`state`]);
 //! 5. who sends what to whom where stages' meshes differ, and so which ranks run one list ([`reshard`]);
 //! 6. each list's instructions, in its stage's order ([`emit`], with communication from the table of conversions, and
-//!    [`messages`] between stages ([`passing`]), and [`ring`] attention), once for micro-batches that do alike ([`repeats`]);
+//!    [`messages`] between stages ([`passing`]), and [`ring`] attention), once for micro-batches that do alike ([`repeats`]), without copies that
+//!    nobody reads ([`unread`]);
 //! 7. the memory plan, and dependencies between streams ([`crate::memory`], [`dependencies`]).
 //!
 //! Layouts end here: what leaves is instructions.
 
+mod activations;
 mod append;
 mod compiler;
 mod convert;
@@ -28,6 +30,7 @@ mod repeats;
 mod reshard;
 mod ring;
 mod state;
+mod unread;
 mod update;
 mod zero;
 
@@ -338,6 +341,7 @@ impl Run<'_> {
                 emitter.update();
             }
             let mut program = emitter.finish();
+            unread::leave_out(&mut program);
             dependencies::connect(&mut program, &plan.overlap);
             if self.places == Places::Planned {
                 memory::plan(&mut program);

@@ -92,7 +92,7 @@ impl Footprint {
 
     fn part(&mut self, role: BufferRole) -> &mut Bytes {
         match role {
-            BufferRole::Parameter => &mut self.parameters,
+            BufferRole::Parameter | BufferRole::ParameterCopy => &mut self.parameters,
             BufferRole::Gradient => &mut self.gradients,
             BufferRole::OptimizerState => &mut self.optimizer_state,
             BufferRole::Activation | BufferRole::Input => &mut self.activations,

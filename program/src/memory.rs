@@ -207,7 +207,8 @@ impl<'a> Planner<'a> {
         // What is gathered next goes there only after that kernel, which is early enough; with a grace, a block or two of parameters
         // more would be held (FSDP).
         let last_kernel = users.iter().filter(|&&(stream, _)| compute(stream)).map(|&(_, id)| id).max();
-        let is_parameter = self.program.buffers[buffer.0 as usize].role == BufferRole::Parameter;
+        let role = self.program.buffers[buffer.0 as usize].role;
+        let is_parameter = matches!(role, BufferRole::Parameter | BufferRole::ParameterCopy);
         let is_over = |id: InstructionId| is_parameter && last_kernel.is_some_and(|kernel| id < kernel);
         let other_last = users.iter().any(|&(stream, id)| !compute(stream) && id.0 as usize + GRACE > index && !is_over(id));
         if other_last {

@@ -78,7 +78,8 @@ pub struct ExchangeSample {
     pub bytes: u64,
     /// How long it took, by those who took part at once; handing it over to a stream is not in it. Of a message: one way.
     pub time: Sample,
-    /// How long the communication kept the rank's own processor busy.
+    /// How long the communication kept the rank's own processor busy, latency included. Zero where that is not known of each exchange, as of GPUs:
+    /// there [`Profile::communication_share`] is its share of the device while data flow.
     pub processor: Seconds,
 }
 

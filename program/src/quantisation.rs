@@ -7,7 +7,7 @@
 //! another: a power of two changes no number's mantissa, so but for numbers too small for the format a layout rounds as another does. What
 //! products sum over must lie together in both operands (Hopper's tensor cores take nothing else of eight bits), so tensors are written as
 //! they lie, transposed, or both in one pass. Copies of a weight are the same for all micro-batches, and made once a step
-//! ([`Role::OfParameter`]).
+//! ([`Role::OfParameter`]). Which of them is not read in a list's order of passes is not known here: the compiler leaves it out afterwards.
 
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;

@@ -70,6 +70,14 @@ pub struct Task {
     pub chunk: usize,
 }
 
+impl Task {
+    /// Whether another is the way back of this one's micro-batch through the same chunk.
+    pub fn returns_with(&self, other: &Task) -> bool {
+        let goes_back = self.pass == StagePass::Forward && other.pass != StagePass::Forward;
+        goes_back && (self.micro_batch, self.chunk) == (other.micro_batch, other.chunk)
+    }
+}
+
 impl Schedule {
     /// Every schedule there is.
     pub const ALL: [Schedule; 5] =

@@ -120,7 +120,7 @@ prop_compose! {
         zero in 0usize..4,
         group in any::<bool>(),
         bucket in prop_oneof![Just(64u64), Just(4096), Just(25 << 20)],
-        offload in prop_oneof![2 => Just(Offload::None), 1 => Just(Offload::Optimizer)],
+        offload in prop_oneof![3 => Just(Offload::None), 3 => proptest::sample::select(Offload::ALL.to_vec())],
     ) -> (Layout, usize) {
         let bucket = foretell_units::Bytes::new(bucket);
         let shard_group = (zero > 0 && group && data == 4).then_some(2);

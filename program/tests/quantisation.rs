@@ -1,8 +1,11 @@
 //! Operands of eight bits: which products have them, who makes them and how often, and what is kept of them.
 
 use foretell_models::{EightBits, Kernel, Model, WeightLayout};
-use foretell_program::{BufferRole, Instruction, Layout, Operation, Phase, Plan, Recompute, Stack, StageProgram, compile};
+use foretell_program::{
+    BufferId, BufferRole, Instruction, Layout, Operation, Phase, Plan, Recompute, Stack, StageProgram, compile,
+};
 use foretell_units::DataType;
+use std::collections::HashSet;
 
 const LAYERS: usize = 2;
 
@@ -146,4 +149,29 @@ fn the_router_of_experts_and_the_experts_stay_as_they_are() {
     });
     assert_eq!(counts[0], counts[1]);
     assert!(counts[0] > 0);
+}
+
+#[test]
+fn nothing_is_made_that_nobody_reads() {
+    let layouts = [Recompute::None, Recompute::Full, Recompute::Selective].into_iter().flat_map(|recompute| {
+        let zeros = [0, 1, 2, 3].into_iter().map(move |zero| Layout { data: 2, zero, recompute, ..Layout::default() });
+        let parts =
+            [false, true].map(|sequence_parallel| Layout { tensor: 2, sequence_parallel, recompute, ..Layout::default() });
+        zeros.chain(parts)
+    });
+    for layout in layouts {
+        for model in [gpt(), llama()] {
+            let plan = plan(layout.clone(), 3);
+            let program = compile(&model, "model", &plan).expect("it can be laid out");
+            for list in program.training.lists.iter().chain(&program.evaluation.lists) {
+                let read: HashSet<BufferId> = list.instructions.iter().flat_map(|one| one.reads.iter().copied()).collect();
+                for one in list.instructions.iter().filter(|one| matches!(kernel(one), Some(Kernel::Quantise { .. }))) {
+                    for buffer in &one.writes {
+                        let name = &list.buffer(*buffer).name;
+                        assert!(read.contains(buffer), "{name} of {:?} in {:?} of {layout:?}", kernel(one), one.phase);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -204,6 +204,27 @@ mod tests {
     }
 
     #[test]
+    fn a_share_of_the_processor_counts_where_data_flow_and_is_the_devices_where_exchanges_have_none_of_their_own() {
+        let both = [sample(2, 1 << 10, 1e-5), sample(2, 1 << 20, 1e-3)];
+        let table = |processor: fn(f64) -> f64| {
+            let of = |one: &ExchangeSample| ExchangeSample {
+                processor: Seconds::new(processor(one.time.median.value())),
+                ..one.clone()
+            };
+            ExchangeTable::new(&both.each_ref().map(of)).expect("samples")
+        };
+        let share = |table: &ExchangeTable, bytes: f64| {
+            let cost = table.cost((Exchange::AllReduce, Reach::Node), 2, bytes, bytes, Quantile::Median).expect("was measured");
+            cost.processor_share
+        };
+        // A fifth of all of the time: the long one has 1 % of latency, the short one a half.
+        let of_all = table(|time| time * 0.2);
+        assert!(share(&of_all, f64::from(1 << 20)).is_some_and(|share| (share - 0.2 / 0.99).abs() < 1e-9));
+        assert!(share(&of_all, 1024.0).is_some_and(|share| (share - 0.4).abs() < 1e-9));
+        assert_eq!([1 << 10, 1 << 20].map(|bytes| share(&table(|_| 0.0), f64::from(bytes))), [None, None]);
+    }
+
+    #[test]
     fn beyond_the_samples_it_says_so() {
         let table = ExchangeTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
         assert_eq!(alone(&table, 2, f64::from(1 << 20)).1, Source::Extrapolated);

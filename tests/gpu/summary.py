@@ -27,6 +27,10 @@ for log in sorted(folder.glob("*.status")):
     lines.append(f"- {log.stem}: {'passed' if status == '0' else 'no time was left' if status == '125' else f'FAILED ({status})'}")
     if status not in ("0", "125"):
         failed.append(log.stem)
+        said = log.with_suffix(".log")
+        words = said.read_text(errors="replace").splitlines() if said.is_file() else []
+        telling = [line for line in words if "panicked at" in line or "FAILED" in line or "ERROR SUMMARY" in line] or words[-3:]
+        lines += [f"  - `{line.strip()[:200]}`" for line in telling[:12]]
 
 law = [(path.stem, document(path)) for path in runs("law")]
 if law:

@@ -202,7 +202,7 @@ fn a_file_may_say_things_in_full_or_leave_them_to_defaults() {
 #[test]
 fn mistakes_are_told_with_their_place_and_mend() {
     let node = "nodes:\n  - {name: n, devices: {kind: a100-sxm-80g, count: 8}, link: nvswitch-300GB/s}\n";
-    let cases: [(String, &str); 22] = [
+    let cases: [(String, &str); 23] = [
         (
             "devices:\n  old: {base: v100-sxm-32g, memory: 30}\n".to_owned() + node,
             "cluster.yaml:2:37: `memory`: `30` is a bare number where a size in bytes is wanted; \
@@ -263,6 +263,10 @@ fn mistakes_are_told_with_their_place_and_mend() {
         (
             node.to_owned() + "network: {kind: fat-tree, oversubscription: 0.5}\n",
             "cluster.yaml:3:45: `oversubscription` is `0.5`; hint: write a plain number, at least 1",
+        ),
+        (
+            node.to_owned() + "network: {kind: fat-tree, leaves_per_pod: 2, uplinks: [9223372036854775808, 8]}\n",
+            "cluster.yaml:3:55: `uplinks` lead to 18446744073709551615 switches at the top of the tree; hint: write 16384 at most",
         ),
         (
             node.to_owned() + "network: {kind: switch, oversubscription: 2}\n",

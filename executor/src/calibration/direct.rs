@@ -8,7 +8,7 @@ use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CommunicatorHandle, CudaError, DeviceAddress, Driver, ExchangeKind, Piece, Span, StreamHandle};
 use crate::backend::cuda::{Exchange as DirectExchange, Identity};
 use crate::error::ExecutorError;
-use crate::job::CalibrationJob;
+use crate::job::{CalibrationJob, Report};
 use crate::transport::{Group, Transport};
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Sample, Slowdown};
@@ -42,6 +42,15 @@ pub(super) struct Timed {
     pub(super) exchange: Exchange,
     pub(super) bytes: Bytes,
     pub(super) sample: Sample,
+}
+
+impl Timed {
+    /// What is said of it. What it keeps of the GPU is known while data flow, and not during a latency, which is most of a short exchange's time:
+    /// so it is the profile's one share for all of them that says it.
+    pub(super) fn report(self) -> Report {
+        let Self { group, exchange, bytes, sample } = self;
+        Report::Exchange { group, exchange, bytes, sample, processor: Seconds::ZERO }
+    }
 }
 
 /// Times the exchanges of all groups of a job that this rank is in, one group after the other, and what they and kernels do to each other.
@@ -347,6 +356,9 @@ mod tests {
             // The device says a microsecond of everything.
             assert!(timed.iter().all(|one| (one.sample.median.value() * IN_A_ROW as f64 - 1e-6).abs() < 1e-9), "{timed:?}");
             assert!(slowdown.is_some());
+            // Of no exchange a share of its own is said: a share of the whole time would count latency.
+            let of_its_own = |one: &Timed| !matches!(one.report(), Report::Exchange { processor: Seconds::ZERO, .. });
+            assert!(!timed.iter().any(of_its_own), "{timed:?}");
         }
         for device in &devices {
             let told = device.told();

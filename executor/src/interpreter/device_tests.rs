@@ -3,13 +3,13 @@
 
 use super::*;
 use crate::backend::cuda::Driver;
-use crate::backend::cuda::tests::device::{TestDevice, Told};
+use crate::backend::cuda::tests::device::{Fault, TestDevice, Told};
 use crate::data::{DataSource, Dataset, Split};
 use crate::initialise::initialise;
 use crate::training::hyperparameters;
 use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
 use foretell_models::{GraphOptions, Model};
-use foretell_program::{Layout, Offload, Plan, Recompute, Stack, compile};
+use foretell_program::{Layout, Offload, Optimizer, Plan, Recompute, Stack, compile};
 use foretell_units::{Bytes, DataType};
 
 const STEPS: usize = 6;
@@ -197,5 +197,31 @@ fn ranks_that_reach_each_other_through_the_host_train_as_one_does() {
 fn ranks_that_reach_each_other_from_device_to_device_train_as_one_does() {
     if TestDevice::direct().is_some() {
         layouts_train_as_one_rank_does(TestDevice::direct);
+    }
+}
+
+#[test]
+fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
+    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::direct];
+    if TestDevice::new().is_none() {
+        return;
+    }
+    for make in makers {
+        for fault in [Fault::Missing("adamw"), Fault::Breaks("adamw"), Fault::Breaks("attention_products")] {
+            let (ended, end) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let is_first = std::sync::atomic::AtomicBool::new(true);
+                let device = || match is_first.swap(false, Ordering::SeqCst) {
+                    true => make()?.failing(fault),
+                    false => make(),
+                };
+                let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout { data: 2, ..Layout::default() }, 4) };
+                let trained = || train(&model(MODELS[1]), &plan, device, Timed::None);
+                ended.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(trained)).is_err()).expect("somebody waits");
+            });
+            // It takes a second; who waits for a rank that is gone does so for minutes.
+            let has_failed = end.recv_timeout(std::time::Duration::from_secs(60)).expect("the ranks end");
+            assert!(has_failed, "{fault:?}");
+        }
     }
 }

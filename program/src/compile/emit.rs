@@ -3,6 +3,7 @@
 //! Nothing is placed in memory here and nothing waits for anything: buffers are numbered, instructions listed. A tensor may have several
 //! variants at a time, one for each placement in which it was wanted.
 
+use super::activations::{Leaving, Offloaded, Reading};
 use super::convert::{Consumed, Place};
 use super::cuts::Cuts;
 use super::keep::BucketBuffers;
@@ -65,6 +66,11 @@ pub(super) struct StageEmitter<'a> {
     pub(super) operators: FxHashMap<ChunkPass, Vec<OperatorId>>,
     pub(super) runs: FxHashMap<ChunkPass, Rc<[Run]>>,
     pub(super) writers: FxHashMap<ChunkPass, Rc<[(usize, usize)]>>,
+    /// Where activations of a micro-batch lie that are on the host now.
+    pub(super) offloaded: FxHashMap<(TensorId, usize), Offloaded>,
+    /// What the forward pass through a chunk takes out, and what the others read of that, once they were asked for.
+    pub(super) leaving: FxHashMap<usize, Rc<[Leaving]>>,
+    pub(super) readings: FxHashMap<ChunkPass, Rc<[Reading]>>,
     /// Of each block, the forward operators whose outputs its backward pass needs.
     pub(super) needed_again: Vec<Vec<OperatorId>>,
 }
@@ -124,6 +130,9 @@ impl<'a> StageEmitter<'a> {
             operators: FxHashMap::default(),
             runs: FxHashMap::default(),
             writers: FxHashMap::default(),
+            offloaded: FxHashMap::default(),
+            leaving: FxHashMap::default(),
+            readings: FxHashMap::default(),
             needed_again: Vec::new(),
         };
         for (index, operator) in lowering.graph.operators.iter().enumerate() {
@@ -175,6 +184,7 @@ impl<'a> StageEmitter<'a> {
                 *left -= 1;
                 if *left == 0 && !was_repeated {
                     self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
+                    self.offloaded.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
                 }
             }
         }
@@ -209,14 +219,18 @@ impl<'a> StageEmitter<'a> {
         let next_runs = next.map_or_else(|| Rc::from([]), |next| self.runs(next));
         let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
         let operators = self.operators_of(task).to_vec();
+        let (leaving, readings) = (self.leaving(task), self.readings(task));
+        let (mut leaving, returns) = (&*leaving, next.is_some_and(|next| task.returns_with(next)));
         let mut run = 0;
         for (position, &id) in operators.iter().enumerate() {
             if runs.get(run).is_some_and(|next| next.start == position) {
                 self.gather_ahead(&runs[run..], &next_runs, phase);
                 run += 1;
             }
+            self.bring_in_ahead(&readings, position, task.micro_batch);
             self.operator(id, task.micro_batch, phase);
             self.reduce_complete_buckets(id, task.micro_batch);
+            self.take_out_activations(&mut leaving, position, task.micro_batch, returns);
         }
         if task.pass == StagePass::Forward {
             self.forget_recomputable(task);
@@ -258,7 +272,7 @@ impl<'a> StageEmitter<'a> {
                 }
                 Role::OfParameter(_) => {
                     let buffer = self.new_variant(output.tensor, OF_ALL, lowering.sharding.produced(output.tensor));
-                    self.program.buffers[buffer.0 as usize].role = BufferRole::Parameter;
+                    self.program.buffers[buffer.0 as usize].role = BufferRole::ParameterCopy;
                     writes.push(buffer);
                 }
                 _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),
@@ -348,6 +362,7 @@ impl<'a> StageEmitter<'a> {
         {
             self.load(tensor, kind, micro_batch);
         }
+        self.bring_in_activation(tensor, micro_batch);
         if !self.live.contains_key(&(tensor, micro_batch)) {
             self.recompute(tensor, micro_batch);
         }

@@ -1,11 +1,10 @@
-//! What is offloaded to the host's memory: the optimizer's state, which only the update of its bucket needs.
+//! State that is offloaded to the host's memory: the optimizer's, which only the update of its bucket needs.
 //!
 //! The device has room for the state of a few buckets. Round these, the state of one bucket comes in while another is updated and a third
 //! goes out, each direction on a stream of its own. Nothing here waits for anything: that a room is free follows from who uses it.
 
 use super::emit::StageEmitter;
 use super::keep::BucketBuffers;
-use crate::plan::Offload;
 use crate::program::{BufferId, BufferRole, MemoryKind, Operation, Phase, Stream};
 use foretell_units::DataType;
 
@@ -22,10 +21,7 @@ pub(super) struct Rooms {
 impl StageEmitter<'_> {
     /// In which memory the optimizer's state of buckets is kept.
     pub(super) fn state_memory(&self) -> MemoryKind {
-        match self.plan.layout.offload {
-            Offload::None => MemoryKind::Device,
-            Offload::Optimizer => MemoryKind::Host,
-        }
+        if self.plan.layout.offload.is_of_optimizer() { MemoryKind::Host } else { MemoryKind::Device }
     }
 
     /// Room for states that are offloaded, as large as the largest of the buckets that use it, with the first of them under way; `None` where
@@ -50,7 +46,7 @@ impl StageEmitter<'_> {
     pub(super) fn take_out(&mut self, rooms: &mut Rooms, bucket: usize) {
         let states = self.buckets[bucket].states.clone();
         for (&device, host) in rooms.places[bucket].iter().zip(states) {
-            self.copy_over(&format!("optimizer state {bucket}"), device, host);
+            self.copy_over(&format!("optimizer state {bucket}"), device, host, None, Phase::Update);
         }
         let next = bucket + rooms.rooms.len();
         if next < self.buckets.len() {
@@ -66,18 +62,19 @@ impl StageEmitter<'_> {
         for state in self.buckets[bucket].states.clone() {
             let elements = self.elements_of(state);
             let place = self.piece(&name, room, offset, vec![elements]);
-            self.copy_over(&name, state, place);
+            self.copy_over(&name, state, place, None, Phase::Update);
             places.push(place);
             offset += elements;
         }
         rooms.places.push(places);
     }
 
-    fn copy_over(&mut self, name: &str, from: BufferId, to: BufferId) {
+    /// Copies all of a buffer from one memory to the other.
+    pub(super) fn copy_over(&mut self, name: &str, from: BufferId, to: BufferId, micro_batch: Option<usize>, phase: Phase) {
         let target = self.program.buffer(to);
         let (memory, bytes) = (target.memory, target.bytes);
         let operation = Operation::Copy { to: memory, bytes };
-        self.push(name, operation, Stream::CopyTo(memory), vec![from], vec![to], None, Phase::Update);
+        self.push(name, operation, Stream::CopyTo(memory), vec![from], vec![to], micro_batch, phase);
     }
 
     fn elements_of(&self, buffer: BufferId) -> usize {

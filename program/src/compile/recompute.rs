@@ -14,10 +14,10 @@ impl StageEmitter<'_> {
         let block = self.lowering.graph.operators[maker.0].block;
         for id in self.needed_again.get(block).cloned().unwrap_or_default() {
             let outputs = &self.lowering.graph.operators[id.0].outputs;
-            let made = outputs
-                .iter()
-                .filter(|output| self.lowering.is_activation(output.tensor))
-                .all(|output| self.live.contains_key(&(output.tensor, micro_batch)));
+            let made = outputs.iter().filter(|output| self.lowering.is_activation(output.tensor)).all(|output| {
+                let made = (output.tensor, micro_batch);
+                self.live.contains_key(&made) || self.offloaded.contains_key(&made)
+            });
             if !made {
                 self.operator(id, micro_batch, Phase::Recompute);
             }
@@ -105,13 +105,24 @@ impl StageEmitter<'_> {
                 continue;
             }
             for output in operators.iter().flat_map(|id| &graph.operators[id.0].outputs) {
-                let leaves_block = self.lowering.consumers[output.tensor.0]
-                    .iter()
-                    .any(|&id| graph.operators[id.0].pass == Pass::Forward && graph.operators[id.0].block != block);
-                if !leaves_block {
+                if self.stays_in_block(output.tensor, block) {
                     self.live.remove(&(output.tensor, micro_batch));
                 }
             }
         }
+    }
+
+    /// Whether only a block itself reads in its forward pass what it has made.
+    fn stays_in_block(&self, tensor: TensorId, block: usize) -> bool {
+        let operators = &self.lowering.graph.operators;
+        let leaves = |id: &OperatorId| operators[id.0].pass == Pass::Forward && operators[id.0].block != block;
+        !self.lowering.consumers[tensor.0].iter().any(leaves)
+    }
+
+    /// Whether a tensor is forgotten after its forward pass, to be made again.
+    pub(super) fn is_forgotten(&self, tensor: TensorId) -> bool {
+        let Some(maker) = self.lowering.makers[tensor.0] else { return false };
+        let block = self.lowering.graph.operators[maker.0].block;
+        self.needed_again.get(block).is_some_and(|again| again.contains(&maker)) && self.stays_in_block(tensor, block)
     }
 }

@@ -130,10 +130,10 @@ pub(super) enum Gathers {
     Always,
 }
 
-/// What is emitted for a micro-batch, and in which order beside everything else.
+/// What is emitted for a micro-batch, and in which order beside everything else. Of each pass also whether its way back follows at once.
 #[derive(Default)]
 struct Course {
-    passes: Vec<(usize, StagePass)>,
+    passes: Vec<(usize, StagePass, bool)>,
     messages: Vec<(TensorId, usize)>,
     /// When each of these comes.
     passes_at: Vec<usize>,
@@ -312,7 +312,8 @@ fn courses(tasks: &[Task], receives: &[Vec<Receive>]) -> Vec<Course> {
         }
         now += 1;
         let course = &mut courses[task.micro_batch];
-        course.passes.push((task.chunk, task.pass));
+        let returns = tasks.get(index + 1).is_some_and(|next| task.returns_with(next));
+        course.passes.push((task.chunk, task.pass, returns));
         course.passes_at.push(now);
     }
     for (course, mut messages) in courses.iter_mut().zip(messages) {
@@ -389,14 +390,18 @@ mod tests {
                     let overlap = zero % 2 == 0;
                     // ResNets have no product of eight bits.
                     let precision = if model.contains("gpt") && (number + zero) % 2 == 0 { "fp8" } else { "bf16" };
+                    let offload = if (number + zero) % 4 == 1 { "activations" } else { "none" };
                     let rest = format!(
                         r#""global_batch": 18, "precision": "{precision}", "overlap": {{"gradients": {overlap}, "parameters": {overlap}}},
                         "layout": {{"data": 2, "pipeline": 2, "micro_batch": 1, "schedule": "{schedule}", "virtual_stages": {chunks},
-                        "zero": {zero}, "recompute": "{recompute}"}}"#
+                        "zero": {zero}, "recompute": "{recompute}", "offload": "{offload}"}}"#
                     );
                     let [once, each] = both(model, &rest);
                     // Not with assert_eq, which would print them.
-                    assert!(format!("{once:?}") == format!("{each:?}"), "{schedule}, zero {zero}, {recompute}, of {model}");
+                    assert!(
+                        format!("{once:?}") == format!("{each:?}"),
+                        "{schedule}, zero {zero}, {recompute}, offload {offload}, of {model}"
+                    );
                 }
             }
         }

@@ -349,11 +349,16 @@ pub enum Offload {
     /// update and out after it, beside the updates of others (Calculon's `optimizer_offload`, Isaev et al. 2023). Unlike ZeRO-Offload (Ren et al.
     /// 2021) the device computes the update.
     Optimizer,
+    /// What forward passes leave for the gradients: it goes out when no operator of the pass reads it any more, and comes in a block before
+    /// the gradients that read it.
+    Activations,
+    /// Both.
+    Both,
 }
 
 impl Offload {
     /// Every choice there is.
-    pub const ALL: [Self; 2] = [Self::None, Self::Optimizer];
+    pub const ALL: [Self; 4] = [Self::None, Self::Optimizer, Self::Activations, Self::Both];
 
     /// Whether everything stays on the device.
     pub fn is_none(&self) -> bool {
@@ -365,7 +370,19 @@ impl Offload {
         match self {
             Offload::None => "none",
             Offload::Optimizer => "optimizer",
+            Offload::Activations => "activations",
+            Offload::Both => "both",
         }
+    }
+
+    /// Whether the optimizer's state lies on the host.
+    pub const fn is_of_optimizer(self) -> bool {
+        matches!(self, Offload::Optimizer | Offload::Both)
+    }
+
+    /// Whether activations do.
+    pub const fn is_of_activations(self) -> bool {
+        matches!(self, Offload::Activations | Offload::Both)
     }
 }
 

@@ -5,17 +5,8 @@ use super::*;
 #[test]
 fn a_ring_passes_parts_on_and_holds_less_than_gathering() {
     // A long sequence, of which attention would gather all.
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 32,
-        heads: 4,
-        ffn: Some(32),
-        vocab: 16,
-        sequence: 4096,
-        tied_embeddings: false,
-        dropout: Default::default(),
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model =
+        gpt(r#""layers": 2, "hidden": 32, "heads": 4, "ffn": 32, "vocab": 16, "sequence": 4096, "tied_embeddings": false"#);
     let compiled = |context_method, precision| {
         let layout = Layout { context: 4, context_method, recompute: Recompute::Full, ..Layout::default() };
         let plan = Plan { precision, ..Plan::new(layout, 1) };

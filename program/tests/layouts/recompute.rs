@@ -4,17 +4,7 @@ use super::*;
 
 #[test]
 fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
-    let model = Model::Gpt {
-        layers: 6,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 32,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 6, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 32"#);
     let none = program(&model, Layout { micro_batch: 4, ..Layout::default() }, 4);
     let full = program(&model, Layout { micro_batch: 4, recompute: Recompute::Full, ..Layout::default() }, 4);
     assert_eq!(count(&none.lists[0], "attention"), 6);

@@ -16,17 +16,7 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
     let perceptron = Model::Mlp { widths: vec![784, 512, 512, 10] };
     let error = refused(&perceptron, 3);
     assert!(error.starts_with("`features` of `0` (512) is not divisible by tensor (3)"), "{error}");
-    let gpt = Model::Gpt {
-        layers: 1,
-        hidden: 30,
-        heads: 5,
-        ffn: Some(25),
-        vocab: 33,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let gpt = gpt(r#""layers": 1, "hidden": 30, "heads": 5, "ffn": 25, "vocab": 33, "sequence": 8"#);
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
     let error = refused(&Model::Mlp { widths: vec![8, 4] }, 2);

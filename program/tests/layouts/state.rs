@@ -4,17 +4,7 @@ use super::*;
 
 #[test]
 fn tied_embeddings_in_two_stages_are_summed_over_both() {
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 16,
-        heads: 2,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 2, "hidden": 16, "heads": 2, "vocab": 32, "sequence": 8"#);
     let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
     for stage in &program.lists {
         let shared = stage.instructions.iter().filter(|one| {
@@ -123,17 +113,7 @@ fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
 
 #[test]
 fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
-    let model = Model::Gpt {
-        layers: 4,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: false,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8, "tied_embeddings": false"#);
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.lists[0];
     let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
@@ -151,17 +131,7 @@ fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
 
 #[test]
 fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
-    let model = Model::Gpt {
-        layers: 12,
-        hidden: 256,
-        heads: 4,
-        ffn: None,
-        vocab: 512,
-        sequence: 8,
-        tied_embeddings: false,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 12, "hidden": 256, "heads": 4, "vocab": 512, "sequence": 8, "tied_embeddings": false"#);
     let layout = Layout { data: 8, zero: 3, recompute: Recompute::Full, ..Layout::default() };
     let program = program(&model, layout, 8);
     let stage = &program.lists[0];
@@ -185,4 +155,58 @@ fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
     let rest = stage.arena.count() as i64 - kept;
     // Gradients have a grace beyond their last use, two blocks of it here; with one for parameters it were three times as much as is alive.
     assert!((rest as f64) < 2.3 * most as f64, "{rest} for {most}");
+}
+
+#[test]
+fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_ahead() {
+    let model = Model::Gpt {
+        layers: 16,
+        hidden: 32,
+        heads: 4,
+        ffn: None,
+        vocab: 16,
+        sequence: 64,
+        tied_embeddings: false,
+        dropout: DropoutRate::NONE,
+        attention_dropout: DropoutRate::NONE,
+    };
+    let compiled = |recompute, pipeline, offload| {
+        let schedule = if pipeline > 1 { Schedule::OneForwardOneBackward } else { Schedule::Gpipe };
+        let layout = Layout { pipeline, schedule, recompute, offload, ..Layout::default() };
+        compile(&model, "model", &Plan::new(layout, 4)).expect("a plan that fits")
+    };
+    let moved = |list: &StageProgram, memory| -> u64 {
+        let bytes = |one: &Instruction| match *one.operation {
+            Operation::Copy { to, bytes } if to == memory => bytes.count(),
+            _ => 0,
+        };
+        list.instructions.iter().map(bytes).sum()
+    };
+    // Into how much of its arena each stage comes.
+    let shares = [
+        (Recompute::None, 1, vec![0.3]),
+        (Recompute::None, 4, vec![0.5, 0.6, 0.75, 1.05]),
+        (Recompute::Full, 1, vec![0.9]),
+        (Recompute::Full, 4, vec![0.95, 0.97, 1.0, 1.05]),
+    ];
+    for (recompute, pipeline, shares) in shares {
+        let [resident, offloaded] = [Offload::None, Offload::Activations].map(|offload| compiled(recompute, pipeline, offload));
+        for ((with, without), share) in offloaded.training.lists.iter().zip(&resident.training.lists).zip(shares) {
+            let (out, back) = (moved(with, MemoryKind::Host), moved(with, MemoryKind::Device));
+            assert!(out > 0 && out == back, "what goes out comes back");
+            assert!(with.arena.value() < share * without.arena.value(), "{recompute:?}, stage {} of {pipeline}", with.stage);
+            assert!(with.host_arena.count() <= out && without.host_arena == Bytes::ZERO);
+            // A block's come in beside the gradients of the one after it.
+            let ahead = with.instructions.iter().enumerate().filter_map(|(index, one)| {
+                let Operation::Copy { to: MemoryKind::Device, .. } = *one.operation else { return None };
+                let later = &with.instructions[index + 1..];
+                let reader = later.iter().position(|other| other.reads.contains(&one.writes[0])).expect("it is for someone");
+                Some(later[..reader].iter().filter(|one| matches!(*one.operation, Operation::Compute { .. })).count())
+            });
+            let mut ahead: Vec<usize> = ahead.collect();
+            ahead.sort_unstable();
+            assert!(ahead[ahead.len() / 4] >= 10, "kernels between: {ahead:?}");
+        }
+        assert_eq!(offloaded.evaluation.host_arenas(), vec![Bytes::ZERO; pipeline], "nothing is kept where nothing goes back");
+    }
 }

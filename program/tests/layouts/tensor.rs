@@ -4,17 +4,7 @@ use super::*;
 
 #[test]
 fn a_transformer_layer_has_megatrons_four_all_reduces() {
-    let model = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
     // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
     assert_eq!(count(&program.lists[0], "all_reduce"), 3 * 4 + 2, "{program}");
@@ -23,17 +13,7 @@ fn a_transformer_layer_has_megatrons_four_all_reduces() {
 
 #[test]
 fn attention_reads_its_packed_projection_without_a_copy() {
-    let gpt = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let gpt = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     for recompute in [Recompute::None, Recompute::Full] {
         let program = program(&gpt, Layout { tensor: 2, recompute, ..Layout::default() }, 1);
         let kinds = ["split", "join", "attention_gradient"].map(|kind| count(&program.lists[0], kind));
@@ -67,17 +47,7 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
 
 #[test]
 fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
-    let model = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.lists[0];
     // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
@@ -95,17 +65,7 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
 
 #[test]
 fn no_activation_waits_behind_the_sum_of_the_norms_gradients() {
-    let model = Model::Gpt {
-        layers: 3,
-        hidden: 32,
-        heads: 4,
-        ffn: None,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     for zero in [1, 2, 3] {
         let layout = Layout { data: 2, tensor: 2, sequence_parallel: true, zero, ..Layout::default() };
         let program = program(&model, layout, 4);
@@ -131,17 +91,7 @@ fn no_activation_waits_behind_the_sum_of_the_norms_gradients() {
 #[test]
 fn an_all_reduced_tensor_is_whole_for_everyone() {
     // A sum that is made in place leaves no summands: whoever reads the buffer afterwards finds what is whole.
-    let model = Model::Gpt {
-        layers: 2,
-        hidden: 16,
-        heads: 4,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
-    };
+    let model = gpt(r#""layers": 2, "hidden": 16, "heads": 4, "vocab": 32, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
     for stage in &program.lists {
         let mut summed = std::collections::BTreeSet::new();

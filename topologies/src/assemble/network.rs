@@ -148,6 +148,12 @@ impl Assembler<'_> {
         }
         let count = |level: usize| counts.get(level).map(|count| count.count("uplinks")).transpose();
         let uplinks = |level: usize| Ok::<_, TopologyError>(Uplinks { oversubscription: factor(level)?, count: count(level)? });
+        let switches = counts.iter().map(|count| count.count("uplinks")).collect::<Result<Vec<_>, _>>()?;
+        let core_switches = switches.into_iter().fold(1, usize::saturating_mul);
+        if let Some(uplinks) = spec.uplinks.as_ref().filter(|_| core_switches > MOST_CORE_SWITCHES) {
+            let what = format!("`uplinks` lead to {core_switches} switches at the top of the tree");
+            return Err(TopologyError::invalid(uplinks.place, what, format!("write {MOST_CORE_SWITCHES} at most")));
+        }
         Ok(Fabric::FatTree(FatTree {
             leaf_switches,
             nodes_per_leaf: spec.nodes_per_leaf.as_ref().map(|nodes| nodes.count("nodes_per_leaf")).transpose()?,
@@ -313,6 +319,9 @@ impl Assembler<'_> {
 
 /// As many as the largest machines have (Fugaku's Tofu).
 const MOST_DIMENSIONS: usize = 6;
+
+/// The most switches at the top of a tree: what a tree of three levels has whose switches have 256 ports (a quarter of the square).
+const MOST_CORE_SWITCHES: usize = 1 << 14;
 
 /// The number of the node of this name.
 fn number_of(name: &str, groups: &[NodeGroup]) -> Option<usize> {

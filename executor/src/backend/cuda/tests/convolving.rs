@@ -1,6 +1,6 @@
 //! The library's convolution as the test device makes it: in double precision, and with a workspace that it fills with what is no number.
 
-use super::device::{get, put};
+use super::device::library::{get, put};
 use crate::backend::cuda::convolutions::{Convolution, ConvolutionKind};
 use crate::backend::cuda::driver::DeviceAddress;
 use foretell_models::Window;

@@ -6,101 +6,23 @@ use super::emulator::Emulator;
 use super::limited::Makes;
 use super::meeting::{self, Meeting};
 use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, Identity};
-use crate::backend::cuda::convolutions::{Convolution, ConvolutionShape};
+use crate::backend::cuda::convolutions::Convolution;
 use crate::backend::cuda::driver::{
-    DeviceAddress, DeviceDescription, Driver, EventHandle, Factor, GraphHandle, Last, Launch, Product, StreamHandle, Sums,
+    DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle,
 };
 use crate::backend::cuda::error::CudaError;
-use crate::eight_bits::to_single;
-use crate::half::Half;
-use foretell_units::DataType;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use library::multiply;
+use state::{Address, Capture, State, Task, Work};
+use std::collections::HashMap;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the device was told, in the order of the telling.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Told {
-    Launch { function: &'static str, grid: [u32; 3], stream: StreamHandle },
-    Multiply { product: Product, stream: StreamHandle },
-    PlanConvolution { shape: ConvolutionShape },
-    Convolve { convolution: Convolution, workspace: DeviceAddress, stream: StreamHandle },
-    CopyIn { bytes: usize, stream: StreamHandle },
-    CopyOut { bytes: usize, stream: StreamHandle },
-    Clear { bytes: usize, stream: StreamHandle },
-    Record { event: EventHandle, stream: StreamHandle },
-    Wait { event: EventHandle, stream: StreamHandle },
-    Exchange { stream: StreamHandle },
-    Synchronize { stream: StreamHandle },
-    Captured,
-    Graph { stream: StreamHandle },
-}
+pub(super) mod library;
+mod state;
 
-/// What is done.
-type Task = Arc<dyn Fn() + Send + Sync>;
-
-/// Work that is remembered instead of done.
-struct Capture {
-    /// The stream whose work it is first of all, and those that came in by waiting for an event of it.
-    streams: Vec<StreamHandle>,
-    work: Vec<Task>,
-    /// Events that were recorded in it, with the streams whose work lies before each.
-    events: HashMap<EventHandle, Vec<StreamHandle>>,
-    /// By stream: those whose work it has waited for, itself too.
-    joined: HashMap<StreamHandle, Vec<StreamHandle>>,
-    /// What the driver does not allow, if something was asked for.
-    broken: Option<&'static str>,
-}
-
-impl Capture {
-    fn has(&self, stream: StreamHandle) -> bool {
-        self.streams.contains(&stream)
-    }
-}
-
-/// A piece of a stream's work.
-#[derive(Clone)]
-enum Work {
-    Do(Task),
-    /// The event happens for the given time.
-    Record(EventHandle, u64),
-    /// Until the event has happened so often.
-    Wait(EventHandle, u64),
-}
-
-/// A stream's work that is not done. One thread at a time does it: the device's own lock is not held meanwhile, as an exchange waits for other
-/// devices.
-#[derive(Default)]
-struct Queue {
-    work: Mutex<VecDeque<Work>>,
-    doing: Mutex<()>,
-}
-
-impl Queue {
-    fn push(&self, work: Work) {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner).push_back(work);
-    }
-}
-
-#[derive(Default)]
-struct State {
-    told: Vec<Told>,
-    streams: HashMap<StreamHandle, Arc<Queue>>,
-    /// By event: how often it was recorded, on which stream last, and how often it has happened.
-    events: HashMap<EventHandle, (u64, Option<StreamHandle>, u64)>,
-    /// Lengths, by address, of device memory and of pinned memory.
-    memory: BTreeMap<usize, Vec<u64>>,
-    pinned: BTreeMap<usize, usize>,
-    next: u64,
-    capturing: Option<Capture>,
-    graphs: HashMap<GraphHandle, Vec<Task>>,
-    /// Convolutions that were asked about, and how many were made.
-    planned: HashSet<ConvolutionShape>,
-    convolved: usize,
-    allocated: usize,
-}
+pub(crate) use state::Told;
 
 /// What becomes of convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +35,16 @@ pub(crate) enum Convolutions {
     Refused,
 }
 
+/// What of its kernels fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    /// There is none of this name.
+    Missing(&'static str),
+    /// That of this name ends the device's work when it is run.
+    Breaks(&'static str),
+}
+
 /// The device.
 pub(crate) struct TestDevice {
     description: DeviceDescription,
@@ -121,6 +53,7 @@ pub(crate) struct TestDevice {
     makes: Makes,
     /// What becomes of convolutions.
     convolutions: Convolutions,
+    fault: Fault,
     /// Where its ranks meet without the host, if they do.
     meeting: Option<Meeting>,
     state: Mutex<State>,
@@ -149,13 +82,19 @@ impl TestDevice {
         };
         let (emulator, state) = (Emulator::get()?, Mutex::default());
         let convolutions = if makes == Makes::Products { Convolutions::Made } else { Convolutions::Refused };
-        Some(Arc::new(Self { description, emulator, makes, convolutions, meeting: None, state }))
+        Some(Arc::new(Self { description, emulator, makes, convolutions, fault: Fault::None, meeting: None, state }))
     }
 
     /// A device whose ranks reach each other from device to device.
     pub(crate) fn direct() -> Option<Arc<Self>> {
         let device = Arc::into_inner(Self::new()?)?;
         Some(Arc::new(Self { meeting: Some(Meeting::default()), ..device }))
+    }
+
+    /// The device, with a kernel that fails.
+    pub(crate) fn failing(self: Arc<Self>, fault: Fault) -> Option<Arc<Self>> {
+        let device = Arc::into_inner(self)?;
+        Some(Arc::new(Self { fault, ..device }))
     }
 
     /// A device that makes products, and whose library does with convolutions what is said.
@@ -242,23 +181,6 @@ impl TestDevice {
             self.advance(stream, &|state: &State| state.events[&event].2 >= times);
         }
         assert!(self.lock().events[&event].2 >= times, "an event that is waited for never happens");
-    }
-}
-
-impl State {
-    fn new_number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-}
-
-/// An address that closures carry.
-#[derive(Clone, Copy)]
-struct Address(usize);
-
-impl Address {
-    fn pointer(self) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.0)
     }
 }
 
@@ -408,8 +330,11 @@ impl Driver for TestDevice {
     }
 
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError> {
-        let (emulator, own) = (self.emulator, launch.clone());
+        let (emulator, mut own) = (self.emulator, launch.clone());
         let told = Told::Launch { function: launch.function, grid: launch.grid, stream };
+        if self.fault == Fault::Missing(launch.function) || self.fault == Fault::Breaks(launch.function) {
+            own.function = "missing";
+        }
         self.queue(stream, told, move || emulator.run(&own));
         Ok(())
     }
@@ -527,106 +452,5 @@ impl Driver for TestDevice {
         let work = self.lock().graphs[&graph].clone();
         self.queue(stream, Told::Graph { stream }, move || work.iter().for_each(|work| work()));
         Ok(())
-    }
-}
-
-/// The library's product, in double precision.
-///
-/// # Safety
-/// The matrices are valid.
-unsafe fn multiply(product: &Product) {
-    let Product { batch, rows, columns, contracted, left, right, result, input, output, accumulate, epilogue, .. } = *product;
-    // SAFETY: the caller's promise, here and below.
-    let number = |address: DeviceAddress, at: usize| unsafe { get(address, input, at) };
-    let of_factor = |index: usize, address: DeviceAddress, at: usize| match product.factors {
-        None => number(address, at),
-        // SAFETY: as above.
-        Some(factors) => unsafe {
-            let code = address.pointer().add(at).read();
-            f64::from(to_single(factors.formats[index], code)) * get(factors.factors[index], DataType::Fp32, 0)
-        },
-    };
-    for image in 0..batch {
-        let [left_stored, right_stored, [.., result_pitch]] = product.stored();
-        let matrix = |index: usize, factor: Factor, [rows, columns]: [usize; 2], [stored, _, pitch]: [usize; 3]| -> Vec<f64> {
-            let base = image * stored * pitch;
-            (0..rows * columns)
-                .map(|at| match factor.is_transposed {
-                    true => of_factor(index, factor.address, base + at % columns * pitch + at / columns),
-                    false => of_factor(index, factor.address, base + at / columns * pitch + at % columns),
-                })
-                .collect()
-        };
-        let left = matrix(0, left, [rows, contracted], left_stored);
-        let right = matrix(1, right, [contracted, columns], right_stored);
-        if let Some(sums) = epilogue.sums {
-            let (to, count) = match sums {
-                Sums::OfLeft(to) => (to, rows),
-                Sums::OfRight(to) => (to, columns),
-            };
-            for at in 0..count {
-                let sum: f64 = match sums {
-                    Sums::OfLeft(_) => left[at * contracted..][..contracted].iter().sum(),
-                    Sums::OfRight(_) => right[at..].iter().step_by(columns).sum(),
-                };
-                // SAFETY: the caller's promise.
-                unsafe { put(to, output, at, sum) };
-            }
-        }
-        let mut sums = vec![0.0; columns];
-        for row in 0..rows {
-            sums.fill(0.0);
-            for k in 0..contracted {
-                let factor = left[row * contracted + k];
-                sums.iter_mut().zip(&right[k * columns..]).for_each(|(sum, other)| *sum += factor * other);
-            }
-            for (column, sum) in sums.iter().enumerate() {
-                let at = (image * rows + row) * result_pitch + column;
-                let mut value = sum + epilogue.bias.map_or(0.0, |bias| number(bias, column));
-                if accumulate {
-                    // SAFETY: the caller's promise.
-                    value += unsafe { get(result, output, at) };
-                }
-                let dense = row * columns + column;
-                let tangent = |x: f64| (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh();
-                let gelu = |x: f64| 0.5 * x * (1.0 + tangent(x));
-                value = match epilogue.last {
-                    Last::Nothing => value,
-                    Last::Relu => value.max(0.0),
-                    Last::Gelu => gelu(value),
-                    Last::GeluKept(kept) => {
-                        // SAFETY: the caller's promise.
-                        unsafe { put(kept, output, dense, value) };
-                        gelu(value)
-                    }
-                    Last::GeluSlope(given) => {
-                        let x = number(given, dense);
-                        value * (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5
-                    }
-                };
-                // SAFETY: the caller's promise.
-                unsafe { put(result, output, at, value) };
-            }
-        }
-    }
-}
-
-pub(super) unsafe fn get(address: DeviceAddress, data_type: DataType, at: usize) -> f64 {
-    let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
-    match Half::of(data_type) {
-        // SAFETY: the caller's promise.
-        Some(half) => f64::from(half.to_single(unsafe { halves.add(at).read() })),
-        // SAFETY: the caller's promise.
-        None => f64::from(unsafe { singles.add(at).read() }),
-    }
-}
-
-pub(super) unsafe fn put(address: DeviceAddress, data_type: DataType, at: usize, value: f64) {
-    let (halves, singles) = (address.pointer().cast::<u16>(), address.pointer().cast::<f32>());
-    match Half::of(data_type) {
-        // SAFETY: the caller's promise.
-        Some(half) => unsafe { halves.add(at).write(half.nearest(value as f32)) },
-        // SAFETY: the caller's promise.
-        None => unsafe { singles.add(at).write(value as f32) },
     }
 }

@@ -1,0 +1,62 @@
+//! Process groups: who talks to whom, in terms of axes.
+
+use super::{Axis, Coordinates, Mesh, Rank};
+use std::fmt;
+
+/// Which ranks talk to each other: from the view of one rank, those that differ from it on these axes only.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Group {
+    /// The axes along which the members differ.
+    pub axes: Vec<Axis>,
+    /// Where the pipeline is among the axes: the stages that take part.
+    pub stages: Vec<usize>,
+}
+
+impl Group {
+    /// The ranks along one axis within a stage.
+    pub fn along(axis: Axis) -> Self {
+        Self { axes: vec![axis], stages: Vec::new() }
+    }
+
+    /// The ranks along several axes within a stage.
+    pub fn over(mut axes: Vec<Axis>) -> Self {
+        axes.sort_unstable();
+        Self { axes, stages: Vec::new() }
+    }
+
+    /// The ranks that have the same position in each of `stages`.
+    pub fn across(stages: Vec<usize>) -> Self {
+        Self { axes: vec![Axis::Pipeline], stages }
+    }
+
+    /// All ranks of all stages, whose meshes may differ.
+    pub fn everyone(mesh: &Mesh) -> Self {
+        Self { axes: Axis::ALL.to_vec(), stages: (0..mesh.stage_count()).collect() }
+    }
+
+    /// The members, as `rank` (one of them) sees them; every member sees the same list.
+    pub fn members(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
+        let mut members = vec![mesh.coordinates(rank)];
+        // The pipeline first: how long the other axes are may depend on the stage.
+        for &axis in self.axes.iter().rev() {
+            let positions = |member: &Coordinates| match axis {
+                Axis::Pipeline => self.stages.clone(),
+                _ => (0..mesh.stage_at(*member).size(axis)).collect(),
+            };
+            members = members
+                .iter()
+                .flat_map(|member| positions(member).into_iter().map(|position| member.with(axis, position)))
+                .collect();
+        }
+        let mut ranks: Vec<Rank> = members.into_iter().map(|member| mesh.rank(member)).collect();
+        ranks.sort_unstable();
+        ranks
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.axes.iter().map(|axis| axis.name()).collect();
+        formatter.pad(&names.join("+"))
+    }
+}

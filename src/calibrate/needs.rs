@@ -1,0 +1,143 @@
+//! What a calibration is to time: the kernels of layouts, the steps in which they stand, the messages.
+
+use foretell_executor::Passage;
+use foretell_models::{Kernel, Model};
+use foretell_planner::{Fixed, Request, families};
+use foretell_program::{Compiled, Group, Operation, Plan, PlanError, StageProgram, compile, reuse_distances};
+use foretell_simulator::CostModel;
+use foretell_topologies::Topology;
+use foretell_units::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a calibration is to time.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    /// Each with the distances at which its operands are used again, wherever it stands in a step.
+    pub(super) kernels: BTreeMap<(Kernel, bool), Vec<Vec<Bytes>>>,
+    /// The sizes of messages and exchanges, each with the distances at which what is sent was written.
+    pub(super) messages: BTreeMap<Bytes, Vec<Bytes>>,
+    /// About how many bytes a step touches.
+    pub(super) footprint: Bytes,
+    /// Of each list that has exchanges: the bytes that its kernels touch, for each of these.
+    pub(super) between_exchanges: Vec<Bytes>,
+    /// The longest message or exchange.
+    pub(super) longest_message: Bytes,
+    /// Of how many ranks the groups are that exchange.
+    pub(super) group_sizes: BTreeSet<usize>,
+    /// The steps in which the kernels stand, and where in them they are timed.
+    pub(super) passages: Vec<Passage>,
+    /// In how many places each kernel is timed.
+    places: BTreeMap<(Kernel, bool), usize>,
+}
+
+impl Needs {
+    /// Adds those of every family of layouts in a plan's space. Layouts that do not fit the devices are left out.
+    ///
+    /// # Errors
+    /// Why the first cannot be laid out, where none can.
+    pub fn add_layouts(
+        &mut self,
+        model: &Model,
+        name: &str,
+        base: &Plan,
+        topology: &Topology,
+        devices: usize,
+        fixed: &Fixed,
+    ) -> Result<(), PlanError> {
+        let (mut is_any, mut refusal) = (false, None);
+        let memory = topology.least_memory();
+        let costs = CostModel::new(None, topology);
+        let request = Request { devices, fixed: fixed.clone(), ..Request::new(model, name, topology, &costs, base) };
+        // What has no space will be refused where it is searched.
+        for layout in families(&request).unwrap_or_default() {
+            // What cannot be laid out has no kernels.
+            let plan = Plan { layout, ..base.clone() };
+            let compiled = match compile(model, name, &plan) {
+                Ok(compiled) => compiled,
+                Err(error) => {
+                    refusal.get_or_insert(error);
+                    continue;
+                }
+            };
+            is_any = true;
+            if compiled.arenas().into_iter().all(|arena| arena <= memory) {
+                self.add(model, name, &plan, &compiled);
+            }
+        }
+        refusal.filter(|_| !is_any).map_or(Ok(()), Err)
+    }
+
+    /// Adds those of a training step.
+    pub fn add(&mut self, model: &Model, name: &str, plan: &Plan, compiled: &Compiled) {
+        let stages = compiled.training.lists.iter();
+        for list in stages.clone() {
+            let mesh = compiled.training.mesh.stage(list.stage);
+            let size = |group: &Group| group.axes.iter().map(|&axis| mesh.size(axis)).product::<usize>();
+            self.group_sizes.extend(list.groups.iter().map(size));
+        }
+        for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
+            match &*instruction.operation {
+                Operation::Compute { kernel, accumulate, .. } => {
+                    for index in 0..kernel.parts() {
+                        let timed = (kernel.for_member(index).without_constants(), *accumulate);
+                        self.kernels.entry(timed).or_default().push(distances.clone());
+                    }
+                }
+                Operation::Collective { bytes, .. } | Operation::Send { bytes, .. } => {
+                    self.longest_message = self.longest_message.max(*bytes);
+                    self.messages.entry(*bytes).or_default().extend(distances.first());
+                }
+                Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => {}
+            }
+        }
+        self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
+        self.between_exchanges.extend(compiled.training.lists.iter().filter_map(between_exchanges));
+        let timed: Vec<Vec<u32>> = compiled.training.lists.iter().map(|stage| self.places_in(stage)).collect();
+        if timed.iter().any(|places| !places.is_empty()) {
+            self.passages.push(Passage { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
+        }
+    }
+
+    /// The instructions of a list whose kernels are timed there: some that lie far apart of each kernel that has not enough places yet.
+    fn places_in(&mut self, stage: &StageProgram) -> Vec<u32> {
+        let mut standing: BTreeMap<(Kernel, bool), Vec<u32>> = BTreeMap::new();
+        for (number, instruction) in stage.instructions.iter().enumerate() {
+            if let Operation::Compute { kernel, accumulate, .. } = *instruction.operation {
+                standing.entry((kernel.without_constants(), accumulate)).or_default().push(number as u32);
+            }
+        }
+        let mut chosen = Vec::new();
+        for (kernel, all) in standing {
+            let known = self.places.entry(kernel).or_default();
+            let count = all.len().min(MOST_PLACES_IN_A_LIST).min(MOST_PLACES - *known);
+            *known += count;
+            // The middles of equal parts of the list.
+            chosen.extend((0..count).map(|part| all[(2 * part + 1) * all.len() / (2 * count)]));
+        }
+        chosen.sort_unstable();
+        chosen
+    }
+}
+
+/// Beyond what a core has of caches to itself it does not matter what is touched.
+pub(super) const MOST_BETWEEN_EXCHANGES: Bytes = Bytes::new(4 << 20);
+
+/// The bytes that a list's kernels touch for each of its exchanges, if it has any.
+fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
+    let (mut touched, mut exchanges) = (0, 0);
+    for instruction in &stage.instructions {
+        match *instruction.operation {
+            Operation::Compute { .. } => {
+                let operands = instruction.reads.iter().chain(&instruction.writes);
+                touched += operands.map(|&id| stage.buffer(id).bytes.count()).sum::<u64>();
+            }
+            Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => exchanges += 1,
+            Operation::Load { .. } | Operation::Copy { .. } => {}
+        }
+    }
+    (exchanges > 0).then(|| Bytes::new(touched / exchanges))
+}
+
+/// A kernel is timed in so many places at most, and in so many of one list.
+const MOST_PLACES: usize = 16;
+const MOST_PLACES_IN_A_LIST: usize = 8;

@@ -1,0 +1,268 @@
+//! What random cases hit seldom: mixtures of experts, rings, single operators, dropout and fp16, each in every dimension.
+
+use super::case::Case;
+use super::check;
+use super::common::Scratch;
+use super::random::{MODELS, OPERATORS};
+
+#[test]
+fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {
+    let mixtures = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("moe"));
+    for model in mixtures {
+        for (tensor, context, expert, sequence_parallel, whole_experts) in [
+            (2, 1, 1, false, true),
+            (2, 1, 1, true, true),
+            (2, 1, 1, true, false),
+            (1, 2, 1, false, false),
+            (1, 2, 2, false, false),
+            (2, 2, 1, true, true),
+        ] {
+            check(&Case {
+                model,
+                data: 1,
+                tensor,
+                pipeline: 1,
+                context,
+                context_method: "gather",
+                expert,
+                precision: "fp32",
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: "none",
+                offload: "none",
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: 1,
+                hybrid: false,
+                sequence_parallel,
+                clip: true,
+                blocking: false,
+                whole_experts,
+                operators: "{}",
+                seed: 7,
+                uneven: None,
+            });
+        }
+    }
+}
+
+#[test]
+fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
+    let of_family =
+        |family: &str| MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains(family)).collect::<Vec<_>>();
+    let models = [of_family("moe"), of_family("t5"), of_family("lstm")].concat();
+    assert_eq!(models.len(), 6);
+    for (index, model) in models.into_iter().enumerate() {
+        for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context: 1,
+                context_method: "gather",
+                expert: 1,
+                precision: "fp32",
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 3,
+                schedule: ("1f1b", 1),
+                recompute: if pipeline > 1 { "full" } else { "none" },
+                offload: "none",
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: index % 3,
+                hybrid: false,
+                sequence_parallel: false,
+                clip: false,
+                blocking: false,
+                whole_experts: false,
+                operators: "{}",
+                seed: 5,
+                uneven: None,
+            });
+        }
+    }
+}
+
+#[test]
+fn ring_attention_obeys_the_law() {
+    // Causal and not, with grouped queries, and with what gathers all the same.
+    for (index, (model, data, context)) in [
+        (MODELS[2].0, 1, 3),
+        (MODELS[4].0, 1, 4),
+        (MODELS[5].0, 1, 3),
+        (MODELS[9].0, 2, 2),
+        (MODELS[12].0, 1, 2),
+        (MODELS[2].0, 1, 4),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        check(&Case {
+            model,
+            data,
+            tensor: 1,
+            pipeline: 1,
+            context,
+            context_method: "ring",
+            expert: 1,
+            precision: ["fp32", "fp32", "fp32", "fp32", "fp32", "bf16"][index],
+            cuts: None,
+            micro_batch: 2,
+            micro_batches: 2,
+            schedule: ("1f1b", 1),
+            recompute: if index % 2 == 1 { "full" } else { "none" },
+            offload: "none",
+            optimizer: "adamw",
+            bucket: "4KiB",
+            zero: 0,
+            hybrid: false,
+            sequence_parallel: false,
+            clip: false,
+            blocking: false,
+            whole_experts: false,
+            operators: "{}",
+            seed: 5,
+            uneven: None,
+        });
+    }
+}
+
+/// Of every model, with dropout and without, over several axes at a time, in stages, and where gradients and parameters are sharded.
+#[test]
+fn operators_that_are_shared_out_one_by_one_obey_the_law() {
+    let every = std::env::var("FORETELL_LAW_CASES").is_ok();
+    for (index, (model, _)) in MODELS.into_iter().enumerate() {
+        for (number, operators) in OPERATORS.into_iter().enumerate() {
+            let (data, tensor, pipeline) = [(1, 2, 1), (2, 2, 1), (1, 2, 2), (1, 4, 1)][(index + number) % 4];
+            let operators = operators_of(model, operators);
+            let is_first = number == 0 || operators != OPERATORS[0];
+            if !is_first || !(every || (index + number) % 4 == 0) {
+                continue;
+            }
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context: 1,
+                context_method: "gather",
+                expert: 1,
+                precision: if (index + number) % 8 == 7 { "bf16" } else { "fp32" },
+                cuts: None,
+                micro_batch: 8,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: if number % 3 == 1 { "full" } else { "none" },
+                offload: "none",
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: if data > 1 { 1 + index % 3 } else { 0 },
+                hybrid: false,
+                sequence_parallel: (index + number) % 16 == 5,
+                clip: number % 2 == 0,
+                blocking: false,
+                whole_experts: false,
+                operators,
+                seed: 5,
+                uneven: None,
+            });
+        }
+    }
+}
+
+#[test]
+fn dropout_drops_the_same_in_every_dimension() {
+    let models: Vec<&str> = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2")).collect();
+    assert_eq!(models.len(), 2);
+    for (index, model) in models.into_iter().enumerate() {
+        // The last three cut the sequence along two axes at a time, and attention's heads along one of them.
+        for (data, tensor, pipeline, context, context_method) in [
+            (2, 2, 1, 1, "gather"),
+            (2, 1, 2, 1, "gather"),
+            (1, 1, 1, 2, "gather"),
+            (1, 1, 1, 4, "ring"),
+            (1, 2, 1, 2, "gather"),
+            (1, 2, 1, 2, "ring"),
+            (1, 2, 2, 2, "ring"),
+        ] {
+            check(&Case {
+                model,
+                data,
+                tensor,
+                pipeline,
+                context,
+                context_method,
+                expert: 1,
+                precision: if data == 2 && tensor == 1 { "bf16" } else { "fp32" },
+                cuts: None,
+                micro_batch: 2,
+                micro_batches: 2,
+                schedule: ("1f1b", 1),
+                recompute: if pipeline > 1 { "full" } else { ["none", "selective"][index] },
+                offload: "none",
+                optimizer: "adamw",
+                bucket: "4KiB",
+                zero: if data > 1 { 1 + 2 * index } else { 0 },
+                hybrid: false,
+                sequence_parallel: tensor > 1,
+                clip: false,
+                blocking: false,
+                whole_experts: false,
+                operators: "{}",
+                seed: 5,
+                uneven: None,
+            });
+        }
+    }
+}
+
+/// Overflows are seen by every rank of every layout, or by none: a loss scale that is too large is halved as often, and the same steps are
+/// skipped, whether parameters are whole, sharded, split or in stages.
+#[test]
+fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
+    let scratch = Scratch::new();
+    let plan = |layout: &str| {
+        format!(
+            "model: {}\ntopology: local\nglobal_batch: 8\nprecision: fp16\noptimizer: adamw\n\
+             training: {{learning_rate: 0.01, loss_scale: {{initial: 16777216, growth_interval: 4}}}}\nlayout: {{{layout}}}\n",
+            MODELS[2].0
+        )
+    };
+    let run = |layout: &str, folder: &str| {
+        let file = scratch.file("fp16.yaml", &plan(layout)).display().to_string();
+        scratch.json(&[
+            "execute",
+            "--plan",
+            &file,
+            "--steps",
+            "30",
+            "--oversubscribe",
+            "--no-evaluation",
+            "--data",
+            "synthetic",
+            "--run",
+            folder,
+        ]);
+        let metrics = std::fs::read_to_string(scratch.path(folder).join("metrics.jsonl")).expect("a run's metrics");
+        let number = |line: &serde_json::Value, name: &str| line[name].as_f64().unwrap_or(f64::NAN);
+        let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a line of JSON"));
+        lines.map(|line| ["loss", "skipped_steps", "loss_scale"].map(|name| number(&line, name))).collect::<Vec<_>>()
+    };
+    let one = run("micro_batch: 8", "one");
+    let [first, last] = [one[0], one[one.len() - 1]];
+    assert!(last[1] >= 1.0, "a scale of 2^24 must overflow: {one:?}");
+    assert!(last[2] < 16_777_216.0, "and is halved");
+    assert!(one.windows(2).any(|pair| pair[1][2] == 2.0 * pair[0][2]), "a streak doubles it: {one:?}");
+    assert!(last[0] < first[0] - 0.3, "and yet it learns: {one:?}");
+    let skipped_at_first = |lines: &[[f64; 3]]| lines.iter().take(8).map(|line| line[1]).collect::<Vec<_>>();
+    let layouts =
+        ["data: 2, micro_batch: 4, zero: 3", "tensor: 2, micro_batch: 8", "pipeline: 2, micro_batch: 2, schedule: zb-h1"];
+    for (number, layout) in layouts.into_iter().enumerate() {
+        let many = run(layout, &number.to_string());
+        assert_eq!(skipped_at_first(&many), skipped_at_first(&one), "{layout}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Random cases: every model in every layout that it can have.
+
+use super::case::{Case, MESHES, SEQUENCES, SHARES, Uneven};
+use proptest::prelude::*;
+
+/// What `tensor` may share out of single operators: what some cannot share out they leave to the rule. Patterns that match in every model.
+pub const OPERATORS: [&str; 8] = [
+    "{\"*\": batch}",
+    "{\"*\": outputs}",
+    "{\"*\": inputs}",
+    "{\"*\": batch, \"*1*\": outputs}",
+    "{\"*\": batch, \"*1*\": inputs}",
+    "{\"*\": outputs, \"*1*\": batch, \"*0*\": whole}",
+    "{\"*\": inputs, \"*1*\": batch}",
+    "{\"*1*\": whole, \"*0*\": batch}",
+];
+
+/// What may be shared out of a model: what is tied must be shared out alike wherever it is used, and of an LSTM only the vocabulary or samples can be.
+pub fn operators_of(model: &str, operators: &'static str) -> &'static str {
+    let is_tied = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
+    if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
+}
+
+/// Whether a model's layers have products whose sizes are multiples of sixteen: with latent attention they have not.
+pub fn takes_eight_bits(model: &str) -> bool {
+    (model.contains("hidden: 16") && !model.contains("query_rank: 12")) || model.contains("mlp")
+}
+
+/// With the number of blocks that each can be cut between.
+pub const MODELS: [(&str, usize); 18] = [
+    ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
+    ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
+    ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
+    ("{family: gpt, layers: 3, hidden: 24, heads: 2, vocab: 130, sequence: 8, tied_embeddings: false}", 5),
+    ("{family: llama, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8}", 4),
+    ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12}", 4),
+    (
+        "{family: vit, layers: 2, hidden: 16, heads: 2, patch: 4, image: 8, channels: 1, classes: 10, dropout: 0.1, attention_dropout: 0.1}",
+        4,
+    ),
+    ("{family: vgg, depth: 11, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
+    ("{family: vgg, depth: 11, batch_norm: true, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
+    // With slots for all tokens nothing is dropped, however the batch is cut.
+    (
+        "{family: moe, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 128, sequence: 8, experts: 4, top_k: 2, \
+         capacity_factor: 2.0}",
+        4,
+    ),
+    (
+        "{family: moe, layers: 3, hidden: 24, heads: 2, ffn: 16, vocab: 128, sequence: 8, experts: 6, top_k: 1, moe_every: 2, \
+         capacity_factor: 6.0}",
+        5,
+    ),
+    ("{family: llama, layers: 2, hidden: 12, heads: 4, kv_heads: 2, head_dimension: 8, ffn: 24, vocab: 128, sequence: 8}", 4),
+    (
+        "{family: moe, layers: 3, hidden: 16, heads: 4, head_dimension: 6, query_rank: 12, key_value_rank: 8, ffn: 8, dense_ffn: 24, \
+         shared_ffn: 8, dense_layers: 1, vocab: 128, sequence: 8, experts: 4, top_k: 2, capacity_factor: 2.0}",
+        5,
+    ),
+    (
+        "{family: lstm-seq2seq, layers: 2, hidden: 24, embedding: 16, source_vocab: 60, target_vocab: 40, source_sequence: 7, \
+         target_sequence: 5}",
+        7,
+    ),
+    ("{family: t5, layers: 1, hidden: 16, heads: 2, ffn: 32, vocab: 64, source_sequence: 10, target_sequence: 6}", 5),
+    (
+        "{family: t5, layers: 2, hidden: 16, heads: 4, head_dimension: 8, ffn: 24, vocab: 64, source_sequence: 6, target_sequence: 6, \
+         gated: true, tied_embeddings: false, dropout: 0.1, attention_dropout: 0.1}",
+        7,
+    ),
+    (
+        "{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 8, tied_embeddings: true, dropout: 0.2, attention_dropout: 0.3}",
+        4,
+    ),
+    ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12, dropout: 0.2, attention_dropout: 0.3}", 4),
+];
+
+/// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the compiler's.
+pub fn cuts(blocks: usize, runs: usize, seed: u64) -> Option<Vec<usize>> {
+    let mut cuts = vec![1; runs];
+    let mut state = seed;
+    for _ in runs..blocks {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        cuts[(state >> 33) as usize % runs] += 1;
+    }
+    seed.is_multiple_of(2).then_some(cuts)
+}
+
+prop_compose! {
+    pub fn cases()(
+        (model, blocks) in proptest::sample::select(MODELS.to_vec()),
+        (data, tensor, pipeline, context) in proptest::sample::select(vec![
+            (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 2, 1, 1), (2, 1, 2, 1), (1, 2, 2, 1), (3, 1, 1, 1), (1, 1, 3, 1),
+            (1, 1, 1, 1), (2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 1, 2), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2), (1, 1, 4, 1),
+            (1, 1, 1, 3), (1, 1, 1, 4),
+        ]),
+        context_method in proptest::sample::select(vec!["gather", "ring"]),
+        micro_batch in proptest::sample::select(vec![2usize, 4]),
+        micro_batches in 1usize..7,
+        schedule in proptest::sample::select(vec![
+            ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-v", 2),
+        ]),
+        (recompute, offload) in (
+            proptest::sample::select(vec![
+                "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",
+                "{all_but: [projections]}",
+            ]),
+            proptest::sample::select(vec!["none", "none", "optimizer", "activations", "both"]),
+        ),
+        optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
+        bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
+        (zero, hybrid) in (0usize..4, any::<bool>()),
+        (sequence_parallel, clip, blocking, whole_experts) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
+        precision in proptest::sample::select(vec!["fp32", "bf16", "fp16", "fp8"]),
+        expert in 1usize..3,
+        seed in 0u64..100,
+        operators in prop_oneof![Just("{}"), proptest::sample::select(OPERATORS.to_vec())],
+        uneven in proptest::option::weighted(0.25, proptest::sample::select([&SHARES[..], &MESHES, &SEQUENCES].concat())),
+    ) -> Case {
+        let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
+        let is_uneven_in_sequence = |one: &Uneven| SEQUENCES.iter().any(|other| other.text == one.text);
+        // What several stages share they must hold alike, and not every sequence can be cut into four.
+        let shares_parameters = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
+        let uneven = uneven.filter(|one| !is_uneven_in_sequence(one) || has_sequence);
+        let uneven = uneven.filter(|one| !(shares_parameters && one.text.contains("stages")) && one.pipeline <= blocks);
+        // Only the vocabulary of an LSTM has a width that `tensor` shares out.
+        let uneven = uneven.filter(|one| !(model.contains("lstm") && one.text.contains("tensor")));
+        let pipeline = uneven.map_or(pipeline, |uneven| uneven.pipeline);
+        let micro_batch = uneven.map_or(micro_batch, |uneven| if uneven.parts == 1 { 8 } else { 4 });
+        // Not every model has as many blocks as there would be chunks.
+        let schedule = if pipeline * schedule.1 > blocks { ("zb-h1", 1) } else { schedule };
+        let cuts = cuts(blocks, pipeline * schedule.1, seed);
+        // Images have no sequence to share out.
+        let context = if has_sequence { context } else { 1 };
+        // Nor can every sequence be cut into three or four: BERT's and the first GPT's are of twelve, T5's of ten and six.
+        let divides = context < 3 || model.contains("sequence: 12") || (context == 4 && model.contains("sequence: 8"));
+        let context = if divides { context } else { 2 };
+        let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };
+        let experts = if model.contains("experts: 4") { 4 } else { 6 };
+        let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
+        let has_tensor = uneven.map_or(tensor > 1, |one| one.text.contains("tensor"));
+        let precision = if precision == "fp8" && !takes_eight_bits(model) { "bf16" } else { precision };
+        let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
+        Case {
+            model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
+            zero, hybrid, sequence_parallel, clip, blocking, whole_experts, operators, precision, seed, uneven,
+        }
+    }
+}
