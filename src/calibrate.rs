@@ -7,7 +7,7 @@ pub use needs::Needs;
 
 use crate::execute::executable_here;
 use crate::failure::Failure;
-use crate::inputs::{self, NamedModel};
+use crate::inputs;
 use crate::lab::Ground;
 use crate::output;
 use crate::plan::Precision;
@@ -19,12 +19,12 @@ use foretell_executor::{
 };
 use foretell_models::Model;
 use foretell_planner::Fixed;
-use foretell_program::{Exchange, Plan, Profile, Reach, compile};
+use foretell_program::{Exchange, Plan, Profile, Reach};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use needs::MOST_BETWEEN_EXCHANGES;
 use small_models::small_models;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Time this machine's kernels and transport

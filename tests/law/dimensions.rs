@@ -3,7 +3,7 @@
 use super::case::Case;
 use super::check;
 use super::common::Scratch;
-use super::random::{MODELS, OPERATORS};
+use super::random::{MODELS, OPERATORS, operators_of};
 
 #[test]
 fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {

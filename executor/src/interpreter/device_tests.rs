@@ -65,13 +65,31 @@ fn train_rank(
     reports
 }
 
+/// Has the others end with a rank that panics, as the launcher does with processes.
+struct EndsOthers {
+    rank: usize,
+    transport: Arc<dyn Transport>,
+    device: Option<Arc<TestDevice>>,
+}
+
+impl Drop for EndsOthers {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.transport.abort(Some(self.rank));
+            self.device.iter().filter_map(|device| device.collectives()).for_each(|collectives| collectives.abort());
+        }
+    }
+}
+
 /// The loss of every step, summed over all ranks.
 fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>> + Sync, timed: Timed) -> Vec<f64> {
     let world = compile(model, "model", plan).expect("it can be laid out").training.mesh.world_size();
     let segment = Segment::create(&SegmentShape::new((0..world).collect(), crate::line::STREAM_COUNT)).expect("shared memory");
     let rank = |rank| {
         let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
-        train_rank(model, plan, Rank(rank), Arc::new(transport), devices(), timed)
+        let (transport, device): (Arc<dyn Transport>, _) = (Arc::new(transport), devices());
+        let _end = EndsOthers { rank, transport: Arc::clone(&transport), device: device.clone() };
+        train_rank(model, plan, Rank(rank), transport, device, timed)
     };
     let ranks: Vec<Reports> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..world).map(|number| scope.spawn(move || rank(number))).collect();

@@ -15,6 +15,7 @@ use library::multiply;
 use state::{Address, Capture, State, Task, Work};
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -150,37 +151,55 @@ impl TestDevice {
         before.is_some_and(|(start, length)| pointer.addr() < start + length.max(&1))
     }
 
-    /// Does a stream's work until `until` says that it is enough, or there is none left.
-    fn advance(&self, stream: StreamHandle, until: &dyn Fn(&State) -> bool) {
+    /// Does a stream's work until `until` says that it is enough, or there is none left. When some of it has failed, nothing is done any more on the
+    /// device, and whoever waits is told so, as by the driver.
+    fn advance(&self, stream: StreamHandle, until: &dyn Fn(&State) -> bool) -> Result<(), CudaError> {
         let queue = Arc::clone(&self.lock().streams[&stream]);
         loop {
-            if until(&self.lock()) {
-                return;
+            if until(&*self.unbroken()?) {
+                return Ok(());
             }
             // Who does this stream's work may wait for one that we do, and what we want may be done meanwhile: so nobody blocks here.
             let Ok(_doing) = queue.doing.try_lock() else {
                 std::thread::sleep(Duration::from_micros(50));
                 continue;
             };
-            if until(&self.lock()) {
-                return;
+            if until(&*self.unbroken()?) {
+                return Ok(());
             }
             let work = queue.work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match work {
-                None => return,
-                Some(Work::Do(work)) => work(),
+                None => return Ok(()),
+                Some(Work::Do(work)) => {
+                    // Nobody holds the device meanwhile, and nothing of it is looked at after a failure.
+                    let done = std::panic::catch_unwind(AssertUnwindSafe(|| work()));
+                    if done.is_err() {
+                        let reason = "work of its streams panicked: see standard error".into();
+                        self.lock().broken = Some(CudaError::Call { doing: "running on the test device", reason });
+                    }
+                }
                 Some(Work::Record(event, times)) => self.lock().events.get_mut(&event).unwrap().2 = times,
-                Some(Work::Wait(event, times)) => self.until_happened(event, times),
+                Some(Work::Wait(event, times)) => self.until_happened(event, times)?,
             }
         }
     }
 
-    fn until_happened(&self, event: EventHandle, times: u64) {
+    /// What the device knows, unless it is broken.
+    fn unbroken(&self) -> Result<std::sync::MutexGuard<'_, State>, CudaError> {
+        let state = self.lock();
+        match &state.broken {
+            Some(error) => Err(error.clone()),
+            None => Ok(state),
+        }
+    }
+
+    fn until_happened(&self, event: EventHandle, times: u64) -> Result<(), CudaError> {
         let own = self.lock().events[&event].1;
         if let Some(stream) = own {
-            self.advance(stream, &|state: &State| state.events[&event].2 >= times);
+            self.advance(stream, &|state: &State| state.events[&event].2 >= times)?;
         }
         assert!(self.lock().events[&event].2 >= times, "an event that is waited for never happens");
+        Ok(())
     }
 }
 
@@ -205,10 +224,12 @@ impl Collectives for TestDevice {
         Ok(())
     }
 
-    fn abort(&self) {}
+    fn abort(&self) {
+        self.meeting.iter().for_each(Meeting::abort);
+    }
 
     fn is_aborted(&self) -> bool {
-        false
+        self.meeting.as_ref().is_some_and(Meeting::is_aborted)
     }
 }
 
@@ -260,8 +281,7 @@ impl Driver for TestDevice {
     fn synchronize(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.lock().told.push(Told::Synchronize { stream });
         self.forbid("a stream that is captured is waited for", |capture| capture.has(stream))?;
-        self.advance(stream, &|_: &State| false);
-        Ok(())
+        self.advance(stream, &|_: &State| false)
     }
 
     fn create_event(&self) -> Result<EventHandle, CudaError> {
@@ -316,8 +336,7 @@ impl Driver for TestDevice {
     fn finish(&self, event: EventHandle) -> Result<(), CudaError> {
         self.forbid("an event that is captured is waited for", |capture| capture.events.contains_key(&event))?;
         let times = self.lock().events[&event].0;
-        self.until_happened(event, times);
-        Ok(())
+        self.until_happened(event, times)
     }
 
     fn milliseconds(&self, start: EventHandle, end: EventHandle) -> Result<f32, CudaError> {
@@ -330,12 +349,17 @@ impl Driver for TestDevice {
     }
 
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError> {
-        let (emulator, mut own) = (self.emulator, launch.clone());
-        let told = Told::Launch { function: launch.function, grid: launch.grid, stream };
-        if self.fault == Fault::Missing(launch.function) || self.fault == Fault::Breaks(launch.function) {
-            own.function = "missing";
+        // The driver looks a kernel up before it queues it.
+        if self.fault == Fault::Missing(launch.function) || !self.emulator.has(launch) {
+            let reason = format!("there is no kernel `{}`", launch.function);
+            return Err(CudaError::Call { doing: "looking up a kernel", reason });
         }
-        self.queue(stream, told, move || emulator.run(&own));
+        let (emulator, own, breaks) = (self.emulator, launch.clone(), self.fault == Fault::Breaks(launch.function));
+        let told = Told::Launch { function: launch.function, grid: launch.grid, stream };
+        self.queue(stream, told, move || {
+            assert!(!breaks, "`{}` was told to fail", own.function);
+            emulator.run(&own);
+        });
         Ok(())
     }
 

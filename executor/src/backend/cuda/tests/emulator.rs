@@ -50,6 +50,14 @@ impl Emulator {
         made.as_ref()
     }
 
+    /// Whether there is a kernel of this name.
+    pub(crate) fn has(&self, launch: &Launch) -> bool {
+        let precision = precision_number(launch.precision);
+        let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = libraries.entry(precision).or_insert_with(|| Library::open(precision)).loaded;
+        loaded.address(&CString::new(launch.function).unwrap()).is_some()
+    }
+
     /// Runs a launch to its end.
     pub(crate) fn run(&self, launch: &Launch) {
         let precision = precision_number(launch.precision);

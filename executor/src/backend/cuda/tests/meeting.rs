@@ -4,14 +4,16 @@ use crate::backend::cuda::collectives::{CommunicatorHandle, Exchange, ExchangeKi
 use crate::half::Half;
 use foretell_units::DataType;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 /// What the ranks of a communicator put down: by exchange and rank.
 #[derive(Default)]
 struct Table {
     given: Mutex<HashMap<(u64, usize), Vec<u8>>>,
     changed: Condvar,
+    /// Whether a rank will put down nothing more.
+    is_aborted: AtomicBool,
 }
 
 /// One rank's place in a communicator.
@@ -45,6 +47,20 @@ impl Meeting {
         CommunicatorHandle(joined.len() - 1)
     }
 
+    /// Ends the exchanges of all communicators, on all their ranks.
+    pub(super) fn abort(&self) {
+        for member in self.joined.lock().unwrap().iter() {
+            member.table.is_aborted.store(true, Ordering::SeqCst);
+            // Who has looked at it and does not wait yet holds this.
+            drop(member.table.given.lock());
+            member.table.changed.notify_all();
+        }
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.joined.lock().unwrap().iter().any(|member| member.table.is_aborted.load(Ordering::SeqCst))
+    }
+
     pub(super) fn member(&self, communicator: CommunicatorHandle) -> Member {
         self.joined.lock().unwrap()[communicator.0].clone()
     }
@@ -61,14 +77,20 @@ impl Member {
         let bytes = |piece: Piece| unsafe { std::slice::from_raw_parts_mut(piece.address.pointer(), piece.bytes) };
         let given = if exchange.kind == ExchangeKind::AllReduce { exchange.write } else { exchange.read };
         if let Some(given) = given.filter(|_| exchange.kind != ExchangeKind::Receive) {
-            self.table.given.lock().unwrap().insert((number, self.position), bytes(given).to_vec());
+            self.table
+                .given
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert((number, self.position), bytes(given).to_vec());
             self.table.changed.notify_all();
         }
         let Some(write) = exchange.write.filter(|_| exchange.kind != ExchangeKind::Send) else { return };
         let from = |position: usize| {
-            let waiting = self.table.given.lock().unwrap();
-            let known = |given: &mut HashMap<_, _>| !given.contains_key(&(number, position));
-            self.table.changed.wait_while(waiting, known).unwrap()[&(number, position)].clone()
+            let waiting = self.table.given.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_aborted = || self.table.is_aborted.load(Ordering::SeqCst);
+            let is_missing = |given: &mut HashMap<_, _>| !given.contains_key(&(number, position)) && !is_aborted();
+            let given = self.table.changed.wait_while(waiting, is_missing).unwrap_or_else(PoisonError::into_inner);
+            given.get(&(number, position)).cloned().unwrap_or_else(|| panic!("rank {position} of an exchange was lost"))
         };
         let write = bytes(write);
         match exchange.kind {

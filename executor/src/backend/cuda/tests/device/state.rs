@@ -86,6 +86,8 @@ pub(super) struct State {
     pub(super) planned: HashSet<ConvolutionShape>,
     pub(super) convolved: usize,
     pub(super) allocated: usize,
+    /// Why nothing is done any more.
+    pub(super) broken: Option<CudaError>,
 }
 
 impl State {
