@@ -23,9 +23,13 @@ pub fn explanation(
 ) -> Result<String, Failure> {
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
+    let stopped = match search.stopped {
+        0 => String::new(),
+        stopped => format!(" ({stopped} of them as their simulations went on)"),
+    };
     let mut text = format!(
         "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload what fits without, {} do not divide the model, {} do \
-         not fit, {} cannot be better by their bounds, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
+         not fit, {} cannot be better by their bounds{}, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -33,6 +37,7 @@ pub fn explanation(
         search.indivisible,
         search.out_of_memory,
         search.bounded_out,
+        stopped,
         search.simulated,
         search.lower_bound_seconds * 1e3,
         search.gap * 100.0

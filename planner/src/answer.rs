@@ -33,7 +33,10 @@ pub struct Search {
     pub bounded_out: usize,
     /// Layouts that do not fit.
     pub out_of_memory: usize,
-    /// Layouts that were simulated.
+    /// Of those that a lower bound showed to be slower, such as were simulated until they could no longer be the best: the bound is what their steps
+    /// take at least by then.
+    pub stopped: usize,
+    /// Layouts that were simulated to their end.
     pub simulated: usize,
     /// The best step time.
     pub best_seconds: f64,
@@ -69,6 +72,7 @@ impl Planned {
         one.indivisible += other.indivisible;
         one.bounded_out += other.bounded_out;
         one.out_of_memory += other.out_of_memory;
+        one.stopped += other.stopped;
         one.simulated += other.simulated;
         one.best_seconds = one.best_seconds.min(other.best_seconds);
         one.lower_bound_seconds = one.lower_bound_seconds.min(other.lower_bound_seconds);

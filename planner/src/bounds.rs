@@ -4,23 +4,19 @@
 use crate::answer::{PlannerError, no_layout};
 use crate::devices::Devices;
 use crate::members::bucket_sizes;
-use crate::objective::Objective;
+use crate::memo::Memo;
 use crate::offloading::Offloading;
-use crate::own_meshes::Run;
 use crate::pipeline::{Cutting, InFlight, Pieces, Timetable, UNEVEN, Update};
-use crate::placements::with_placed_operators;
-use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks, share_nodes};
+use crate::probe::{FEWEST_LAYERS, Messages, PROBE_STAGES, Probe, ProbeError, Stacks, Sums, share_nodes};
 use crate::request::Request;
 use crate::search::seconds;
+use crate::setting::{room_in_buckets, runs, shares_parameters, speeds};
 use crate::space::{Family, Space};
-use foretell_models::{Graph, GraphOptions, Pass, Role};
-use foretell_program::{BUCKET_ALIGNMENT, Compiler, Layout, Offload, Plan, Schedule, StageLayout, work_of_blocks};
+use foretell_models::GraphOptions;
+use foretell_program::{Compiler, Layout, Offload, Plan, Schedule, StageLayout, work_of_blocks};
 use foretell_simulator::Quantile;
-use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Seconds};
-use std::collections::HashMap;
-use std::hash::Hash;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
 /// What is known of a layout before it is simulated.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,82 +31,11 @@ pub(crate) enum Verdict {
     OutOfHostMemory,
 }
 
-/// What a layout takes and needs at least.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Least {
-    /// No simulation of it is faster.
-    pub step: Seconds,
-    /// No stage's arena is smaller than the largest must be.
-    pub memory: Bytes,
-}
-
-/// What a layout of a request's model takes and needs at least; `None` where it does not divide the model.
-///
-/// # Errors
-/// As [`crate::plan`] of the request's model and sizes.
-pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, PlannerError> {
-    let unlimited = Request { memory_limit: None, objective: Objective::Time, ..request.clone() };
-    let mut bounds = Bounds::new(&unlimited)?;
-    let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
-    let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
-    // Whatever it needs is more than nothing.
-    bounds.memory_limit = Bytes::ZERO;
-    let memory = match bounds.of_member(layout, micro_batches) {
-        Verdict::OutOfMemory(bytes) => bytes,
-        _ => Bytes::ZERO,
-    };
-    bounds.memory_limit = Bytes::new(u64::MAX);
-    let step = match (bounds.of_members(&family, std::slice::from_ref(layout)), bounds.of_member(layout, micro_batches)) {
-        (Verdict::Least(of_family), Verdict::Least(own)) => Seconds::new(own.max(of_family)),
-        _ => return Ok(None),
-    };
-    Ok(Some(Least { step, memory }))
-}
-
-/// Every layout of a request's space.
-///
-/// # Errors
-/// As [`least`].
-pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
-    let space = Bounds::new(request)?.space;
-    let families = with_placed_operators(request, space.families());
-    let members = families.iter().flat_map(|family| space.members(family));
-    Ok(members.flat_map(|layout| [space.offloaded(&layout), Some(layout)].into_iter().flatten().rev()).collect())
-}
-
-/// One layout of each family of a request's space: between them they have all shapes of kernels but those of updates that ZeRO shares out.
-///
-/// # Errors
-/// As [`least`].
-pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
-    Ok(Bounds::new(request)?.space.families().into_iter().map(|family| family.layout).collect())
-}
-
 /// Bounds are made with rounded sums: what is allowed for that.
-const ROUNDING: f64 = 1.0 - 1e-9;
+pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 
 /// The share of our arena that other frameworks hold at least: their number formats and what they keep differ from ours.
 const SHARE_OF_OTHERS: f64 = 0.7;
-
-/// What is found once is kept: probes by the layouts that share them, cuts and timetables by the pipelines that do.
-struct Memo<Key, Value>(Mutex<HashMap<Key, Arc<OnceLock<Value>>>>);
-
-impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
-    fn new() -> Self {
-        Self(Mutex::new(HashMap::new()))
-    }
-
-    fn get(&self, key: Key, find: impl FnOnce() -> Value) -> Value {
-        // A panic elsewhere leaves the table as it was.
-        let cell = Arc::clone(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).entry(key).or_default());
-        if let Some(known) = cell.get() {
-            return known.clone();
-        }
-        // Not within the cell: who waits there for other threads takes up their work meanwhile, which may ask for the same.
-        let found = find();
-        cell.get_or_init(|| found).clone()
-    }
-}
 
 /// What a probe depends on: the layout with what it does not depend on left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -120,6 +45,7 @@ struct ProbeKey {
     /// Of devices, where there are several.
     kind: Option<usize>,
     messages: Messages,
+    sums: Sums,
 }
 
 type Probed = Result<Arc<Probe>, String>;
@@ -143,7 +69,7 @@ pub(crate) struct Bounds<'a> {
     pub(crate) devices: Devices,
     pub(crate) offloading: Offloading,
     /// What the fastest device adds to a step, and to each micro-batch.
-    overheads: (Seconds, Seconds),
+    pub(crate) overheads: (Seconds, Seconds),
     /// By the number of ranks.
     weights: Memo<usize, f64>,
     probes: Memo<ProbeKey, Probed>,
@@ -212,7 +138,7 @@ impl<'a> Bounds<'a> {
     }
 
     /// Of some layouts of a family, which need not be of the space.
-    fn of_members(&self, family: &Family, members: &[Layout]) -> Verdict {
+    pub(crate) fn of_members(&self, family: &Family, members: &[Layout]) -> Verdict {
         let Family { layout, micro_batches } = family;
         if let Some(stages) = &layout.stages {
             return self.of_own_meshes(members, stages, *micro_batches);
@@ -248,64 +174,6 @@ impl<'a> Bounds<'a> {
         // An update may be shared out among all ranks of `data`.
         let time = self.of_ways(&ways, &probes, layout, shards, |pieces| pieces.least_time(*micro_batches, Update::LeftOut));
         self.verdict(layout, *micro_batches, time, memory)
-    }
-
-    /// Of all members of a family without a pipeline whose ranks of `data` have unequal shares: the most that any of them takes by itself.
-    fn of_shares(&self, layout: &Layout, shares: &[usize], micro_batches: usize) -> Verdict {
-        if layout.pipeline != 1 {
-            return Verdict::Least(0.0);
-        }
-        let inner = inner_ranks(layout);
-        let mut different: Vec<(usize, Option<usize>)> = Vec::new();
-        for (data, &share) in shares.iter().enumerate() {
-            let one = (share, self.devices.kind_of(data * inner).filter(|&kind| self.request.costs.knows_collectives(kind)));
-            if !different.contains(&one) {
-                different.push(one);
-            }
-        }
-        let single = Layout { data: 1, shares: None, zero: 0, shard_group: None, micro_batch: 1, ..layout.clone() };
-        // Optimizer state may be shared out.
-        let held = |probe: Arc<Probe>, samples: usize, kind: Option<usize>| {
-            let (cutting, in_flight) = (self.cutting(&single), self.in_flight(&single, micro_batches));
-            let weights = [self.devices.weight_of(kind)];
-            let paces = [self.offloading.pace_of(&self.devices, kind)];
-            let pieces = Pieces::new(&[probe], &[0], &weights, &cutting, layout.schedule, layout.virtual_stages);
-            let pieces = pieces.offloading(self.offloading.of(layout, &paces, layout.data));
-            pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
-        };
-        // That does not depend on how many samples there are.
-        let has_probe = self.has_probe(&single);
-        let (mut time, mut memory) = (0.0f64, 0.0f64);
-        for (share, kind) in different {
-            let samples = layout.micro_batch * share;
-            // As of other families, one sample says enough of most that are too large.
-            if has_probe
-                && self.space.experts.is_none()
-                && let Ok(probe) = self.probe(&single, micro_batches.min(2), kind)
-            {
-                let needed = self.needed(held(probe, samples, kind));
-                if needed > self.memory_limit {
-                    return Verdict::OutOfMemory(needed);
-                }
-            }
-            let alone = Layout { micro_batch: samples, ..single.clone() };
-            if !has_probe {
-                match self.kernels_of(&alone, kind) {
-                    Ok(kernels) => time = time.max(kernels * micro_batches as f64),
-                    Err(verdict) => return verdict,
-                }
-                continue;
-            }
-            let probe = match self.probe(&alone, micro_batches.min(2), kind) {
-                Ok(probe) => probe,
-                Err(reason) => return Verdict::Indivisible(reason),
-            };
-            let (cutting, probes) = (self.cutting(&alone), [Arc::clone(&probe)]);
-            let pieces = Pieces::new(&probes, &[0], &[1.0], &cutting, alone.schedule, alone.virtual_stages);
-            time = time.max(pieces.least_time(micro_batches, Update::LeftOut));
-            memory = memory.max(held(probe, 1, kind));
-        }
-        self.verdict(layout, micro_batches, time, memory)
     }
 
     /// Of one layout, without what its ranks of `data` do together: whether it can fit.
@@ -344,10 +212,7 @@ impl<'a> Bounds<'a> {
         if let Err(verdict) = self.may_fit(layout, micro_batches) {
             return verdict;
         }
-        let ranks = layout.data * inner_ranks(layout);
-        // The first and the last stage, which may share a table, are neighbours in some orders and not in a probe.
-        let is_alike = self.lies_alike_in_all_stages(layout) && (layout.stage_places.is_none() || self.are_whole_nodes(ranks));
-        if !is_alike {
+        if !self.lies_as_probe(layout) {
             // The family's bound stands.
             return Verdict::Least(0.0);
         }
@@ -366,8 +231,15 @@ impl<'a> Bounds<'a> {
         }
     }
 
+    /// Whether what the probe of a layout's own ranks says holds for it.
+    pub(crate) fn lies_as_probe(&self, layout: &Layout) -> bool {
+        let ranks = layout.data * inner_ranks(layout);
+        // The first and the last stage, which may share a table, are neighbours in some orders and not in a probe.
+        self.lies_alike_in_all_stages(layout) && (layout.stage_places.is_none() || self.are_whole_nodes(ranks))
+    }
+
     /// How much longer than a layout's probes say messages take between each stage and the next, and the last and the first.
-    fn longer_messages(&self, layout: &Layout, probes: &[Arc<Probe>]) -> Vec<f64> {
+    pub(crate) fn longer_messages(&self, layout: &Layout, probes: &[Arc<Probe>]) -> Vec<f64> {
         let least = probes.iter().map(|probe| probe.between_nodes).reduce(f64::min).unwrap_or(0.0);
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
         let Some(mesh) = plan.mesh().ok().filter(|_| least > 0.0) else { return Vec::new() };
@@ -416,7 +288,7 @@ impl<'a> Bounds<'a> {
 
     /// Whether a short model tells of it. A probe has four stages, so that where the pipeline is not outermost the layout must have as many, or groups would
     /// lie further apart in the probe; and one of several chunks would have shared tables twice.
-    fn has_probe(&self, layout: &Layout) -> bool {
+    pub(crate) fn has_probe(&self, layout: &Layout) -> bool {
         let are_known =
             !self.devices.are_mixed() || self.devices.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind));
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
@@ -448,7 +320,7 @@ impl<'a> Bounds<'a> {
         self.in_flight.get(key, || Arc::new(InFlight::least(schedule, stages, micro_batches, chunks)))
     }
 
-    fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
+    pub(crate) fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
         let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
         let key = (schedule, stages, micro_batches, chunks);
         self.timetables.get(key, || Arc::new(Timetable::new(schedule, stages, micro_batches, chunks)))
@@ -465,7 +337,7 @@ impl<'a> Bounds<'a> {
     }
 
     /// What a device holds at least whose pieces hold so many bytes.
-    fn needed(&self, bytes: f64) -> Bytes {
+    pub(crate) fn needed(&self, bytes: f64) -> Bytes {
         let share = if self.request.base.stack.is_own() { 1.0 } else { SHARE_OF_OTHERS };
         Bytes::new((bytes * share - UNEVEN).max(0.0) as u64)
     }
@@ -489,15 +361,30 @@ impl<'a> Bounds<'a> {
     }
 
     /// A layout's probes on each kind of device.
-    fn probes(&self, layout: &Layout, micro_batches: usize) -> Result<Vec<Arc<Probe>>, String> {
+    pub(crate) fn probes(&self, layout: &Layout, micro_batches: usize) -> Result<Vec<Arc<Probe>>, String> {
         if !self.devices.are_mixed() {
             return Ok(vec![self.probe(layout, micro_batches, None)?]);
         }
         self.devices.kinds.iter().map(|&kind| self.probe(layout, micro_batches, Some(kind))).collect()
     }
 
-    fn probe(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Probed {
+    pub(crate) fn probe(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Probed {
         self.probe_with(layout, micro_batches, kind, Messages::Counted)
+    }
+
+    /// Whether the two ends of a layout's pipeline share a table and somewhere a node, as those of its probe do not.
+    fn ends_are_nearer(&self, layout: &Layout, probe: &Layout) -> bool {
+        let node = self.request.topology.node_groups().iter().map(|group| group.devices).max().unwrap_or(1);
+        // Of the ranks in between, those of `data` need not lie there, and a turned pipeline's ends may be neighbours.
+        let apart = (layout.pipeline - 1) * inner_ranks(layout);
+        if !self.space.shares_parameters || layout.stage_places.is_none() && apart >= node {
+            return false;
+        }
+        let share = |layout: &Layout| {
+            let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
+            share_nodes(&mesh, self.request.topology).last().copied()
+        };
+        share(layout) == Some(true) && share(probe) != Some(true)
     }
 
     pub(crate) fn probe_with(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, messages: Messages) -> Probed {
@@ -507,62 +394,19 @@ impl<'a> Bounds<'a> {
         let pipeline = if is_cut { PROBE_STAGES } else { 1 };
         // What is offloaded follows from what is kept where nothing is.
         let offload = Offload::None;
-        let layout = Layout { pipeline, virtual_stages: 1, schedule, offload, cuts: None, stage_places: None, ..layout.clone() };
-        let plan = Plan { layout, ..self.request.base.clone() };
+        let own = Layout { pipeline, virtual_stages: 1, schedule, offload, cuts: None, stage_places: None, ..layout.clone() };
+        // On devices of a kind that is said it is not known which share a node.
+        let are_nearer = is_cut && (kind.is_some() || self.ends_are_nearer(layout, &own));
+        let sums = if are_nearer { Sums::LeftOut } else { Sums::Counted };
+        let plan = Plan { layout: own, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
-        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages };
-        self.probes.get(key, || match Probe::new(&self.stacks, &plan, (topology, costs), micro_batches, kind, messages) {
+        let key = ProbeKey { layout: plan.layout.clone(), micro_batches, kind, messages, sums };
+        let probe = || Probe::new(&self.stacks, &plan, (topology, costs), micro_batches, kind, (messages, sums));
+        self.probes.get(key, || match probe() {
             Ok(probe) => Ok(Arc::new(probe)),
             Err(ProbeError::Plan(error)) => Err(error.to_string()),
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
         })
-    }
-}
-
-/// Room that a graph's gradients take in buckets of one rank, as the compiler aligns them; with more ranks they take no more on any.
-fn room_in_buckets(graph: &Graph) -> Bytes {
-    const SINGLE_PRECISION: usize = 4;
-    let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(BUCKET_ALIGNMENT)).sum();
-    Bytes::new((elements * SINGLE_PRECISION) as u64)
-}
-
-/// Whether operators of different blocks read the same parameter.
-fn shares_parameters(graph: &Graph) -> bool {
-    let mut block_of = vec![None; graph.tensors.len()];
-    let reads = graph.operators.iter().filter(|operator| operator.pass == Pass::Forward);
-    let mut read = reads.flat_map(|operator| operator.inputs.iter().map(|input| (input.tensor.0, operator.block)));
-    let is_parameter = |tensor: usize| matches!(graph.tensors[tensor].role, Role::Parameter(_));
-    read.any(|(tensor, block)| is_parameter(tensor) && *block_of[tensor].get_or_insert(block) != block)
-}
-
-/// The runs of devices of one kind, where there are several and it is known what exchanges take on all of them.
-fn runs(request: &Request<'_>, devices: &Devices, is_stack: bool) -> Vec<Run> {
-    let are_known = devices.kinds.iter().all(|&kind| request.costs.knows_collectives(kind));
-    let speeds = speeds(request);
-    if !is_stack || !are_known || speeds.is_empty() {
-        return Vec::new();
-    }
-    let places = devices.places(request.devices);
-    let mut node_of = Vec::new();
-    for group in request.topology.node_groups() {
-        node_of.extend(std::iter::repeat_n(group.devices, group.devices * group.count));
-    }
-    let numbers: Vec<usize> = (0..places.len()).collect();
-    let runs = numbers.chunk_by(|&one, &next| places[one] == places[next]);
-    runs.map(|run| Run { devices: run.len(), node: node_of[run[0]], speed: speeds[run[0]] }).collect()
-}
-
-/// How fast each device is at matrix products; empty where all are of one kind.
-fn speeds(request: &Request<'_>) -> Vec<f64> {
-    let topology = request.topology;
-    let kinds = topology.device_kinds();
-    let precision = request.base.precision;
-    let peaks: Option<Vec<f64>> = kinds.iter().map(|kind| Some(kind.peak_rate(precision)?.value() * kind.speed())).collect();
-    match peaks {
-        Some(peaks) if kinds.len() > 1 => {
-            (0..request.devices.min(topology.device_count())).map(|device| peaks[topology.kind_index(DeviceId(device))]).collect()
-        }
-        _ => Vec::new(),
     }
 }
 
@@ -577,6 +421,6 @@ fn shards(layout: &Layout) -> usize {
 }
 
 /// Ranks of a stage that share out the same samples, or their tokens.
-fn inner_ranks(layout: &Layout) -> usize {
+pub(crate) fn inner_ranks(layout: &Layout) -> usize {
     layout.tensor * layout.context * layout.expert
 }

@@ -3,6 +3,7 @@
 //! It knows how many chunks of which sizes there are and in which order a schedule takes them, not what is in them.
 
 use crate::probe::{Piece, Probe};
+use crate::remaining::longer_between;
 use crate::windows::{Chain, Held, Window};
 use foretell_program::{Offload, PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
@@ -81,11 +82,11 @@ impl Holding {
 /// When a schedule's stages take which pass, and what they hold when they hold the most.
 #[derive(Clone, Debug)]
 pub(crate) struct Timetable {
-    schedule: Schedule,
-    stages: usize,
-    chunks: usize,
-    micro_batches: usize,
-    orders: Vec<Vec<Task>>,
+    pub(crate) schedule: Schedule,
+    pub(crate) stages: usize,
+    pub(crate) chunks: usize,
+    pub(crate) micro_batches: usize,
+    pub(crate) orders: Vec<Vec<Task>>,
     in_flight: InFlight,
 }
 
@@ -201,7 +202,7 @@ impl<'a> Pieces<'a> {
         self.on_host(stage) * pace
     }
 
-    fn of(&self, stage: usize, chunk: usize) -> &Piece {
+    pub(crate) fn of(&self, stage: usize, chunk: usize) -> &Piece {
         let position = self.schedule.position(self.stages, stage, chunk);
         &self.kinds[self.of_stage[stage]][self.cutting.of_position[position]]
     }
@@ -249,29 +250,39 @@ impl<'a> Pieces<'a> {
         most
     }
 
+    /// What a stage's task takes by itself.
+    pub(crate) fn window(&self, stage: usize, task: &Task) -> Window {
+        let piece = self.of(stage, task.chunk);
+        match task.pass {
+            StagePass::Forward => piece.forward,
+            StagePass::Backward | StagePass::InputGradient => piece.backward,
+            StagePass::WeightGradient => piece.weights,
+        }
+    }
+
+    /// The position in the model whose pass needs what a stage's task sends, and its stage, if it sends anything to another.
+    pub(crate) fn receiver(&self, timetable: &Timetable, stage: usize, task: &Task) -> Option<(usize, usize)> {
+        let Timetable { schedule, stages, chunks, .. } = timetable;
+        let position = schedule.position(*stages, stage, task.chunk);
+        let next = match task.pass {
+            StagePass::Forward => Some(position + 1),
+            StagePass::Backward | StagePass::InputGradient => position.checked_sub(1),
+            StagePass::WeightGradient => None,
+        };
+        let next = next.filter(|&next| next < stages * chunks)?;
+        Some((next, schedule.place(*stages, *chunks, next).0)).filter(|&(_, other)| other != stage)
+    }
+
+    /// What a stage does at least after the last kernel of its last pass.
+    pub(crate) fn after_passes(&self, stage: usize) -> f64 {
+        let update: f64 = (0..self.chunks).map(|chunk| self.of(stage, chunk).update).sum();
+        update.max(self.copied(stage))
+    }
+
     /// Pass by pass in the schedule's order, where messages between a stage and the next one round take so much longer than the pieces say.
     pub(crate) fn least_time_by_pass(&self, timetable: &Timetable, longer: &[f64]) -> f64 {
         let Timetable { schedule, stages, chunks, micro_batches, orders, .. } = timetable;
-        let window = |stage: usize, task: &Task| {
-            let piece = self.of(stage, task.chunk);
-            match task.pass {
-                StagePass::Forward => piece.forward,
-                StagePass::Backward | StagePass::InputGradient => piece.backward,
-                StagePass::WeightGradient => piece.weights,
-            }
-        };
-        let receiver = |stage: usize, task: &Task| {
-            let position = schedule.position(*stages, stage, task.chunk);
-            let next = if task.pass == StagePass::Forward { Some(position + 1) } else { position.checked_sub(1) };
-            let next = next.filter(|&next| next < stages * chunks)?;
-            Some(schedule.place(*stages, *chunks, next).0).filter(|&other| other != stage)
-        };
-        let longer = |stage: usize, other: usize| {
-            let first = if (stage + 1) % stages == other { stage } else { other };
-            longer.get(first).copied().unwrap_or(0.0)
-        };
-        let update = |stage: usize| (0..*chunks).map(|chunk| self.of(stage, chunk).update).sum::<f64>();
-        let updates: Vec<f64> = (0..*stages).map(|stage| update(stage).max(self.copied(stage))).collect();
+        let updates: Vec<f64> = (0..*stages).map(|stage| self.after_passes(stage)).collect();
         let most = Cell::new(self.least_time(*micro_batches, Update::Counted));
         // Until when exchanges that kernels wait for go on in each stage; zero where that is not known.
         let exchanged = vec![Cell::new(0.0f64); *stages];
@@ -282,7 +293,7 @@ impl<'a> Pieces<'a> {
                 let own = (free_at + value(&window.free)).max(ready_at + value(&window.arrival));
                 own.max(after(exchanged_at, value(&window.exchange)))
             };
-            let own = window(stage, task);
+            let own = self.window(stage, task);
             let until = [(free_at, own.free), (ready_at, own.arrival), (exchanged_at, own.exchange)];
             let until = until.map(|(beginning, chain)| after(beginning, chain.exchanged));
             exchanged[stage].set(until.into_iter().fold(exchanged_at, f64::max));
@@ -294,7 +305,8 @@ impl<'a> Pieces<'a> {
                 (over, passed) = (over.max(gathered + head.busy), passed.max(gathered + head.passed));
             }
             // Within a stage the order of its list is enough.
-            let passed = receiver(stage, task).map_or(0.0, |other| passed + longer(stage, other));
+            let receiver = self.receiver(timetable, stage, task);
+            let passed = receiver.map_or(0.0, |(_, other)| passed + longer_between(longer, *stages, stage, other));
             if orders[stage].last() == Some(task) {
                 let tail = latest(&self.of(stage, task.chunk).tail, |chain| chain.over);
                 most.set(most.get().max(tail).max(over + updates[stage]));

@@ -93,6 +93,14 @@ pub(crate) enum Messages {
     LeftOut,
 }
 
+/// Whether what the two ends of a pipeline sum together, gradients of a table that both have, takes any time: it does not where these may lie nearer to
+/// each other than the probe's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Sums {
+    Counted,
+    LeftOut,
+}
+
 /// Why a layout has no probe.
 #[derive(Debug)]
 pub(crate) enum ProbeError {
@@ -110,7 +118,7 @@ impl Probe {
         (topology, costs): (&Topology, &CostModel),
         micro_batches: usize,
         kind: Option<usize>,
-        messages: Messages,
+        (messages, sums): (Messages, Sums),
     ) -> Result<Self, ProbeError> {
         let is_cut = plan.layout.pipeline == PROBE_STAGES;
         let between_nodes = Cell::new(0.0);
@@ -125,7 +133,7 @@ impl Probe {
                 None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
             let mut alone = alone.map_err(ProbeError::Simulation)?;
-            if is_cut && kind.is_some() {
+            if is_cut && sums == Sums::LeftOut {
                 leave_out_sums_over_stages(&program.lists, &mut alone);
             }
             match messages {
@@ -186,11 +194,16 @@ impl Probe {
         };
         line.sharing = Busy { each: of_buckets(&|piece| piece.sharing.each), once: of_buckets(&|piece| piece.sharing.once) };
         line.alike = Busy { each: of_buckets(&|piece| piece.alike.each), once: of_buckets(&|piece| piece.alike.once) };
-        // What there is beside what every micro-batch holds is that of one block at a time.
-        // Of fewer blocks than were compiled it is not known what they have beside.
-        let beside = if more < 0.0 { 0.0 } else { 1.0 };
-        line.held.forward = line.held.between + beside * (from.held.forward - from.held.between);
-        line.held.backward = line.held.between + beside * (from.held.backward - from.held.between);
+        // What there is beside what every micro-batch holds is that of some blocks at a time: of two, where parameters are gathered for one while
+        // another is computed. Of fewer blocks than were compiled it is not known what they have beside.
+        let are_two = more >= (LONG - SHORT) as f64;
+        let beside = |most: fn(&Held) -> f64| {
+            let of = |piece: &Piece| most(&piece.held) - piece.held.between;
+            let own = if more < 0.0 { 0.0 } else { of(from) };
+            if are_two { own.max(of(&self.long)) } else { own }
+        };
+        let (forward, backward) = (beside(|held| held.forward), beside(|held| held.backward));
+        (line.held.forward, line.held.backward) = (line.held.between + forward, line.held.between + backward);
         let tail = |over: fn(&Piece) -> f64| of_buckets(&over);
         line.tail.free.over = tail(|piece| piece.tail.free.over);
         line.tail.arrival.over = tail(|piece| piece.tail.arrival.over);
@@ -247,8 +260,7 @@ fn level_sends(program: &Program, alone: &mut [Alone], topology: Option<&Topolog
     of_stages.iter().filter(between).map(longer).reduce(f64::min).unwrap_or(0.0)
 }
 
-/// Exchanges between stages, of a table that two have, take no time: on devices of a kind that is said the layout's stages may lie nearer to each
-/// other than the probe's.
+/// Exchanges between stages, of a table that two have, take no time.
 fn leave_out_sums_over_stages(lists: &[StageProgram], alone: &mut [Alone]) {
     for (list, alone) in lists.iter().zip(alone) {
         for (index, instruction) in list.instructions.iter().enumerate() {

@@ -25,6 +25,8 @@ pub(crate) struct Member {
     pub(crate) bound: f64,
     pub(crate) index: (usize, usize),
     pub(crate) layout: Layout,
+    /// Whether its simulation was stopped when that had the bound.
+    pub(crate) is_stopped: bool,
 }
 
 impl Member {
@@ -35,6 +37,16 @@ impl Member {
             && self.layout.stages.is_none()
             && self.index.0 == other.index.0
             && anywhere(&self.layout) == anywhere(&other.layout)
+    }
+}
+
+impl Open {
+    /// How many of its layouts were simulated until it was certain that they are not the best.
+    pub(crate) fn stopped(&self) -> usize {
+        match &self.what {
+            What::Family(_) => 0,
+            What::Members(members) => members.iter().filter(|member| member.is_stopped).count(),
+        }
     }
 }
 

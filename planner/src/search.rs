@@ -10,13 +10,14 @@ use crate::request::Request;
 use crate::space::Family;
 use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program};
 use foretell_simulator::{
-    Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
+    Deadline, Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
 };
 use foretell_topologies::Architecture;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 /// Families that are opened, and layouts that are simulated, before the incumbents are looked at again: fixed, so that the answer does not depend on
 /// the number of threads. The first layouts are few, as often nothing has to be simulated after them.
@@ -87,6 +88,8 @@ enum Fate {
     Indivisible(String),
     OutOfMemory(Bytes),
     OutOfHostMemory,
+    /// It cannot be the best: its value is at least this.
+    Beaten(f64),
     Simulated(Box<Kept>),
 }
 
@@ -118,6 +121,7 @@ impl Searcher<'_> {
             }
         };
         self.search.bounded_out += self.heap.iter().map(|Reverse(open)| self.layouts_of(open)).sum::<usize>();
+        self.search.stopped = self.heap.iter().map(|Reverse(open)| open.stopped()).sum();
         Ok(self.answer(foretold, left))
     }
 
@@ -269,7 +273,7 @@ impl Searcher<'_> {
         layouts: usize,
     ) -> Option<Member> {
         let bound = self.judge(verdict, layouts)?.max(of_family);
-        Some(Member { bound, index, layout })
+        Some(Member { bound, index, layout, is_stopped: false })
     }
 
     /// Keeps layouts until their turn comes, those together that one Program tells of.
@@ -319,7 +323,8 @@ impl Searcher<'_> {
             round.par_iter().map(|members| self.simulate(members)).collect::<Result<_, PlannerError>>()?;
         for (members, fates) in round.into_iter().zip(fates) {
             let mut members = members.into_iter();
-            for (Member { bound, index, layout }, fate) in
+            let mut left: Vec<Member> = Vec::new();
+            for (Member { bound, index, layout, .. }, fate) in
                 members.by_ref().take(fates.len()).collect::<Vec<_>>().into_iter().zip(fates)
             {
                 let forms = self.bounds.space.forms(&layout);
@@ -330,6 +335,8 @@ impl Searcher<'_> {
                         self.push_offloaded(index, bound, &layout);
                     }
                     Fate::OutOfHostMemory => drop(self.judge(Verdict::OutOfHostMemory, 1)),
+                    // As what was not looked at, with a better bound.
+                    Fate::Beaten(at_least) => left.push(Member { bound: at_least.max(bound), index, layout, is_stopped: true }),
                     Fate::Simulated(kept) => {
                         self.search.simulated += 1;
                         self.search.needless += forms - 1;
@@ -337,7 +344,8 @@ impl Searcher<'_> {
                     }
                 }
             }
-            self.push_members(members.collect());
+            left.extend(members);
+            self.push_members(left);
         }
         self.kept.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
         Ok(())
@@ -356,17 +364,15 @@ impl Searcher<'_> {
         let mut best: Option<f64> = None;
         for member in members {
             let plan = plan_of(member);
-            if let Some(best) = best
-                && (member.bound > NEAR * first.bound
-                    || self.is_settled(member.bound)
-                    || self.request.top <= 1 && self.is_beaten(member.bound, best, best))
-            {
+            let is_beaten = |best: f64| self.request.top <= 1 && self.is_beaten(member.bound, best, best);
+            let is_far = member.bound > NEAR * first.bound || self.is_settled(member.bound) || best.is_some_and(is_beaten);
+            if is_far && fates.iter().any(|fate| matches!(fate, Fate::Simulated(_) | Fate::Beaten(_))) {
                 break;
             }
             if !fates.is_empty() && !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
                 break;
             }
-            let fate = self.fate(member.index, plan, &program)?;
+            let fate = self.fate(member, plan, &program, best)?;
             if let Fate::Simulated(kept) = &fate {
                 best = Some(best.map_or(kept.value, |best| best.min(kept.value)));
             }
@@ -375,8 +381,20 @@ impl Searcher<'_> {
         Ok(fates)
     }
 
-    /// What becomes of a layout whose Program this is: it is simulated, if it fits.
-    fn fate(&self, index: (usize, usize), plan: Plan, program: &Program) -> Result<Fate, PlannerError> {
+    /// Until when a layout's simulation is worth going on, where the best of those that were simulated beside the incumbents is this. One that may be
+    /// returned beside the best is simulated to its end, and so is one that was stopped once and is asked for again.
+    fn deadline(&self, member: &Member, program: &Program, best: Option<f64>) -> Option<Deadline> {
+        let kept = self.kept.first().map(|kept| kept.value);
+        let best = best.into_iter().chain(kept).reduce(f64::min)?;
+        if self.request.top > 1 || member.is_stopped {
+            return None;
+        }
+        let enough = if self.resident < SMALL { best } else { best / (1.0 + self.request.tolerance) };
+        self.bounds.deadline(&member.layout, program, Seconds::new(enough / self.bounds.weight(&member.layout)))
+    }
+
+    /// What becomes of a layout whose Program this is: it is simulated, if it fits, to its end if it may be the best.
+    fn fate(&self, member: &Member, plan: Plan, program: &Program, best: Option<f64>) -> Result<Fate, PlannerError> {
         let request = self.request;
         let (memory, by_component) = self.memory_of(program);
         let weights = self.bounds.devices.weights_of_stages(program);
@@ -391,13 +409,19 @@ impl Searcher<'_> {
         let (value, foretold) = match request.objective {
             // One run says all.
             Objective::Time | Objective::Cost | Objective::Goodput if request.costs.step_spread.is_some() => {
-                let prediction = self.prediction(program)?;
+                let deadline = self.deadline(member, program, best).map(Arc::new);
+                let prediction = match self.prediction(program, deadline) {
+                    Err(SimulationError::Later { at_least }) => {
+                        return Ok(Fate::Beaten(Seconds::from(at_least).value() * weight));
+                    }
+                    prediction => prediction?,
+                };
                 let value = prediction.step_seconds.value() * weight;
                 (value, Some(Foretold { prediction, memory, by_component, weights }))
             }
             objective => (objective.value(request, program, weight)?, None),
         };
-        Ok(Fate::Simulated(Box::new(Kept { value, index, plan, foretold })))
+        Ok(Fate::Simulated(Box::new(Kept { value, index: member.index, plan, foretold })))
     }
 
     /// What the fullest device of each stage holds: our executor the arena, another framework what its profile says, by component.
@@ -417,7 +441,7 @@ impl Searcher<'_> {
         let program = again.map_err(|error| no_layout(self.request, error.to_string(), USUAL_MEND))?;
         let (memory, by_component) = self.memory_of(&program);
         let weights = self.bounds.devices.weights_of_stages(&program);
-        Ok(Foretold { prediction: self.prediction(&program)?, memory, by_component, weights })
+        Ok(Foretold { prediction: self.prediction(&program, None)?, memory, by_component, weights })
     }
 
     /// What our executor needs of the devices of each stage: where a processor's memory is the host's, what is there, too.
@@ -476,9 +500,10 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    fn prediction(&self, training: &Program) -> Result<Prediction, SimulationError> {
+    fn prediction(&self, training: &Program, deadline: Option<Arc<Deadline>>) -> Result<Prediction, SimulationError> {
         let Request { topology, costs, oversubscription, .. } = *self.request;
-        let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, ..Options::default() };
+        let options =
+            Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
         Ok(predict_with(training, topology, costs, &options)?.0)
     }
 

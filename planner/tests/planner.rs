@@ -2,17 +2,17 @@
 //! of threads.
 
 use foretell_models::{DropoutRate, Model, Stem};
-use foretell_planner::{Planned, PlannerError, Request, layouts, least, plan};
+use foretell_planner::{Planned, PlannerError, Request, deadline, layouts, least, plan};
 use foretell_program::{
     Axis, CollectiveAlgorithm, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Rank,
     Recompute, Sample, Schedule, StageLayout, StageProgram, compile,
 };
-use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
+use foretell_simulator::{CostModel, Folding, Options, Oversubscription, SimulationError, predict, predict_with};
 use foretell_topologies::{DeviceId, Topology};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, DataType, Picoseconds, Seconds};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80g").expect("in the library"));
 
@@ -197,6 +197,12 @@ fn bounds_are_near_what_is_simulated() {
             predict(&program, &topology, &costs, Oversubscription::Refused, Folding::On).expect("it can be simulated");
         let least = least(&request, &layout).expect("it is sound").expect("it was compiled").step;
         let step = prediction.step_seconds;
+        // A little less than it takes is known long before its end.
+        let enough = deadline(&request, &layout, &program, step * 0.99).expect("it is sound").expect("it has a probe");
+        let options = Options { deadline: Some(Arc::new(enough)), ..Options::default() };
+        let stopped = predict_with(&program, &topology, &costs, &options).expect_err("it is later");
+        let is_certain = |at_least: Picoseconds| step * 0.99 < Seconds::from(at_least) && Seconds::from(at_least) <= step;
+        assert!(matches!(stopped, SimulationError::Later { at_least } if is_certain(at_least)), "{stopped}, {step}");
         println!("{:.4}", least / step);
         assert!(least <= step && least >= step * share, "{least} of {step}: {:.4}", least / step);
     }
@@ -210,6 +216,23 @@ fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
     let profile = profile(&DGX.device_kinds()[0].name, vec![1.0; 4]);
     let costs = CostModel::new(Some(&profile), &DGX);
     bounded(&model, &Plan::new(layout, 2), &DGX, &costs).expect("no bound is above what is simulated");
+}
+
+/// The two ends of a short pipeline, which share a table, may lie in one node where those of a probe of four stages do not.
+#[test]
+fn bounds_hold_where_the_ends_of_a_pipeline_lie_nearer_than_those_of_its_probe() {
+    let topology = DGX.clone().with_nodes(4).expect("there may be as many");
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp32).expect("the library knows it");
+    for (data, tensor, pipeline) in [(4, 1, 2), (2, 2, 2), (2, 1, 2), (2, 1, 3), (1, 4, 2), (4, 2, 3)] {
+        for (schedule, zero) in [(Schedule::OneForwardOneBackward, 0), (Schedule::ZeroBubbleH1, 1)] {
+            for placement in [None, Some(vec![Axis::Tensor, Axis::Pipeline])] {
+                let layout = Layout { data, tensor, pipeline, schedule, zero, placement, ..Layout::default() };
+                let model = gpt(6, 256, 65536, true);
+                bounded(&model, &Plan::new(layout, data * pipeline), &topology, &costs)
+                    .expect("no bound is above what is simulated");
+            }
+        }
+    }
 }
 
 /// Meshes of stages' own on [`MIXED`], whose micro-batches have eight samples.
@@ -251,6 +274,12 @@ fn bounded(model: &Model, plan: &Plan, topology: &Topology, costs: &CostModel) -
     let least = least(&request, &plan.layout).expect("it is sound").expect("it was compiled");
     let step = prediction.step_seconds;
     prop_assert!(least.step > Seconds::ZERO && least.step <= step, "{} above {step}", least.step);
+    // Nothing that is known of the rest of a step has a simulation stop before it must.
+    if let Some(deadline) = deadline(&request, &plan.layout, &compiled.training, step).expect("it is sound").map(Arc::new) {
+        let options = Options { oversubscription: Oversubscription::Allowed, deadline: Some(deadline), ..Options::default() };
+        let again = predict_with(&compiled.training, topology, costs, &options).map(|(prediction, _)| prediction.step_seconds);
+        prop_assert_eq!(again, Ok(step));
+    }
     let arena = compiled.training.arenas().into_iter().max().expect("there is a stage");
     prop_assert!(least.memory <= arena, "{} above {arena}", least.memory);
     Ok(())

@@ -42,6 +42,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         _ => 0,
     };
     let recompute = match row.recompute.to_lowercase() {
+        _ if stack.recomputes_as_known => stack.recompute,
         text if text.starts_with("full") => Recompute::Full,
         text if text.starts_with("selective") => stack.selective,
         text if text.starts_with("none") => Recompute::None,

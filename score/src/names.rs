@@ -185,6 +185,7 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
     let name = find(STACKS, &row.framework)?;
     let after = |least: (u32, u32)| release(&row.framework).is_some_and(|release| release >= least);
     Some(match name {
+        "megatron-deepspeed" if row.table == "vtrain_single_node" => "megatron-deepspeed-node",
         "torchtitan" if row.notes.contains("compile") => "torchtitan-compiled",
         // Who trained in IEEE half precision did so before Megatron had a core, or FlashAttention.
         "megatron-core" if lower.contains("megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",

@@ -239,6 +239,21 @@ mod tests {
     }
 
     #[test]
+    fn runs_whose_times_contradict_what_is_said_of_them_compute_nothing_again() {
+        let header = "table,row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,mbs,gbs,recompute,precision,framework";
+        let recompute = |table: &str| {
+            let cells =
+                format!("{table},a,GPT,12,1024,16,50257,1024,A100-SXM4-80GB,2,1,2,1,8,full,fp16,Megatron-DeepSpeed (1F1B)");
+            let rows = read_rows(&format!("{header}\n{cells}\n")).expect("rows");
+            let run = Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run");
+            (run.plan.layout.recompute, run.stack_name)
+        };
+        use foretell_program::Recompute;
+        assert_eq!(recompute("vtrain_single_node"), (Recompute::None, "megatron-deepspeed-node".into()));
+        assert_eq!(recompute("vtrain_multi_node"), (Recompute::Full, "megatron-deepspeed".into()));
+    }
+
+    #[test]
     fn experts_under_deepep_are_shared_out_over_up_to_64_ranks() {
         let run = run("a,gpt-oss,8,1024,16,32000,1024,128,4,H100,64,64,1,1,64,3,bf16,NeMo AutoModel,TE + DeepEP");
         assert_eq!((run.plan.layout.expert, run.plan.layout.data), (64, 1));

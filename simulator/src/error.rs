@@ -1,6 +1,7 @@
 //! Why a Program cannot be simulated: one clear sentence each, with the mend where the user has one.
 
 use foretell_topologies::TopologyError;
+use foretell_units::Picoseconds;
 use thiserror::Error;
 
 /// Why a simulation gives no answer.
@@ -70,6 +71,12 @@ pub enum SimulationError {
     Overlapping {
         /// The pipeline stage.
         stage: usize,
+    },
+    /// It was asked to stop where the step ends later than that: see [`Deadline`](crate::Deadline).
+    #[error("the step takes {at_least} at least, later than was asked for")]
+    Later {
+        /// What the step takes at least.
+        at_least: Picoseconds,
     },
     /// Nothing can proceed, and not everything is done.
     #[error("deadlock after {done} of {total} instructions: {}", waiting.join("; "))]

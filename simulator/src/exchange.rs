@@ -207,10 +207,8 @@ mod tests {
     fn a_share_of_the_processor_counts_where_data_flow_and_is_the_devices_where_exchanges_have_none_of_their_own() {
         let both = [sample(2, 1 << 10, 1e-5), sample(2, 1 << 20, 1e-3)];
         let table = |processor: fn(f64) -> f64| {
-            let of = |one: &ExchangeSample| ExchangeSample {
-                processor: Seconds::new(processor(one.time.median.value())),
-                ..one.clone()
-            };
+            let of =
+                |one: &ExchangeSample| ExchangeSample { processor: Seconds::new(processor(one.time.median.value())), ..*one };
             ExchangeTable::new(&both.each_ref().map(of)).expect("samples")
         };
         let share = |table: &ExchangeTable, bytes: f64| {

@@ -34,6 +34,7 @@ mod meter;
 mod pair;
 mod prices;
 mod recorder;
+mod rest;
 mod state;
 mod steps;
 
@@ -58,8 +59,11 @@ pub(crate) fn interpret(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Ru
     let work = lowered.work_of_blocks(scenario.quantile);
     let mut interpreter = Interpreter::new(lowered, scenario, &prices, &work);
     interpreter.start_all();
-    while interpreter.advance() {}
-    interpreter.into_run()
+    while interpreter.later.is_none() && interpreter.advance() {}
+    match interpreter.later {
+        Some(at_least) => Err(SimulationError::Later { at_least }),
+        None => interpreter.into_run(),
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -196,6 +200,9 @@ struct Interpreter<'a> {
     /// Whether no two ranks share a processor, and no two exchanges of a group can go on at once.
     looks_ahead: bool,
     unfinished: usize,
+    rest: Option<rest::Rest>,
+    /// What the step takes at least, once that is later than it is worth simulating.
+    later: Option<Picoseconds>,
 }
 
 impl<'a> Interpreter<'a> {
@@ -260,6 +267,8 @@ impl<'a> Interpreter<'a> {
             rings: steps::Rings::new(lowered, |rank| prices.is_roomy(lowered, rank)),
             looks_ahead,
             unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].steps.len()).sum(),
+            rest: scenario.deadline.as_deref().map(|deadline| rest::Rest::new(deadline, &lowered.codes)),
+            later: None,
             ranks,
         }
     }
@@ -428,6 +437,7 @@ impl<'a> Interpreter<'a> {
         if block.slot != NO_SLOT {
             self.ends[first_slot + block.slot as usize] = now;
         }
+        self.note_rest(task, now);
         match self.following(task.rank, block, now) {
             Following::Nobody => {}
             Following::One(next, start) => self.begin_at(Task { rank: task.rank, block: next }, start),

@@ -122,7 +122,7 @@ pub use representatives::simulate_representatives;
 pub use rings::Collectives;
 pub use running_cost::{PowerModel, RunningCost, Unsaid, price_per_hour, reliability, running_cost};
 pub use simulation::{
-    Breakdown, Folding, Options, Oversubscription, Prepared, Quantile, Recording, Simulation, prepare, simulate,
+    Breakdown, Deadline, Folding, Options, Oversubscription, Prepared, Quantile, Recording, Simulation, prepare, simulate,
 };
 pub use uncertainty::{Residual, Uncertainty};
 pub use what_if::{WhatIf, WhatIfError};

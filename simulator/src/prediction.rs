@@ -123,9 +123,11 @@ pub fn predict_with(
 ) -> Result<(Prediction, Simulation), SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let lowered = lower_for_draws(program, topology, costs, options, &own_paces)?;
-    let at =
-        |quantile, recording| run(&lowered, &Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() });
-    let usual = at(Quantile::Median, options.recording)?;
+    let scenario = |quantile, recording| Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() };
+    let at = |quantile, recording| run(&lowered, &scenario(quantile, recording));
+    // Where devices change their pace the median of several steps counts, which is not this one.
+    let deadline = options.deadline.clone().filter(|_| costs.paces.len() <= 1);
+    let usual = run(&lowered, &Scenario { deadline, ..scenario(Quantile::Median, options.recording) })?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
     // Where the spread of such runs as a whole is known, nobody asks for that of their parts.
     let (fastest, slowest) = match costs.step_spread {

@@ -12,6 +12,7 @@ use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Which of the durations that a thing can take is assumed, for all things at once: a bad day is bad for every kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,6 +71,18 @@ pub struct Options {
     pub recording: Recording,
     /// What makes ranks differ.
     pub disturbance: Disturbance,
+    /// Until when the median run of [`predict_with`](crate::predict_with) is worth going on; for ever if nothing is said.
+    pub deadline: Option<Arc<Deadline>>,
+}
+
+/// When a simulation may stop, with [`SimulationError::Later`]: as soon as it is certain that the step ends later than this.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Deadline {
+    /// A step that ends later need not be simulated to its end.
+    pub step: Picoseconds,
+    /// Of each list of the Program some instructions, ascending, and how long the step goes on at least after each has ended, what a step takes
+    /// beside its instructions included.
+    pub rest: Vec<Vec<(u32, Picoseconds)>>,
 }
 
 /// A foretold step.
@@ -183,6 +196,8 @@ pub(crate) struct Scenario {
     pub(crate) recording: Recording,
     /// How much slower than its costs each rank's device is, by rank of the Program; empty where none is.
     pub(crate) paces: Vec<f64>,
+    /// Until when it goes on.
+    pub(crate) deadline: Option<Arc<Deadline>>,
     /// Whether ranks are taken ahead of the event queue. The answer is the same.
     pub(crate) pacing: Pacing,
 }

@@ -2,7 +2,7 @@
 //! any more, and comes back a block before the gradients that read it, each direction on a stream of its own.
 //!
 //! What is computed again is not taken out: it is forgotten. So with full recomputation it is the blocks' inputs that go (ZeRO-Infinity's offload of
-//! checkpoints, Rajbhandari et al. 2021), and without any all that is kept (Calculon's `act_offload`, Isaev et al. 2023).
+//! checkpoints, Rajbhandari et al. 2021), and without any all that is kept (Calculon's `activations_offload`, Isaev et al. 2023).
 
 use super::emit::StageEmitter;
 use crate::placement::Placements;

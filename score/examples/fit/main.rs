@@ -9,10 +9,11 @@
 //!
 //! `cargo run --release -p foretell-score --example fit -- COMMAND`:
 //! `fit FILE` fits and writes FILE, and FILE.json with the linearised fit of times, which `benches/hyperparameters.py` reads; `memory` fits
-//! memory alone and prints what it misses by; `declared FILE [SOURCE...]` prints the table of the declared rows (of these sources) and
-//! writes them, and does not look at the others; `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its
-//! instructions take; `without SOURCE,SOURCE...` fits without these sources and prints the table of their declared rows, once for each set.
-//! Profiles are read from the folder in the environment's PROFILES, if it is set, so that values can be tried without a build.
+//! memory alone and prints what it misses by; `only FILE SOURCE...` fits on these sources alone, prints, and writes the linearised fit to FILE;
+//! `declared FILE [SOURCE...]` prints the table of the declared rows (of these sources) and writes them, and does not look at the others;
+//! `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its instructions take; `without SOURCE,SOURCE...`
+//! fits without these sources and prints the table of their declared rows, once for each set. Profiles are read from the folder in the
+//! environment's PROFILES, if it is set, so that values can be tried without a build.
 
 mod cases;
 mod kernels;
@@ -38,6 +39,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             std::fs::write(file, report::yaml(&cases, &time, &memory, &profiles))?;
             report::print(&cases, &time, &memory);
             std::fs::write(format!("{file}.json"), linear::json(&cases, &time))?;
+        }
+        ["only", file, sources @ ..] if !sources.is_empty() => {
+            let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
+            let mut cases = cases::declared(&profiles)?;
+            cases.retain(|case| sources.contains(&case.row.table.as_str()));
+            let time = solve::fit(&cases, Quantity::Step, &profiles)?;
+            let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
+            report::print(&cases, &time, &memory);
+            std::fs::write(file, linear::json(&cases, &time))?;
         }
         ["memory"] => {
             let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;

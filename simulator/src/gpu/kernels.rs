@@ -15,6 +15,15 @@ const QUERY_TILE: usize = 128;
 const EIGHT_BITS_GRANULE: usize = 16;
 /// Waves of such tiles at which half of the efficiency is reached: fits `bf16_op_efficiency.csv`, 4 to 128 heads.
 const HALF_WAVES: f64 = 1.2;
+/// The share of their rate that products of sixteen bits keep whose weights have an odd dimension, so that rows begin at addresses from which
+/// tensor cores' loads cannot take two elements at a time. GPT's 50,257 words, made a multiple of nothing, take 4.7 ms for a sequence and each
+/// 1,024 features on vTrain's A100s (`benches/vtrain_slopes.py`): 68 of 312 TFLOP/s, where products of layers reach some 213.
+const UNEVEN: f64 = 0.32;
+/// Kernels beside the one of a fused softmax, in each pass, where PyTorch's operators do it: cast, scale, mask, softmax and cast
+/// (`forward_torch_softmax` in Megatron's fused_softmax.py).
+const SOFTMAX_OPERATORS: f64 = 4.0;
+/// Bytes of a score that these read and write beside what that one does: 2 + 4, 4 + 4, 4 + 4, 4 + 4 and 4 + 2 for its 2 + 2.
+const SOFTMAX_BYTES: f64 = 32.0;
 /// How much of its efficiency fused attention keeps with heads narrower than 128: half of them at half the width loses 15 %
 /// (Dao 2023, figures 4 to 6).
 const NARROW_HEADS: f64 = 0.23;
@@ -137,6 +146,10 @@ impl GpuCosts<'_> {
             let product = Product { batch, rows, columns, contracted, operand_bytes: self.format.bytes(), output_bytes };
             (self.product(&product) + self.casts(batch * cast), 1.0, Category::Product)
         };
+        let uneven = |columns: usize, contracted: usize, (time, kernels, category)| {
+            let is_uneven = self.format.bytes() == 2.0 && !(columns.is_multiple_of(2) && contracted.is_multiple_of(2));
+            (if is_uneven { time * (1.0 / UNEVEN) } else { time }, kernels, category)
+        };
         let of_experts = |experts: usize, rows, columns, contracted, output_bytes, cast: usize| {
             let product = Product { batch: experts, rows, columns, contracted, operand_bytes: self.format.bytes(), output_bytes };
             let time = self.product(&product) * (1.0 / self.stack.expert_product) + self.casts(experts * cast);
@@ -157,14 +170,16 @@ impl GpuCosts<'_> {
             // What epilogues read or write beside the product is as large as that.
             Kernel::Matmul { rows, columns, contracted, activation, .. } => {
                 let output = if activation.keeps_argument() { 2.0 * element } else { element };
-                plain(1, rows, columns, contracted, output, rows * contracted)
+                uneven(columns, contracted, plain(1, rows, columns, contracted, output, rows * contracted))
             }
             Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } => {
                 let output = if gelu { 2.0 * element } else { element };
-                plain(1, rows, contracted, columns, output, rows * columns)
+                uneven(columns, contracted, plain(1, rows, contracted, columns, output, rows * columns))
             }
             // A bias's gradient is summed of a factor on the way, which costs what reading it does (cuBLASLt's `BGRAD`): nothing more.
-            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => plain(1, columns, contracted, rows, output, 0),
+            Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => {
+                uneven(columns, contracted, plain(1, columns, contracted, rows, output, 0))
+            }
             Kernel::EightBitMatmul { rows, columns, contracted, activation, .. } => {
                 eight_bits(rows, columns, contracted, if activation.keeps_argument() { 2.0 * element } else { element })
             }
@@ -251,7 +266,7 @@ impl GpuCosts<'_> {
             AttentionKind::Fused { scale } => {
                 (self.fused_attention(sizes, pass, scale), if pass == Pass::Forward { 1.0 } else { 2.0 })
             }
-            AttentionKind::Unfused { forward_bytes, backward_bytes, single } => {
+            AttentionKind::Unfused { forward_bytes, backward_bytes, single, fused_by } => {
                 let pairs = sizes.batch * sizes.heads();
                 let (products, bytes) = match pass {
                     Pass::Forward => (1.0, forward_bytes),
@@ -271,7 +286,10 @@ impl GpuCosts<'_> {
                 let values = self.product(&product(sizes.head_dimension, sizes.keys));
                 let elements = pairs as f64 * sizes.queries as f64 * sizes.keys as f64;
                 let wider = if precision.size().count() < 4 { 1.0 } else { single };
-                ((scores + values) * products + self.moved(elements * bytes * wider), 4.0 * products)
+                let (kernels, more) =
+                    if pairs.is_multiple_of(fused_by) { (0.0, 0.0) } else { (SOFTMAX_OPERATORS, SOFTMAX_BYTES) };
+                let moved = self.moved(elements * (bytes * wider + more));
+                ((scores + values) * products + moved, 4.0 * products + kernels)
             }
         }
     }
@@ -450,7 +468,7 @@ mod tests {
         let profiles = Profiles::library().expect("the library is sound");
         let cluster = profiles.cluster("v100-sxm-32g", None, 8, 8, None).expect("known");
         let time = |single, format, precision| {
-            let attention = AttentionKind::Unfused { forward_bytes: 27.0, backward_bytes: 38.0, single };
+            let attention = AttentionKind::Unfused { forward_bytes: 27.0, backward_bytes: 38.0, single, fused_by: 1 };
             let stack = StackKind { attention, ..profiles.stack("pytorch-eager").expect("known").clone() };
             let costs = GpuCosts { cluster: &cluster, stack: &stack, format, workload: Workload::default() };
             let sizes = Attention {
@@ -501,6 +519,61 @@ mod tests {
         let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9, CollectiveAlgorithm::Automatic);
         assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
         assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
+    }
+
+    #[test]
+    fn softmax_is_one_kernel_where_scores_come_in_fours() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+        let time = |stack: &str, heads| {
+            let stack = profiles.stack(stack).expect("known");
+            let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
+            let sizes = Attention {
+                batch: 1,
+                queries: 1024,
+                keys: 1024,
+                key_heads: heads,
+                group: 1,
+                head_dimension: 64,
+                causal: true,
+                scaled: true,
+                relative: None,
+                packed: false,
+                query_parts: 1,
+                query_offset: 0,
+                ring: None,
+                dropout: None,
+            };
+            costs.kernel_time(&Kernel::Attention(sizes), false, DataType::Fp16)
+        };
+        let [two, four] = [2, 4].map(|heads| time("megatron-deepspeed", heads));
+        assert!(two.device > four.device && two.host.value() > 1.9 * four.host.value(), "{two:?} and {four:?}");
+        let [two, four] = [2, 4].map(|heads| time("deeplearningexamples-pytorch", heads));
+        assert!(two.device < four.device && two.host == four.host, "{two:?} and {four:?}");
+    }
+
+    #[test]
+    fn products_with_odd_vocabularies_starve_the_tensor_cores() {
+        let profiles = Profiles::library().expect("the library is sound");
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+        let stack = profiles.stack("megatron-deepspeed-node").expect("known");
+        let ratio = |format, precision| {
+            let costs = GpuCosts { cluster: &cluster, stack, format, workload: Workload::default() };
+            let [odd, even] = [50_257, 50_304].map(|classes| {
+                let kernel = Kernel::MatmulInputGradient {
+                    rows: 8192,
+                    columns: classes,
+                    contracted: 1024,
+                    weight: foretell_models::WeightLayout::OutIn,
+                    gelu: false,
+                };
+                costs.kernel_time(&kernel, false, precision).device.value()
+            });
+            odd / even
+        };
+        let half = ratio(ProductFormat::Fp16, DataType::Fp16);
+        assert!((2.5..3.5).contains(&half), "{half}");
+        assert!((0.9..1.1).contains(&ratio(ProductFormat::Fp32, DataType::Fp32)));
     }
 
     #[test]

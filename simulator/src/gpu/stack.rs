@@ -9,7 +9,7 @@ fn half() -> ProductFormat {
     ProductFormat::Bf16
 }
 
-fn unpadded() -> usize {
+fn each() -> usize {
     1
 }
 
@@ -82,6 +82,10 @@ pub enum AttentionKind {
         /// (autocast).
         #[serde(default = "two")]
         single: f64,
+        /// Softmax is one kernel with scale and mask where a rank's sequences times heads are a multiple of this; elsewhere PyTorch's
+        /// operators do it.
+        #[serde(default = "each")]
+        fused_by: usize,
     },
 }
 
@@ -218,6 +222,9 @@ pub struct StackKind {
     /// What is computed again, where the run does not say.
     #[serde(default)]
     pub recompute: foretell_program::Recompute,
+    /// Whether that holds whatever a run says: of runs whose times contradict what is said of them.
+    #[serde(default)]
+    pub recomputes_as_known: bool,
     /// What is computed again where the run says `selective`: each framework means something else.
     #[serde(default = "selective")]
     pub selective: foretell_program::Recompute,
@@ -228,7 +235,7 @@ pub struct StackKind {
     #[serde(default)]
     pub sequence_parallel: bool,
     /// The vocabulary is made a multiple of this and the tensor-parallel size together; 1 where it is left as it is.
-    #[serde(default = "unpadded")]
+    #[serde(default = "each")]
     pub vocabulary_multiple: usize,
     /// The share of BERT's longest sequences (512) that is computed: less than 1 where padding is left out, wholly or by bins of lengths.
     #[serde(default = "one")]

@@ -281,6 +281,7 @@ impl Interpreter<'_> {
         }
         self.unfinished -= block.places().len();
         self.ahead.passed += 1;
+        self.note_rest(task, end);
     }
 
     /// Notes a block's start, and returns what it counts as.
@@ -340,7 +341,8 @@ mod tests {
                 let paces = if folding == Folding::On { Vec::new() } else { paces };
                 let run = |pacing| {
                     let recording = Recording::Spans;
-                    let scenario = Scenario { quantile: Quantile::P90, recording, paces: paces.clone(), pacing };
+                    let scenario =
+                        Scenario { quantile: Quantile::P90, recording, paces: paces.clone(), pacing, ..Scenario::default() };
                     interpret(&lowered, &scenario).expect("it ends")
                 };
                 let (fast, each) = (run(Pacing::Ahead), run(Pacing::Each));

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""What a layer takes on vTrain's single nodes, from the rows that tests/published/split.yaml declares and no others: no simulation.
+
+A step is taken to be: once, c0 and for each layer a constant and a part that goes with its parameters (more of it with data parallelism);
+for each micro-batch, layers times a value of their width, tensor size and sequences, and logits, which go with sequences over tensor size.
+Prints those values in milliseconds, and the mean error of the whole. Needs numpy and scipy.
+
+    benches/vtrain_slopes.py
+"""
+import csv
+import pathlib
+
+import numpy as np
+from scipy.optimize import least_squares
+
+RUNS = pathlib.Path(__file__).parent.parent / "tests/published/runs.csv"
+
+
+def is_declared(name):
+    """As score/src/split.rs."""
+    sum = 0xCBF29CE484222325
+    for byte in name.encode():
+        sum = ((sum ^ byte) * 0x100000001B3) % 2**64
+    return (sum ^ (sum >> 29) ^ (sum >> 43)) % 5 < 2
+
+
+def number(row, column):
+    return int(float(row[column]))
+
+
+rows = [row for row in csv.DictReader(RUNS.open()) if row["table"] == "vtrain_single_node"]
+rows = [row for row in rows if row["step_s"] and is_declared(row["row_id"])]
+columns = ("hidden", "layers", "tp", "pp", "dp", "mbs", "ga")
+hidden, layers, tensor, pipeline, data, sequences, micro_batches = np.array([[number(row, one) for one in columns] for row in rows]).T
+measured = np.array([float(row["step_s"]) for row in rows]) * 1e3
+cells = sorted(set(zip(hidden, tensor, sequences)))
+cell = np.array([cells.index(one) for one in zip(hidden, tensor, sequences)])
+
+
+def step(values):
+    layer, (once, narrow, wide, parameters, constant, hand_over, summed) = values[cell], values[len(cells):]
+    of_stage = layers / pipeline
+    logits = np.where(hidden == 1024, narrow, wide) * sequences / tensor
+    update = (parameters + summed * (data > 1)) * (hidden / 1024) ** 2 * of_stage / tensor + constant * of_stage
+    return once + update + micro_batches * (of_stage * layer + logits) + (pipeline - 1) * (of_stage * layer + hand_over)
+
+
+start = np.log(np.r_[np.full(len(cells), 4.0), 10, 3, 4, 0.3, 0.1, 1, 0.1])
+found = least_squares(lambda logs: np.log(step(np.exp(logs)) / measured), start, loss="soft_l1", f_scale=0.02)
+values = np.exp(found.x)
+errors = np.abs(step(values) / measured - 1)
+print(f"{len(rows)} rows, mean error {errors.mean():.2%}, worst {errors.max():.1%}")
+print("logits of a sequence, 1,024 and 2,048 features: {:.2f} and {:.2f} ms".format(*values[len(cells) + 1 : len(cells) + 3]))
+for (width, ranks, size), value in zip(cells, values):
+    print(f"width {width} tensor {ranks} sequences {size}: {value:5.2f} ms a layer")

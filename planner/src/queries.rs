@@ -1,0 +1,61 @@
+//! What one may ask of a layout or a space without a search.
+
+use crate::answer::PlannerError;
+use crate::bounds::{Bounds, Verdict};
+use crate::objective::Objective;
+use crate::placements::with_placed_operators;
+use crate::request::Request;
+use crate::space::Family;
+use foretell_program::{Layout, Plan};
+use foretell_units::{Bytes, Seconds};
+
+/// What a layout takes and needs at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Least {
+    /// No simulation of it is faster.
+    pub step: Seconds,
+    /// No stage's arena is smaller than the largest must be.
+    pub memory: Bytes,
+}
+
+/// What a layout of a request's model takes and needs at least; `None` where it does not divide the model.
+///
+/// # Errors
+/// As [`crate::plan`] of the request's model and sizes.
+pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, PlannerError> {
+    let unlimited = Request { memory_limit: None, objective: Objective::Time, ..request.clone() };
+    let mut bounds = Bounds::new(&unlimited)?;
+    let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
+    let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
+    // Whatever it needs is more than nothing.
+    bounds.memory_limit = Bytes::ZERO;
+    let memory = match bounds.of_member(layout, micro_batches) {
+        Verdict::OutOfMemory(bytes) => bytes,
+        _ => Bytes::ZERO,
+    };
+    bounds.memory_limit = Bytes::new(u64::MAX);
+    let step = match (bounds.of_members(&family, std::slice::from_ref(layout)), bounds.of_member(layout, micro_batches)) {
+        (Verdict::Least(of_family), Verdict::Least(own)) => Seconds::new(own.max(of_family)),
+        _ => return Ok(None),
+    };
+    Ok(Some(Least { step, memory }))
+}
+
+/// Every layout of a request's space.
+///
+/// # Errors
+/// As [`least`].
+pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
+    let space = Bounds::new(request)?.space;
+    let families = with_placed_operators(request, space.families());
+    let members = families.iter().flat_map(|family| space.members(family));
+    Ok(members.flat_map(|layout| [space.offloaded(&layout), Some(layout)].into_iter().flatten().rev()).collect())
+}
+
+/// One layout of each family of a request's space: between them they have all shapes of kernels but those of updates that ZeRO shares out.
+///
+/// # Errors
+/// As [`least`].
+pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
+    Ok(Bounds::new(request)?.space.families().into_iter().map(|family| family.layout).collect())
+}
