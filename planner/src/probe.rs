@@ -194,16 +194,11 @@ impl Probe {
         };
         line.sharing = Busy { each: of_buckets(&|piece| piece.sharing.each), once: of_buckets(&|piece| piece.sharing.once) };
         line.alike = Busy { each: of_buckets(&|piece| piece.alike.each), once: of_buckets(&|piece| piece.alike.once) };
-        // What there is beside what every micro-batch holds is that of some blocks at a time: of two, where parameters are gathered for one while
-        // another is computed. Of fewer blocks than were compiled it is not known what they have beside.
-        let are_two = more >= (LONG - SHORT) as f64;
-        let beside = |most: fn(&Held) -> f64| {
-            let of = |piece: &Piece| most(&piece.held) - piece.held.between;
-            let own = if more < 0.0 { 0.0 } else { of(from) };
-            if are_two { own.max(of(&self.long)) } else { own }
-        };
-        let (forward, backward) = (beside(|held| held.forward), beside(|held| held.backward));
-        (line.held.forward, line.held.backward) = (line.held.between + forward, line.held.between + backward);
+        // What there is beside what every micro-batch holds is that of one block at a time.
+        // Of fewer blocks than were compiled it is not known what they have beside.
+        let beside = if more < 0.0 { 0.0 } else { 1.0 };
+        line.held.forward = line.held.between + beside * (from.held.forward - from.held.between);
+        line.held.backward = line.held.between + beside * (from.held.backward - from.held.between);
         let tail = |over: fn(&Piece) -> f64| of_buckets(&over);
         line.tail.free.over = tail(|piece| piece.tail.free.over);
         line.tail.arrival.over = tail(|piece| piece.tail.arrival.over);
