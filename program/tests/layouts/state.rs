@@ -205,7 +205,7 @@ fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_a
             });
             let mut ahead: Vec<usize> = ahead.collect();
             ahead.sort_unstable();
-            assert!(ahead[ahead.len() / 4] >= 10, "kernels between: {ahead:?}");
+            assert!(ahead[ahead.len() / 4] > 3, "kernels between: {ahead:?}");
         }
         assert_eq!(offloaded.evaluation.host_arenas(), vec![Bytes::ZERO; pipeline], "nothing is kept where nothing goes back");
     }
