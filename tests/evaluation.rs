@@ -42,7 +42,7 @@ fn an_mlp_is_evaluated_the_same_in_every_layout() {
 
 #[test]
 fn a_resnet_is_evaluated_the_same_in_every_layout() {
-    // Rounding turns ReLUs over (see law.rs), and over two epochs of learning that grows to percents, on one rank with other
+    // Rounding turns ReLUs over (see `law`), and over two epochs of learning that grows to percents, on one rank with other
     // micro-batches too. So the parameters hardly move here: what is compared is evaluation, with its groups and its padding.
     let model = "{family: resnet, depth: 18, stem: small, image: 8, channels: 1, classes: 10, width: 4}";
     the_same_in_every_layout(model, "0.000001", 1e-4);
