@@ -343,6 +343,9 @@ impl<'a> Pieces<'a> {
             };
             let extra = beside(forward, |held| held.forward).max(beside(backward, |held| held.backward));
             let all: f64 = (0..self.chunks).map(of_chunk).sum();
+            // Beside a pass after which no other comes, gathered parameters go one after the other.
+            let may_be_last = held.iter().sum::<usize>() <= 1 && self.of(stage, 0).kept.is_gathered(zero, ranks);
+            let extra = if may_be_last { 0.0 } else { extra };
             (all + of_activations * extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
         };
         (0..self.stages).map(of_stage).fold(0.0, f64::max)

@@ -6,7 +6,7 @@
 use crate::processor::Processor;
 use foretell_models::Kernel;
 use foretell_program::{
-    Axis, Buffer, BufferId, BufferRole, CollectiveRole, GroupId, MemoryKind, Operation, Overlap, StageProgram, Stream,
+    Axis, Buffer, BufferId, BufferRole, CollectiveRole, GroupId, MemoryKind, Operation, Overlap, Phase, StageProgram, Stream,
 };
 use foretell_simulator::Alone;
 use std::ops::Range;
@@ -336,6 +336,8 @@ fn is_kernel(list: &StageProgram, index: usize) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Kept {
     pub(crate) parameters: f64,
+    /// Of these such as only forward passes read: tables of embeddings.
+    pub(crate) only_forward: f64,
     pub(crate) gradients: f64,
     pub(crate) optimizer_state: f64,
     pub(crate) others: f64,
@@ -354,6 +356,7 @@ impl Kept {
             };
             *part += buffer.bytes.value();
         }
+        kept.only_forward = only_forward(list);
         kept
     }
 
@@ -361,13 +364,21 @@ impl Kept {
         self.parameters + self.gradients + self.optimizer_state + self.others
     }
 
+    /// Whether parameters are shared out, and gathered for all passes of a step.
+    pub(crate) fn is_gathered(&self, zero: usize, ranks: usize) -> bool {
+        (1..3).contains(&zero) && ranks > 1
+    }
+
     /// What is left at least where a stage of ZeRO shares it out among so many ranks.
     pub(crate) fn shared_out(self, zero: usize, ranks: usize) -> Self {
         let share = |from: usize| if zero >= from { 1.0 / ranks as f64 } else { 1.0 };
+        // What is shared out and gathered for the step goes when its last pass has read it, and may be gone when the most is held.
+        let is_gone = if self.is_gathered(zero, ranks) { self.only_forward } else { 0.0 };
         Self {
+            only_forward: 0.0,
             optimizer_state: self.optimizer_state * share(1),
             gradients: self.gradients * share(2),
-            parameters: self.parameters * share(3),
+            parameters: (self.parameters - is_gone) * share(3),
             // Room for sums may be less with ZeRO.
             others: if zero > 0 { 0.0 } else { self.others },
         }
@@ -376,11 +387,30 @@ impl Kept {
     pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             parameters: choose(self.parameters, other.parameters),
+            only_forward: choose(self.only_forward, other.only_forward),
             gradients: choose(self.gradients, other.gradients),
             optimizer_state: choose(self.optimizer_state, other.optimizer_state),
             others: choose(self.others, other.others),
         }
     }
+}
+
+/// Bytes of the parameters that a list reads in forward passes alone.
+fn only_forward(list: &StageProgram) -> f64 {
+    let mut is_read = [vec![false; list.buffers.len()], vec![false; list.buffers.len()]];
+    for instruction in &list.instructions {
+        let place = match instruction.phase {
+            Phase::Forward => 0,
+            Phase::Backward | Phase::Recompute => 1,
+            Phase::Update => continue,
+        };
+        instruction.reads.iter().for_each(|buffer| is_read[place][buffer.0 as usize] = true);
+    }
+    let is_meant = |index: &usize| {
+        let buffer = &list.buffers[*index];
+        buffer.persistent && buffer.role == BufferRole::Parameter && is_read[0][*index] && !is_read[1][*index]
+    };
+    (0..list.buffers.len()).filter(is_meant).map(|index| list.buffers[index].bytes.value()).sum()
 }
 
 /// Bytes of a micro-batch.
