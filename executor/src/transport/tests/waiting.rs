@@ -153,14 +153,13 @@ fn who_may_not_spin_sleeps_until_he_may_or_has_his_message() {
     use crate::clock::thread_processor_time;
     use std::sync::atomic::{AtomicBool, Ordering};
     const SPIN: Duration = Duration::from_millis(200);
-    let segment = Segment::create(&SegmentShape::new(all(2), 4)).unwrap();
     let patience = Patience { spin: SPIN, timeout: Duration::from_secs(20) };
-    let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, patience).unwrap());
     let stream = StreamNumber(1);
     // What waiting 100 ms for a message takes of the processor, when the thread may spin from the middle on and when it never may.
     let busy = |is_nudged: bool| {
+        let segment = Segment::create(&SegmentShape::new(all(2), 4)).unwrap();
+        let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, patience).unwrap());
         let may_spin = Arc::new(AtomicBool::new(false));
-        let stream = if is_nudged { stream } else { StreamNumber(2) };
         let mut sender = transports[0].open(1, stream).unwrap();
         let mut receiver = transports[1].open(0, stream).unwrap();
         std::thread::scope(|scope| {
