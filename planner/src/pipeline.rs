@@ -4,7 +4,7 @@
 
 use crate::probe::{Piece, Probe};
 use crate::remaining::longer_between;
-use crate::windows::{Chain, Held, Window};
+use crate::windows::{Chain, Held, Window, gathers_for_a_step};
 use foretell_program::{Offload, PassTimes, Schedule, StagePass, Task, pass_starts, usual_cuts};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -344,7 +344,7 @@ impl<'a> Pieces<'a> {
             let extra = beside(forward, |held| held.forward).max(beside(backward, |held| held.backward));
             let all: f64 = (0..self.chunks).map(of_chunk).sum();
             // Beside a pass after which no other comes, gathered parameters go one after the other.
-            let may_be_last = held.iter().sum::<usize>() <= 1 && self.of(stage, 0).kept.is_gathered(zero, ranks);
+            let may_be_last = gathers_for_a_step(zero, ranks) && held.iter().sum::<usize>() <= 1;
             let extra = if may_be_last { 0.0 } else { extra };
             (all + of_activations * extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
         };

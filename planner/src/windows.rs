@@ -364,16 +364,11 @@ impl Kept {
         self.parameters + self.gradients + self.optimizer_state + self.others
     }
 
-    /// Whether parameters are shared out, and gathered for all passes of a step.
-    pub(crate) fn is_gathered(&self, zero: usize, ranks: usize) -> bool {
-        (1..3).contains(&zero) && ranks > 1
-    }
-
     /// What is left at least where a stage of ZeRO shares it out among so many ranks.
     pub(crate) fn shared_out(self, zero: usize, ranks: usize) -> Self {
         let share = |from: usize| if zero >= from { 1.0 / ranks as f64 } else { 1.0 };
         // What is shared out and gathered for the step goes when its last pass has read it, and may be gone when the most is held.
-        let is_gone = if self.is_gathered(zero, ranks) { self.only_forward } else { 0.0 };
+        let is_gone = if gathers_for_a_step(zero, ranks) { self.only_forward } else { 0.0 };
         Self {
             only_forward: 0.0,
             optimizer_state: self.optimizer_state * share(1),
@@ -393,6 +388,11 @@ impl Kept {
             others: choose(self.others, other.others),
         }
     }
+}
+
+/// Whether a stage of ZeRO shares parameters out, and has them gathered for all passes of a step.
+pub(crate) fn gathers_for_a_step(zero: usize, ranks: usize) -> bool {
+    (1..3).contains(&zero) && ranks > 1
 }
 
 /// Bytes of the parameters that a list reads in forward passes alone.

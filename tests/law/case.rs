@@ -78,6 +78,37 @@ pub const SEQUENCES: [Uneven; 3] = [
 ];
 
 impl Case {
+    /// A model on one rank: two micro-batches of two samples, AdamW in single precision, and nothing else asked for.
+    pub fn usual(model: &'static str) -> Self {
+        Self {
+            model,
+            data: 1,
+            tensor: 1,
+            pipeline: 1,
+            context: 1,
+            context_method: "gather",
+            expert: 1,
+            micro_batch: 2,
+            micro_batches: 2,
+            schedule: ("1f1b", 1),
+            cuts: None,
+            recompute: "none",
+            offload: "none",
+            optimizer: "adamw",
+            bucket: "4KiB",
+            zero: 0,
+            hybrid: false,
+            sequence_parallel: false,
+            clip: false,
+            blocking: false,
+            whole_experts: false,
+            operators: "{}",
+            precision: "fp32",
+            seed: 5,
+            uneven: None,
+        }
+    }
+
     pub fn global_batch(&self) -> usize {
         let parts = self.uneven.map_or(self.data * self.expert, |uneven| uneven.parts);
         parts * self.micro_batch * self.micro_batches

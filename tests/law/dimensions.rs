@@ -18,31 +18,15 @@ fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {
             (2, 2, 1, true, true),
         ] {
             check(&Case {
-                model,
-                data: 1,
                 tensor,
-                pipeline: 1,
                 context,
-                context_method: "gather",
                 expert,
-                precision: "fp32",
-                cuts: None,
-                micro_batch: 2,
-                micro_batches: 2,
-                schedule: ("1f1b", 1),
-                recompute: "none",
-                offload: "none",
-                optimizer: "adamw",
-                bucket: "4KiB",
                 zero: 1,
-                hybrid: false,
                 sequence_parallel,
                 clip: true,
-                blocking: false,
                 whole_experts,
-                operators: "{}",
                 seed: 7,
-                uneven: None,
+                ..Case::usual(model)
             });
         }
     }
@@ -57,31 +41,13 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
     for (index, model) in models.into_iter().enumerate() {
         for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
             check(&Case {
-                model,
                 data,
                 tensor,
                 pipeline,
-                context: 1,
-                context_method: "gather",
-                expert: 1,
-                precision: "fp32",
-                cuts: None,
-                micro_batch: 2,
                 micro_batches: 3,
-                schedule: ("1f1b", 1),
                 recompute: if pipeline > 1 { "full" } else { "none" },
-                offload: "none",
-                optimizer: "adamw",
-                bucket: "4KiB",
                 zero: index % 3,
-                hybrid: false,
-                sequence_parallel: false,
-                clip: false,
-                blocking: false,
-                whole_experts: false,
-                operators: "{}",
-                seed: 5,
-                uneven: None,
+                ..Case::usual(model)
             });
         }
     }
@@ -102,31 +68,12 @@ fn ring_attention_obeys_the_law() {
     .enumerate()
     {
         check(&Case {
-            model,
             data,
-            tensor: 1,
-            pipeline: 1,
             context,
             context_method: "ring",
-            expert: 1,
             precision: ["fp32", "fp32", "fp32", "fp32", "fp32", "bf16"][index],
-            cuts: None,
-            micro_batch: 2,
-            micro_batches: 2,
-            schedule: ("1f1b", 1),
             recompute: if index % 2 == 1 { "full" } else { "none" },
-            offload: "none",
-            optimizer: "adamw",
-            bucket: "4KiB",
-            zero: 0,
-            hybrid: false,
-            sequence_parallel: false,
-            clip: false,
-            blocking: false,
-            whole_experts: false,
-            operators: "{}",
-            seed: 5,
-            uneven: None,
+            ..Case::usual(model)
         });
     }
 }
@@ -144,31 +91,17 @@ fn operators_that_are_shared_out_one_by_one_obey_the_law() {
                 continue;
             }
             check(&Case {
-                model,
                 data,
                 tensor,
                 pipeline,
-                context: 1,
-                context_method: "gather",
-                expert: 1,
                 precision: if (index + number) % 8 == 7 { "bf16" } else { "fp32" },
-                cuts: None,
                 micro_batch: 8,
-                micro_batches: 2,
-                schedule: ("1f1b", 1),
                 recompute: if number % 3 == 1 { "full" } else { "none" },
-                offload: "none",
-                optimizer: "adamw",
-                bucket: "4KiB",
                 zero: if data > 1 { 1 + index % 3 } else { 0 },
-                hybrid: false,
                 sequence_parallel: (index + number) % 16 == 5,
                 clip: number % 2 == 0,
-                blocking: false,
-                whole_experts: false,
                 operators,
-                seed: 5,
-                uneven: None,
+                ..Case::usual(model)
             });
         }
     }
@@ -190,31 +123,16 @@ fn dropout_drops_the_same_in_every_dimension() {
             (1, 2, 2, 2, "ring"),
         ] {
             check(&Case {
-                model,
                 data,
                 tensor,
                 pipeline,
                 context,
                 context_method,
-                expert: 1,
                 precision: if data == 2 && tensor == 1 { "bf16" } else { "fp32" },
-                cuts: None,
-                micro_batch: 2,
-                micro_batches: 2,
-                schedule: ("1f1b", 1),
                 recompute: if pipeline > 1 { "full" } else { ["none", "selective"][index] },
-                offload: "none",
-                optimizer: "adamw",
-                bucket: "4KiB",
                 zero: if data > 1 { 1 + 2 * index } else { 0 },
-                hybrid: false,
                 sequence_parallel: tensor > 1,
-                clip: false,
-                blocking: false,
-                whole_experts: false,
-                operators: "{}",
-                seed: 5,
-                uneven: None,
+                ..Case::usual(model)
             });
         }
     }

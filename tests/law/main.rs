@@ -86,31 +86,20 @@ fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
         let dropping =
             "{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 8, tied_embeddings: false, dropout: 0.2}";
         check(&Case {
-            model: dropping,
-            data: 1,
-            tensor: 1,
             pipeline: uneven.pipeline,
-            context: 1,
             context_method: if index % 2 == 0 { "gather" } else { "ring" },
-            expert: 1,
             precision: if index % 3 == 2 { "bf16" } else { "fp32" },
-            cuts: None,
             micro_batch: 4,
             micro_batches: 3,
             schedule: (["1f1b", "gpipe", "zb-h1"][index % 3], 1),
             recompute: if index % 4 == 1 { "full" } else { "none" },
-            offload: "none",
-            optimizer: "adamw",
-            bucket: "4KiB",
             zero: index % 4,
-            hybrid: false,
             sequence_parallel: index % 2 == 1,
             clip: index % 2 == 0,
             blocking: index % 2 == 0,
-            whole_experts: false,
             operators: if uneven.text.contains("tensor") && index % 2 == 1 { OPERATORS[0] } else { "{}" },
-            seed: 5,
             uneven: Some(uneven),
+            ..Case::usual(dropping)
         });
     }
 }
@@ -118,33 +107,7 @@ fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
 #[test]
 fn tcp_and_shared_memory_train_to_the_same_bits() {
     for precision in ["fp32", "bf16"] {
-        let case = Case {
-            model: MODELS[2].0,
-            data: 2,
-            tensor: 2,
-            pipeline: 1,
-            context: 1,
-            context_method: "gather",
-            expert: 1,
-            micro_batch: 2,
-            micro_batches: 2,
-            schedule: ("1f1b", 1),
-            cuts: None,
-            recompute: "none",
-            offload: "none",
-            optimizer: "adamw",
-            bucket: "25MiB",
-            zero: 0,
-            hybrid: false,
-            sequence_parallel: false,
-            clip: false,
-            blocking: false,
-            whole_experts: false,
-            operators: "{}",
-            precision,
-            seed: 1,
-            uneven: None,
-        };
+        let case = Case { data: 2, tensor: 2, bucket: "25MiB", precision, seed: 1, ..Case::usual(MODELS[2].0) };
         let scratch = Scratch::new();
         let near = scratch.train(&case.plan(), 4, 1, &[]);
         let far = scratch.train(&case.plan(), 4, 1, &["--tcp"]);

@@ -1,0 +1,171 @@
+use super::*;
+use crate::gpu::Profiles;
+
+/// Attention of each position to all, or to those before it, with heads of 64 features.
+fn attention(batch: usize, positions: usize, heads: usize, causal: bool) -> Attention {
+    Attention {
+        batch,
+        queries: positions,
+        keys: positions,
+        key_heads: heads,
+        group: 1,
+        head_dimension: 64,
+        causal,
+        scaled: true,
+        relative: None,
+        packed: false,
+        query_parts: 1,
+        query_offset: 0,
+        ring: None,
+        dropout: None,
+    }
+}
+
+#[test]
+fn what_a_stack_fuses_takes_no_time() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+    let stack = profiles.stack("megatron-core").expect("known");
+    let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
+    let bias = Kernel::BiasAdd { rows: 4096, columns: 4096 };
+    assert_eq!(costs.kernel_time(&bias, false, DataType::Bf16), KernelTime::default());
+    let norm = Kernel::RmsNorm { rows: 4096, features: 4096, epsilon: foretell_models::Epsilon::new(5) };
+    assert!(costs.kernel_time(&norm, false, DataType::Bf16).device > Seconds::ZERO);
+}
+
+#[test]
+fn experts_whose_products_are_launched_one_by_one_take_what_was_measured() {
+    // `bf16_op_efficiency.csv`: 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a B200; six if one kernel did all.
+    let profiles = Profiles::library().expect("the library is sound");
+    let mut cluster = profiles.cluster("b200-sxm-180g", None, 8, 8, None).expect("known");
+    assert!(cluster.gpu.set_value("product:bf16", 0.51));
+    let mut stack = profiles.stack("megatron-core").expect("known").clone();
+    assert!(stack.set_value("product_scale", 1.0) && stack.set_value("expert_product", 1.0));
+    stack.product = Default::default();
+    let costs = GpuCosts { cluster: &cluster, stack: &stack, format: ProductFormat::Bf16, workload: Workload::default() };
+    let kernel = Kernel::ExpertMatmul { experts: 160, rows: 154, columns: 3072, contracted: 5120 };
+    let each = costs.kernel_time(&kernel, false, DataType::Bf16).device.value() / 160.0;
+    assert!((9e-6..12e-6).contains(&each), "{each}");
+}
+
+#[test]
+fn scores_of_autocast_are_not_twice_as_wide_in_single_precision() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("v100-sxm-32g", None, 8, 8, None).expect("known");
+    let time = |single, format, precision| {
+        let unfused = AttentionKind::Unfused { forward_bytes: 27.0, backward_bytes: 38.0, single, fused_by: 1 };
+        let stack = StackKind { attention: unfused, ..profiles.stack("pytorch-eager").expect("known").clone() };
+        let costs = GpuCosts { cluster: &cluster, stack: &stack, format, workload: Workload::default() };
+        let sizes = attention(8, 512, 16, false);
+        costs.kernel_time(&Kernel::Attention(sizes), false, precision).device.value()
+    };
+    let half = |single| time(single, ProductFormat::Fp16, DataType::Fp16);
+    let full = |single| time(single, ProductFormat::Fp32, DataType::Fp32);
+    assert_eq!(half(1.2), half(2.0));
+    // What is left of scores: 8 x 16 x 512 x 512 of them, 27 bytes each, 0.8 times less often.
+    let bytes = (full(2.0) - full(1.2)) * cluster.gpu.memory_bandwidth.value() * cluster.gpu.memory_efficiency;
+    assert!((bytes / (8.0 * 16.0 * 512.0 * 512.0 * 27.0 * 0.8) - 1.0).abs() < 1e-6, "{bytes}");
+}
+
+#[test]
+fn who_trains_adapters_makes_no_gradients_of_weights() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+    let stack = profiles.stack("nemo").expect("known");
+    let costs = GpuCosts {
+        cluster: &cluster,
+        stack,
+        format: ProductFormat::Bf16,
+        workload: Workload { trained: Trained::Adapters, ..Workload::default() },
+    };
+    let weight = foretell_models::WeightLayout::OutIn;
+    let [weight, input] = [
+        Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight, bias: false },
+        Kernel::MatmulInputGradient { rows: 4096, columns: 4096, contracted: 4096, weight, gelu: false },
+    ]
+    .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
+    assert!(weight == Seconds::ZERO && input > Seconds::ZERO);
+    let group = Reachable { members: 8, nodes: 1, together: 8 };
+    let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9, CollectiveAlgorithm::Automatic);
+    assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
+    assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
+}
+
+#[test]
+fn softmax_is_one_kernel_where_scores_come_in_fours() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+    let time = |stack: &str, heads| {
+        let stack = profiles.stack(stack).expect("known");
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
+        let sizes = attention(1, 1024, heads, true);
+        costs.kernel_time(&Kernel::Attention(sizes), false, DataType::Fp16)
+    };
+    let [two, four] = [2, 4].map(|heads| time("megatron-deepspeed", heads));
+    assert!(two.device > four.device && two.host.value() > 1.9 * four.host.value(), "{two:?} and {four:?}");
+    let [two, four] = [2, 4].map(|heads| time("deeplearningexamples-pytorch", heads));
+    assert!(two.device < four.device && two.host == four.host, "{two:?} and {four:?}");
+}
+
+#[test]
+fn products_with_odd_vocabularies_starve_the_tensor_cores() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+    let stack = profiles.stack("megatron-deepspeed-node").expect("known");
+    let ratio = |format, precision| {
+        let costs = GpuCosts { cluster: &cluster, stack, format, workload: Workload::default() };
+        let [odd, even] = [50_257, 50_304].map(|classes| {
+            let kernel = Kernel::MatmulInputGradient {
+                rows: 8192,
+                columns: classes,
+                contracted: 1024,
+                weight: foretell_models::WeightLayout::OutIn,
+                gelu: false,
+            };
+            costs.kernel_time(&kernel, false, precision).device.value()
+        });
+        odd / even
+    };
+    let half = ratio(ProductFormat::Fp16, DataType::Fp16);
+    assert!((2.5..3.5).contains(&half), "{half}");
+    assert!((0.9..1.1).contains(&ratio(ProductFormat::Fp32, DataType::Fp32)));
+}
+
+#[test]
+fn ranks_of_tensor_wait_for_the_last_of_them() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
+    let patient = profiles.stack("megatron-deepspeed").expect("known");
+    let at_once = StackKind { tensor_wait: Seconds::ZERO, ..patient.clone() };
+    let time = |stack: &StackKind, role, members| {
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
+        let group = Reachable { members, nodes: 1, together: members };
+        costs.collective_time(Collective::AllReduce, role, &group, 1e6, CollectiveAlgorithm::Automatic).value()
+    };
+    let waits = |role, members| time(patient, role, members) - time(&at_once, role, members);
+    let [two, eight] = [2, 8].map(|members| waits(CollectiveRole::Tensor, members));
+    assert!(two > 0.0 && (eight / two - 3.0).abs() < 1e-9, "{two} and {eight}");
+    assert_eq!(waits(CollectiveRole::Gradients, 8), 0.0);
+}
+
+#[test]
+fn what_products_gather_travels_in_their_format() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+    let costs = |stack: &str, format| {
+        let stack = profiles.stack(stack).expect("known");
+        GpuCosts { cluster: &cluster, stack, format, workload: Workload::default() }
+            .travelling(Collective::AllGather, CollectiveRole::Tensor)
+    };
+    assert_eq!(costs("nemo", ProductFormat::Fp8), 0.5);
+    assert_eq!((costs("nemo", ProductFormat::Bf16), costs("megatron-core", ProductFormat::Fp8)), (1.0, 1.0));
+}
+
+#[test]
+fn every_kernel_costs_the_host_a_launch() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+    let stack = profiles.stack("pytorch-eager").expect("known");
+    let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
+    assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
+}
