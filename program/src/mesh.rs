@@ -250,6 +250,12 @@ impl Mesh {
         }
     }
 
+    /// How far apart ranks are that follow each other along an axis, if that is as far everywhere: not where stages differ in size.
+    pub fn stride(&self, axis: Axis) -> Option<usize> {
+        let before = self.order.iter().take_while(|&&other| other != axis);
+        self.firsts.is_none().then(|| before.map(|&other| self.length(0, other)).product())
+    }
+
     /// How many pipeline stages there are.
     pub fn stage_count(&self) -> usize {
         self.pipeline

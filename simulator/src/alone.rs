@@ -66,7 +66,7 @@ pub fn alone(
         return Ok(fastest.unwrap_or_default());
     }
     let options = Options { oversubscription, ..Options::default() };
-    Ok(durations(program, &Lowered::new(program, topology, costs, &options, Threads::One)?, bucket))
+    Ok(durations(program, &Lowered::new(program, topology, costs, &options, Threads::One, None)?, bucket))
 }
 
 /// The same on devices of kinds that `kind_of_stage` says, where the profiles of GPUs say what exchanges take: as if there were no others.

@@ -40,7 +40,7 @@ pub fn simulate_beside(
     for job in jobs {
         let placement = Placement { first_device: topology.devices_of(job.first_node).start, first_kind };
         first_kind += job.costs.kind_count();
-        let lowered = Lowered::placed(job.program, topology, &costs, &Options::default(), placement, Threads::All)?;
+        let lowered = Lowered::placed(job.program, topology, &costs, &Options::default(), placement, Threads::All, None)?;
         all = Some(match all {
             None => lowered,
             Some(before) => before.beside(lowered),

@@ -161,7 +161,7 @@ impl Lowered<'_> {
                 rank
             })
             .collect();
-        self.of_rank = ranks.place;
+        self.of_rank.iter_mut().for_each(|place| *place = ranks.place[*place as usize]);
         self.processors = shared.first.iter().filter(|&&first| first >= first_processor).count();
         self.has_queue = shared.first.iter().filter_map(|&first| self.has_queue.get(first).copied()).collect();
         self.capacities = shared.first.iter().map(|&first| self.capacities[first]).collect();
@@ -283,9 +283,8 @@ impl Lowered<'_> {
             let folded = &mut kept[place as usize];
             add_loads(&hop.shape, &mut folded.shape, shared);
             for (weight, end) in folded.weights.iter_mut().zip([hop.sender, hop.receiver]) {
-                let is_kept = ranks.first[ranks.place[end as usize] as usize] == end as usize;
-                *weight +=
-                    f64::from(u8::from(is_kept && groups.first[groups.place[hop.group as usize] as usize] == hop.group as usize));
+                // Whatever group of the class: that of the kept rank need not be the kept one.
+                *weight += f64::from(u8::from(ranks.first[ranks.place[end as usize] as usize] == end as usize));
             }
         }
         self.hops = kept;

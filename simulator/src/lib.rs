@@ -93,6 +93,7 @@ mod kernels;
 mod lists;
 mod lowering;
 mod network;
+mod orbits;
 mod pairing;
 mod prediction;
 mod representatives;

@@ -10,7 +10,8 @@ use crate::error::SimulationError;
 use crate::interpreter::Run;
 use crate::lists::LoweredList;
 use crate::network::{self, Shape};
-use crate::pairing::{Channel, GroupSet, Pairing};
+use crate::orbits::Orbits;
+use crate::pairing::{Channel, GroupSet, Pairing, World};
 use crate::rings::{Collectives, Hop};
 use crate::room::links_that_may_be_full;
 use crate::simulation::{Options, Oversubscription, Quantile};
@@ -48,6 +49,24 @@ pub(crate) struct Lowered<'a> {
     pub(crate) processors: usize,
     /// Kernels that no sample says anything of.
     pub(crate) uncalibrated_kernels: BTreeSet<String>,
+    /// What ranks were turned onto each other before they were made ready, if any were.
+    pub(crate) orbits: Option<Orbits>,
+}
+
+/// A rank that has not met anybody yet.
+fn rank_of(world: &World<'_>, placement: Placement, rank: Rank) -> SimulatedRank {
+    let device = world.device(rank);
+    SimulatedRank {
+        rank,
+        device,
+        kind: placement.first_kind + world.topology.kind_index(device),
+        list: world.program.list_index(rank),
+        work: 0,
+        processor: 0,
+        groups: Vec::new(),
+        sends: Vec::new(),
+        receives: Vec::new(),
+    }
 }
 
 /// A rank that is simulated.
@@ -95,8 +114,9 @@ impl<'a> Lowered<'a> {
         costs: &'a CostModel,
         options: &Options,
         threads: Threads,
+        turning: Option<&[f64]>,
     ) -> Result<Self, SimulationError> {
-        let placed = Self::placed(program, topology, costs, options, Placement::default(), threads)?;
+        let placed = Self::placed(program, topology, costs, options, Placement::default(), threads, turning)?;
         Ok(placed.with_resources_numbered(topology))
     }
 
@@ -109,6 +129,7 @@ impl<'a> Lowered<'a> {
         options: &Options,
         placement: Placement,
         threads: Threads,
+        turning: Option<&[f64]>,
     ) -> Result<Self, SimulationError> {
         let world = program.mesh.world_size();
         let devices = topology.device_count().saturating_sub(placement.first_device);
@@ -132,25 +153,25 @@ impl<'a> Lowered<'a> {
                 each.into_iter().collect::<Result<Vec<_>, _>>()?
             }
         };
-        let mut ranks: Vec<SimulatedRank> = (0..world)
-            .map(|rank| {
-                let device = DeviceId(placement.first_device + rank % devices);
-                SimulatedRank {
-                    rank: Rank(rank),
-                    device,
-                    kind: placement.first_kind + topology.kind_index(device),
-                    list: program.list_index(Rank(rank)),
-                    work: 0,
-                    processor: 0,
-                    groups: Vec::new(),
-                    sends: Vec::new(),
-                    receives: Vec::new(),
-                }
-            })
-            .collect();
-        let mut uncalibrated_kernels = BTreeSet::new();
         let uneven: Vec<BTreeSet<GroupId>> =
             program.lists.iter().zip(&lists).map(|(stage, list)| uneven_groups(stage, list)).collect();
+        // A lab's devices may be fewer cores.
+        let processors = world.min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
+        let orbits = turning.filter(|_| processors == world && placement.first_device == 0);
+        let mut orbits = orbits.and_then(|paces| Orbits::new(program, topology, paces, &uneven));
+        let (mut ranks, pairing) = loop {
+            let orbits_now = orbits.as_ref();
+            let world = World { program, topology, costs, first_device: placement.first_device, devices, orbits: orbits_now };
+            let mut ranks: Vec<SimulatedRank> = world.ranks().into_iter().map(|rank| rank_of(&world, placement, rank)).collect();
+            match Pairing::new(&world, &lists, options.collectives, &mut ranks)? {
+                Some(pairing) => {
+                    break (ranks, pairing);
+                }
+                // Never without orbits.
+                None => orbits = None,
+            }
+        };
+        let mut uncalibrated_kernels = BTreeSet::new();
         let mut known: BTreeMap<(usize, usize, Vec<usize>), usize> = BTreeMap::new();
         for rank in &mut ranks {
             let list = &program.lists[rank.list];
@@ -177,18 +198,17 @@ impl<'a> Lowered<'a> {
         {
             return Err(SimulationError::Overlapping { stage: program.lists[list].stage });
         }
-        let pairing = Pairing::new(program, topology, costs, &lists, options.collectives, &mut ranks)?;
         let Pairing { groups, channels, hops, exchanges } = pairing;
-        // A lab's devices may be fewer cores.
-        let processors = ranks.len().min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
-        for rank in &mut ranks {
-            rank.processor = ((rank.device.0 - placement.first_device) % processors) as u32;
+        let processors = processors.min(ranks.len());
+        for (place, rank) in ranks.iter_mut().enumerate() {
+            rank.processor = (place % devices % processors) as u32;
         }
+        let place = |rank: usize| orbits.as_ref().map_or(rank, |orbits| orbits.place(rank)) as u32;
         Ok(Self {
             sources: program.lists.iter().collect(),
             costs,
             codes,
-            of_rank: (0..ranks.len() as u32).collect(),
+            of_rank: (0..world).map(place).collect(),
             ranks,
             lists,
             groups,
@@ -199,6 +219,7 @@ impl<'a> Lowered<'a> {
             has_queue: Vec::new(),
             processors,
             uncalibrated_kernels,
+            orbits,
         })
     }
 
@@ -282,7 +303,7 @@ impl<'a> Lowered<'a> {
         // What takes less than a link carries keeps its queue busy for whoever comes next.
         let indebted = indebted_links(self, topology);
         let turns = shapes().flat_map(|shape| &shape.turns);
-        links_that_may_be_full(topology.links().len(), parties, turns, capacity, |link| indebted[link])
+        links_that_may_be_full(topology.links().len(), parties, turns, capacity, |link| indebted[link], self.orbits.as_ref())
     }
 
     /// Numbers the exchanges anew: those of the groups first, then those of the channels.

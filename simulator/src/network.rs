@@ -5,6 +5,8 @@
 //! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
 
 use crate::cost::LinkEfficiency;
+use crate::orbits::Orbits;
+use foretell_program::Rank;
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::{BytesPerSecond, Seconds};
 
@@ -50,27 +52,28 @@ impl Shape {
         self.loads.iter().map(|&(link, _)| link)
     }
 
-    /// A single flow.
-    pub(crate) fn point_to_point(
-        topology: &Topology,
-        links: &LinkEfficiency,
-        from: DeviceId,
-        to: DeviceId,
-    ) -> Result<Self, TopologyError> {
+    /// A single flow; where ranks may be turned over the links that stand for its own, or none if two of them are one then.
+    pub(crate) fn point_to_point(around: Around<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
+        let Around { topology, links, orbits } = around;
         let mut parts = Parts::default();
         let limit = if from == to { None } else { parts.add(topology, (from, to, 1.0))? };
+        if !parts.fold(orbits)
+            || parts.parts.iter().any(|&(link, _)| parts.parts.iter().filter(|&&(other, _)| other == link).count() > 1)
+        {
+            return Ok(None);
+        }
         let mut shape = parts.into_shape(topology, links, 1);
         if let Some(limit) = limit {
             shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
         }
-        Ok(shape)
+        Ok(Some(shape))
     }
 
     /// A ring through the members: each sends to the next what the ring carries. Between nodes that hold several members each
     /// there are as many rings as members in a node, each leaving the node from another member, so that all network interfaces
     /// are used, as NCCL does; each ring carries its part.
-    pub(crate) fn ring(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
-        let orders = ring_orders(topology, members);
+    pub(crate) fn ring(around: Around<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+        let orders = ring_orders(around.topology, members);
         let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
         for order in &orders {
             for (position, &from) in order.iter().enumerate() {
@@ -78,12 +81,12 @@ impl Shape {
                 flows.push((members[from], members[to], 1.0 / orders.len() as f64));
             }
         }
-        Self::of_flows(topology, links, &flows)
+        Self::of_flows(around, &flows)
     }
 
     /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck and Träff 2009; NCCL since
     /// 2.4). The second is the first moved on by one member, so that who has children in one is a leaf in the other.
-    pub(crate) fn double_tree(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
+    pub(crate) fn double_tree(around: Around<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let count = members.len();
         let mut flows: Vec<Flow> = Vec::with_capacity(4 * count);
         for shift in [0, 1] {
@@ -94,39 +97,79 @@ impl Shape {
                 }
             }
         }
-        Self::of_flows(topology, links, &flows)
+        Self::of_flows(around, &flows)
     }
 
     /// Everyone sends everyone else an equal part.
-    pub(crate) fn all_pairs(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
+    pub(crate) fn all_pairs(around: Around<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let part = 1.0 / members.len() as f64;
         let others = |from: DeviceId| members.iter().filter(move |&&to| to != from).map(move |&to| (from, to, part));
         let flows: Vec<Flow> = members.iter().flat_map(|&from| others(from)).collect();
-        Self::of_flows(topology, links, &flows)
+        Self::of_flows(around, &flows)
     }
 
     /// Each member sends all of it to the next, and the last to the first, in the one order that they have.
-    pub(crate) fn shift(topology: &Topology, links: &LinkEfficiency, members: &[DeviceId]) -> Result<Self, TopologyError> {
+    pub(crate) fn shift(around: Around<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let next = members.iter().cycle().skip(1);
         let flows: Vec<Flow> = members.iter().zip(next).map(|(&from, &to)| (from, to, 1.0)).collect();
-        let mut shape = Self::of_flows(topology, links, &flows)?;
-        for &(from, to, _) in &flows {
+        let Some(mut shape) = Self::of_flows(around, &flows)? else { return Ok(None) };
+        for &(from, to, _) in flows.iter().filter(|&&(from, ..)| around.is_first(from)) {
             if from != to
-                && let Some(limit) = topology.route(from, to)?.single_flow_limit
+                && let Some(limit) = around.topology.route(from, to)?.single_flow_limit
             {
                 shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
             }
         }
-        Ok(shape)
+        Ok(Some(shape))
     }
 
-    fn of_flows(topology: &Topology, links: &LinkEfficiency, flows: &[Flow]) -> Result<Self, TopologyError> {
-        let mut parts = Parts::default();
-        for &flow in flows.iter().filter(|(from, to, _)| from != to) {
-            parts.add(topology, flow)?;
+    /// All of these flows; where the ranks may be turned those of the ranks that stand for the others, or none if the flows do not turn along.
+    fn of_flows(around: Around<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
+        let Around { topology, links, orbits } = around;
+        if orbits.is_some_and(|orbits| !turn_along(orbits, flows)) {
+            return Ok(None);
         }
-        Ok(parts.into_shape(topology, links, flows.len()))
+        let mut parts = Parts::default();
+        let mut count = 0;
+        for &flow in flows.iter().filter(|&&(from, ..)| around.is_first(from)) {
+            count += 1;
+            if flow.0 != flow.1 {
+                parts.add(topology, flow)?;
+            }
+        }
+        Ok(if parts.fold(orbits) { Some(parts.into_shape(topology, links, count)) } else { None })
     }
+}
+
+/// Where flows go: over which links, of what efficiency; and by which turns the ranks of a group of theirs come to each other, where that has
+/// been found ([`crate::orbits`]). Ranks are then on the devices of their numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Around<'a> {
+    pub(crate) topology: &'a Topology,
+    pub(crate) links: &'a LinkEfficiency,
+    pub(crate) orbits: Option<&'a Orbits>,
+}
+
+impl Around<'_> {
+    fn is_first(&self, device: DeviceId) -> bool {
+        self.orbits.is_none_or(|orbits| orbits.first(device.0) == device.0)
+    }
+}
+
+/// Whether a turn takes each of these flows to another of them.
+fn turn_along(orbits: &Orbits, flows: &[Flow]) -> bool {
+    // Each as the rank that stands for its sender sees it, and after how many turns.
+    let seen = |&(from, to, part): &Flow| {
+        let turns = orbits.turns_to(from.0);
+        ((orbits.first(from.0), orbits.back(Rank(to.0), turns), part.to_bits()), turns)
+    };
+    let mut seen: Vec<_> = flows.iter().map(seen).collect();
+    seen.sort_unstable();
+    // Of each as many after every number of turns.
+    seen.chunk_by(|one, other| one.0 == other.0).all(|alike| {
+        let each = alike.len() / orbits.turns();
+        alike.len() == each * orbits.turns() && alike.iter().enumerate().all(|(place, &(_, turns))| place / each == turns)
+    })
 }
 
 /// What flows load, one after the other.
@@ -145,6 +188,12 @@ impl Parts {
         self.turns.extend(Turn::of_route(route.links.iter().map(|link| link.0)));
         self.parts.extend(route.links.iter().map(|link| (link.0, part)));
         Ok(route.single_flow_limit)
+    }
+
+    /// Has links stand for those that they are turned to; says whether there is one for each.
+    fn fold(&mut self, orbits: Option<&Orbits>) -> bool {
+        let Some(orbits) = orbits else { return true };
+        self.parts.iter_mut().all(|(link, _)| orbits.first_link(*link).map(|first| *link = first).is_some())
     }
 
     /// All of so many flows, of which some may stay where they are.
@@ -243,6 +292,11 @@ fn tree_parent(node: usize, count: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn ring_of(topology: &Topology, members: &[DeviceId]) -> Shape {
+        let around = Around { topology, links: &LinkEfficiency::IDEAL, orbits: None };
+        Shape::ring(around, members).expect("joined").expect("nothing is turned")
+    }
+
     #[test]
     fn every_node_of_the_tree_reaches_the_root_in_logarithmically_many_steps() {
         for count in 2usize..70 {
@@ -267,7 +321,7 @@ mod tests {
         for count in 2..=17 {
             let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(count).expect("nodes");
             let members: Vec<DeviceId> = cluster.devices().collect();
-            let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
+            let ring = ring_of(&cluster, &members);
             let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
             assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails among {count} nodes");
             let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
@@ -290,10 +344,10 @@ mod tests {
     fn rings_between_nodes_use_every_network_interface() {
         let cluster = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(2).expect("two nodes");
         let members: Vec<DeviceId> = cluster.devices().collect();
-        let ring = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members).expect("joined");
+        let ring = ring_of(&cluster, &members);
         // Eight rings leave each node by its eight interfaces of 25 GB/s; inside, each device sends in seven of them.
         assert!((ring.seconds_per_byte - 1.0 / (8.0 * 25e9)).abs() < 1e-18, "{}", ring.seconds_per_byte);
-        let single = Shape::ring(&cluster, &LinkEfficiency::IDEAL, &members[..8]).expect("joined");
+        let single = ring_of(&cluster, &members[..8]);
         assert!((single.seconds_per_byte - 1.0 / 300e9).abs() < 1e-18);
     }
 }

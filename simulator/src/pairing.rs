@@ -9,7 +9,8 @@ use crate::exchange::{Algorithm, Cost};
 use crate::gpu::Reachable;
 use crate::lists::{LoweredList, Messages};
 use crate::lowering::SimulatedRank;
-use crate::network::Shape;
+use crate::network::{Around, Shape};
+use crate::orbits::Orbits;
 use crate::rings::{Collectives, Hop, goes_round, hops, steps, take_as_foretold};
 use crate::simulation::Quantile;
 use foretell_program::{Axis, Collective, CollectiveAlgorithm, CollectiveRole, Exchange, Group, Operation, Program, Rank, Reach};
@@ -75,8 +76,10 @@ pub(crate) struct Call {
 /// Ranks that run collectives together.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupSet {
-    /// The members, and each one's number for the group in its stage.
+    /// The members that are simulated, and each one's number for the group in its stage.
     pub(crate) members: Vec<(u32, u32)>,
+    /// How many members each of them was made ready for.
+    pub(crate) turns: usize,
     /// How many members there must be.
     pub(crate) size: usize,
     /// The first of its exchanges; the others follow.
@@ -146,31 +149,71 @@ pub(crate) struct Pairing {
     pub(crate) exchanges: u32,
 }
 
-impl Pairing {
-    /// Finds the groups and channels, and tells each rank which are its own.
-    pub(crate) fn new(
-        program: &Program,
-        topology: &Topology,
-        costs: &CostModel,
-        lists: &[LoweredList],
-        mode: Collectives,
-        ranks: &mut [SimulatedRank],
-    ) -> Result<Self, SimulationError> {
-        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), hops: Vec::new(), exchanges: 0 };
-        pairing.find_groups(program, topology, costs, lists, mode, ranks)?;
-        pairing.find_channels(program, topology, costs, lists, ranks)?;
-        Ok(pairing)
+/// Where ranks run, and which of them are made ready.
+#[derive(Clone, Copy)]
+pub(crate) struct World<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) topology: &'a Topology,
+    pub(crate) costs: &'a CostModel,
+    /// The device of the first rank, and over how many from there on they are dealt out.
+    pub(crate) first_device: usize,
+    pub(crate) devices: usize,
+    /// What tells the ranks that stand for others; all are made ready where there is nothing of the kind.
+    pub(crate) orbits: Option<&'a Orbits>,
+}
+
+impl World<'_> {
+    pub(crate) fn device(&self, rank: Rank) -> DeviceId {
+        DeviceId(self.first_device + rank.0 % self.devices)
     }
 
-    fn find_groups(
-        &mut self,
-        program: &Program,
-        topology: &Topology,
-        costs: &CostModel,
+    /// The place of a rank among those that are made ready, or of the one that stands for it.
+    pub(crate) fn place(&self, rank: Rank) -> usize {
+        self.orbits.map_or(rank.0, |orbits| orbits.place(rank.0))
+    }
+
+    /// The ranks that are made ready.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        let world = self.program.mesh.world_size();
+        match self.orbits {
+            Some(orbits) => orbits.firsts(world).map(Rank).collect(),
+            None => (0..world).map(Rank).collect(),
+        }
+    }
+
+    /// The turns of the ranks that a group joins; none of a group that turns as a whole.
+    fn orbits_within(&self, group: &Group) -> Option<&Orbits> {
+        self.orbits.filter(|orbits| group.axes.contains(&orbits.axis))
+    }
+
+    fn around<'a>(&'a self, orbits: Option<&'a Orbits>) -> Around<'a> {
+        Around { topology: self.topology, links: &self.costs.links, orbits }
+    }
+}
+
+impl Pairing {
+    /// Finds the groups and channels, and tells each rank which are its own; none where ranks may not be turned after all, since the flows of some
+    /// group do not turn along.
+    pub(crate) fn new(
+        world: &World<'_>,
         lists: &[LoweredList],
         mode: Collectives,
         ranks: &mut [SimulatedRank],
-    ) -> Result<(), SimulationError> {
+    ) -> Result<Option<Self>, SimulationError> {
+        let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), hops: Vec::new(), exchanges: 0 };
+        let all = pairing.find_groups(world, lists, mode, ranks)? && pairing.find_channels(world, lists, ranks)?;
+        Ok(all.then_some(pairing))
+    }
+
+    /// Says whether all flows turn along.
+    fn find_groups(
+        &mut self,
+        world: &World<'_>,
+        lists: &[LoweredList],
+        mode: Collectives,
+        ranks: &mut [SimulatedRank],
+    ) -> Result<bool, SimulationError> {
+        let program = world.program;
         // A group is known by what it is and by its first member.
         let mut known: BTreeMap<(&Group, Rank), u32> = BTreeMap::new();
         let calls = Calls::new(program, lists);
@@ -183,10 +226,14 @@ impl Pairing {
                 let set = *known.entry((group, first)).or_insert(next);
                 if set == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
+                    let orbits = world.orbits_within(group);
                     let collectives = calls.of(ranks[index].list, number);
-                    let mut group = GroupSet::new(topology, costs, ranks, &members, collectives, self.exchanges, mode)?;
-                    if mode == Collectives::Steps {
-                        self.step(topology, costs, ranks, &members, next, &mut group)?;
+                    let Some(mut group) = GroupSet::new(world, orbits, ranks, &members, collectives, self.exchanges, mode)?
+                    else {
+                        return Ok(false);
+                    };
+                    if mode == Collectives::Steps && !self.step(world, orbits, &members, next, &mut group)? {
+                        return Ok(false);
                     }
                     self.exchanges += group.collectives.len() as u32;
                     self.groups.push(group);
@@ -196,26 +243,28 @@ impl Pairing {
                 ranks[index].groups.push(set);
             }
         }
-        self.check_groups(&calls, ranks)
+        self.check_groups(&calls, ranks)?;
+        Ok(true)
     }
 
-    /// Has a group run its collectives step by step, as far as they go round rings.
+    /// Has a group run its collectives step by step, as far as they go round rings. Says whether all hops turn along.
     fn step(
         &mut self,
-        topology: &Topology,
-        costs: &CostModel,
-        ranks: &[SimulatedRank],
+        world: &World<'_>,
+        orbits: Option<&Orbits>,
         members: &[Rank],
         number: u32,
         group: &mut GroupSet,
-    ) -> Result<(), SimulationError> {
+    ) -> Result<bool, SimulationError> {
+        let costs = world.costs;
         if members.len() > 1 && group.collectives.distinct().iter().any(|call| goes_round(call.kind)) {
-            let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
-            let places: Vec<u32> = members.iter().map(|member| member.0 as u32).collect();
+            let places: Vec<(Rank, DeviceId)> = members.iter().map(|&member| (member, world.device(member))).collect();
             let first = self.hops.len() as u32;
-            self.hops.extend(hops(topology, costs, number, &places, &devices, first)?);
+            let place = |rank: Rank| world.place(rank) as u32;
+            let Some((hops, rings)) = hops(world.around(orbits), number, &places, place, first)? else { return Ok(false) };
+            self.hops.extend(hops);
             group.hops = first..self.hops.len() as u32;
-            group.rings = (group.hops.len() / members.len()) as u32;
+            group.rings = rings;
             if !group.spreads.is_empty() {
                 let parts = group.size as f64 * f64::from(group.rings);
                 let of_step = |call: &Call| {
@@ -227,7 +276,7 @@ impl Pairing {
                 take_as_foretold(self.hops.get_mut(first as usize..).unwrap_or_default(), &foretold);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Every member must run the same collectives.
@@ -235,11 +284,11 @@ impl Pairing {
         for group in &self.groups {
             let Some(&(first, _)) = group.members.first() else { continue };
             let mut last_list = ranks[first as usize].list;
-            if group.members.len() != group.size && group.collectives.len() > 0 {
+            if group.members.len() * group.turns != group.size && group.collectives.len() > 0 {
                 return Err(SimulationError::Unmatched {
                     left: format!("the group of {}", ranks[first as usize].rank),
                     right: "the lists of its members".into(),
-                    reason: format!("it has {} members and is listed {} times", group.size, group.members.len()),
+                    reason: format!("it has {} members and is listed {} times", group.size, group.members.len() * group.turns),
                 });
             }
             for &(member, number) in &group.members {
@@ -260,14 +309,14 @@ impl Pairing {
         Ok(())
     }
 
+    /// Says whether all messages turn along.
     fn find_channels(
         &mut self,
-        program: &Program,
-        topology: &Topology,
-        costs: &CostModel,
+        world: &World<'_>,
         lists: &[LoweredList],
         ranks: &mut [SimulatedRank],
-    ) -> Result<(), SimulationError> {
+    ) -> Result<bool, SimulationError> {
+        let World { program, topology, costs, .. } = *world;
         for rank in ranks.iter_mut() {
             rank.receives = vec![u32::MAX; lists[rank.list].receives.len()];
         }
@@ -285,7 +334,7 @@ impl Pairing {
         for sender in 0..ranks.len() {
             let (list, from) = (ranks[sender].list, ranks[sender].rank);
             for (send_peer, messages) in lists[list].sends.iter().enumerate() {
-                let receiver = peer_of(list, messages, from).filter(|rank| rank.0 < ranks.len());
+                let receiver = peer_of(list, messages, from).filter(|rank| rank.0 < program.mesh.world_size());
                 let name = receiver.map_or_else(|| "a rank that there is not".to_string(), |rank| rank.to_string());
                 let unmatched = |reason: String| SimulationError::Unmatched {
                     left: format!("the sends of {from} to {name}"),
@@ -293,7 +342,11 @@ impl Pairing {
                     reason,
                 };
                 let Some(receiver) = receiver else { return Err(unmatched("nobody receives them".into())) };
-                let other = ranks[receiver.0].list;
+                let place = world.place(receiver);
+                if ranks[place].rank != receiver {
+                    return Ok(false);
+                }
+                let other = ranks[place].list;
                 let from_us = |one: &Messages| peer_of(other, one, receiver) == Some(from);
                 let Some(receive_peer) = lists[other].receives.iter().position(from_us) else {
                     return Err(unmatched("nobody receives them".into()));
@@ -302,23 +355,24 @@ impl Pairing {
                 if bytes != received[other][receive_peer] {
                     return Err(unmatched("they differ in number or in bytes".into()));
                 }
-                let devices = [ranks[sender].device, ranks[receiver.0].device];
-                let are_measured = [sender, receiver.0].iter().all(|&rank| costs.exchanges(ranks[rank].kind).is_some());
+                let devices = [sender, place].map(|rank| ranks[rank].device);
+                let are_measured = [sender, place].iter().all(|&rank| costs.exchanges(ranks[rank].kind).is_some());
+                let Some(shape) = Shape::point_to_point(world.around(None), devices[0], devices[1])? else { return Ok(false) };
                 let channel = Channel {
                     sender: sender as u32,
-                    receiver: receiver.0 as u32,
+                    receiver: place as u32,
                     send_peer: send_peer as u32,
                     receive_peer: receive_peer as u32,
                     first_exchange: self.exchanges,
-                    shape: Shape::point_to_point(topology, &costs.links, devices[0], devices[1])?,
+                    shape,
                     measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
-                    spreads: spreads(costs, [sender, receiver.0].into_iter().map(|rank| ranks[rank].kind), &devices),
+                    spreads: spreads(costs, [sender, place].into_iter().map(|rank| ranks[rank].kind), &devices),
                     kind: ranks[sender].kind,
                     bytes,
                 };
                 self.exchanges += channel.bytes.len() as u32;
                 ranks[sender].sends.push(self.channels.len() as u32);
-                ranks[receiver.0].receives[receive_peer] = self.channels.len() as u32;
+                ranks[place].receives[receive_peer] = self.channels.len() as u32;
                 self.channels.push(channel);
             }
         }
@@ -332,49 +386,63 @@ impl Pairing {
                 });
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 
 impl GroupSet {
+    /// That of these members, of which orbits tell those that stand for others; none if flows of theirs do not turn along.
     fn new(
-        topology: &Topology,
-        costs: &CostModel,
+        world: &World<'_>,
+        orbits: Option<&Orbits>,
         ranks: &[SimulatedRank],
         members: &[Rank],
         collectives: Repeated<Call>,
         first_exchange: u32,
         mode: Collectives,
-    ) -> Result<Self, SimulationError> {
-        let devices: Vec<DeviceId> = members.iter().map(|member| ranks[member.0].device).collect();
+    ) -> Result<Option<Self>, SimulationError> {
+        let World { topology, costs, .. } = *world;
+        let kind_of = |member: &Rank| ranks[world.place(*member)].kind;
+        let devices: Vec<DeviceId> = members.iter().map(|&member| world.device(member)).collect();
         let uses =
             |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
-        // What goes round step by step has hops instead of flows.
-        let ring = (mode == Collectives::Flow && uses(goes_round)).then(|| Shape::ring(topology, &costs.links, &devices));
-        let kind = members.first().map_or(0, |member| ranks[member.0].kind);
+        let around = world.around(orbits);
+        let kind = members.first().map_or(0, kind_of);
         // Two members are each other's ring and tree. Where the profiles of GPUs say what collectives take, these load links as rings do.
-        let spreads = spreads(costs, members.iter().map(|member| ranks[member.0].kind), &devices);
+        let spreads = spreads(costs, members.iter().map(kind_of), &devices);
         let asks_for_tree = mode == Collectives::Flow && devices.len() > 2 && spreads.is_empty();
-        let tree = (asks_for_tree && uses(|kind| kind == Collective::AllReduce))
-            .then(|| Shape::double_tree(topology, &costs.links, &devices));
-        let pairs = uses(|kind| kind == Collective::AllToAll).then(|| Shape::all_pairs(topology, &costs.links, &devices));
-        let shift = uses(|kind| kind == Collective::Shift).then(|| Shape::shift(topology, &costs.links, &devices));
-        let are_measured = members.iter().all(|member| costs.exchanges(ranks[member.0].kind).is_some());
-        Ok(Self {
-            members: Vec::with_capacity(members.len()),
+        let mut turn_along = true;
+        let mut shape = |is_used: bool, of: fn(Around<'_>, &[DeviceId]) -> Result<Option<Shape>, TopologyError>| {
+            let shape = if is_used && turn_along { of(around, &devices)? } else { None };
+            turn_along &= shape.is_some() || !is_used;
+            Ok::<_, TopologyError>(shape)
+        };
+        let tree = shape(asks_for_tree && uses(|kind| kind == Collective::AllReduce), Shape::double_tree)?;
+        // What goes round step by step has hops instead of flows.
+        let ring = shape(mode == Collectives::Flow && uses(goes_round), Shape::ring)?;
+        let pairs = shape(uses(|kind| kind == Collective::AllToAll), Shape::all_pairs)?;
+        let shift = shape(uses(|kind| kind == Collective::Shift), Shape::shift)?;
+        if !turn_along {
+            return Ok(None);
+        }
+        let are_measured = members.iter().all(|member| costs.exchanges(kind_of(member)).is_some());
+        let turns = orbits.map_or(1, Orbits::turns);
+        Ok(Some(Self {
+            members: Vec::with_capacity(members.len() / turns),
+            turns,
             size: members.len(),
             first_exchange,
-            ring: ring.transpose()?,
-            tree: tree.transpose()?,
-            pairs: pairs.transpose()?,
-            shift: shift.transpose()?,
+            ring,
+            tree,
+            pairs,
+            shift,
             measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
             spreads,
             kind,
             collectives,
             hops: 0..0,
             rings: 0,
-        })
+        }))
     }
 
     /// The flows of all algorithms.

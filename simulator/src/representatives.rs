@@ -93,6 +93,7 @@ pub(crate) fn lower<'a>(
         has_queue: Vec::new(),
         processors: stages,
         uncalibrated_kernels,
+        orbits: None,
     })
 }
 
@@ -123,6 +124,7 @@ fn find_groups(
                 let spreads = spreads(costs, kind, program, group, rank);
                 let size = spreads.first().map_or(1, |(_, spread)| spread.members);
                 groups.push(GroupSet {
+                    turns: 1,
                     members: Vec::new(),
                     size,
                     first_exchange,

@@ -2,12 +2,13 @@
 //!
 //! Every step each member sends a part to the next and takes one from the member before it. It must not know when.
 
-use crate::cost::CostModel;
-use crate::network::{Shape, ring_orders};
+use crate::network::{Around, Shape, ring_orders};
+use crate::orbits::Orbits;
 use crate::pairing::GroupSet;
-use foretell_program::Collective;
-use foretell_topologies::{DeviceId, Topology, TopologyError};
+use foretell_program::{Collective, Rank};
+use foretell_topologies::{DeviceId, TopologyError};
 use foretell_units::Seconds;
+use rustc_hash::FxHashMap;
 
 /// How collectives are simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,33 +48,54 @@ pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
     if collective == Collective::AllReduce { 2 * once } else { once }
 }
 
-/// The hops of a group's rings; `ranks` are the members, `first` is the number of the first hop.
+/// The hops of a group's rings and how many rings these are; the first hop's number is `first`, and `place` says by whom a member is simulated. Where ranks
+/// may be turned these are the hops of those that stand for the others, or none if some ring does not turn along.
 pub(crate) fn hops(
-    topology: &Topology,
-    costs: &CostModel,
+    around: Around<'_>,
     group: u32,
-    ranks: &[u32],
-    devices: &[DeviceId],
+    members: &[(Rank, DeviceId)],
+    place: impl Fn(Rank) -> u32,
     first: u32,
-) -> Result<Vec<Hop>, TopologyError> {
-    let mut hops = Vec::new();
-    for order in ring_orders(topology, devices) {
-        let begin = first + hops.len() as u32;
-        let length = order.len() as u32;
-        for (position, &from) in (0..).zip(&order) {
-            let to = order[(position as usize + 1) % order.len()];
+) -> Result<Option<(Vec<Hop>, u32)>, TopologyError> {
+    let devices: Vec<DeviceId> = members.iter().map(|&(_, device)| device).collect();
+    let orders = ring_orders(around.topology, &devices);
+    let mut hops: Vec<Hop> = Vec::new();
+    for order in &orders {
+        let ring: Vec<Rank> = order.iter().map(|&member| members[member].0).collect();
+        let Some(stands_for) = positions(around.orbits, &ring) else { return Ok(None) };
+        let kept = || (0..ring.len()).filter(|&position| stands_for[position] == position);
+        let mut number_at = vec![0; ring.len()];
+        (first + hops.len() as u32..).zip(kept()).for_each(|(number, position)| number_at[position] = number);
+        let number_of = |position: usize| number_at[stands_for[position % ring.len()]];
+        for position in kept() {
+            let [from, to] = [position, (position + 1) % ring.len()];
+            let Some(shape) = Shape::point_to_point(around, devices[order[from]], devices[order[to]])? else { return Ok(None) };
             hops.push(Hop {
                 group,
-                sender: ranks[from],
-                receiver: ranks[to],
-                before: begin + (position + length - 1) % length,
-                after: begin + (position + 1) % length,
-                shape: Shape::point_to_point(topology, &costs.links, devices[from], devices[to])?,
+                sender: place(ring[from]),
+                receiver: place(ring[to]),
+                before: number_of(position + ring.len() - 1),
+                after: number_of(position + 1),
+                shape,
                 weights: [1.0; 2],
             });
         }
     }
-    Ok(hops)
+    Ok(Some((hops, orders.len() as u32)))
+}
+
+/// For each position of a ring the one whose hop stands for that which begins there; none if the ring does not turn along.
+fn positions(orbits: Option<&Orbits>, ring: &[Rank]) -> Option<Vec<usize>> {
+    let Some(orbits) = orbits else { return Some((0..ring.len()).collect()) };
+    // Only looked up.
+    let firsts = ring.iter().enumerate().filter(|(_, rank)| orbits.first(rank.0) == rank.0);
+    let position_of: FxHashMap<usize, usize> = firsts.map(|(position, rank)| (rank.0, position)).collect();
+    let next = |position: usize| ring[(position + 1) % ring.len()];
+    let of_position = |(position, rank): (usize, &Rank)| {
+        let first = *position_of.get(&orbits.first(rank.0))?;
+        (orbits.back(next(position), orbits.turns_to(rank.0)) == next(first)).then_some(first)
+    };
+    ring.iter().enumerate().map(of_position).collect()
 }
 
 /// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes and of its seconds where nobody else is there. Of several
@@ -121,7 +143,18 @@ impl GroupSet {
 
 #[cfg(test)]
 mod tests {
-    use super::line;
+    use super::{line, positions};
+    use crate::orbits::Orbits;
+    use foretell_program::Rank;
+
+    #[test]
+    fn a_ring_turns_along_when_every_rank_sends_where_the_one_before_it_does() {
+        let positions = |ring: [usize; 4]| positions(Some(&Orbits::of_blocks(1, 4)), &ring.map(Rank));
+        assert_eq!(positions([0, 1, 2, 3]), Some(vec![0; 4]));
+        assert_eq!(positions([3, 2, 1, 0]), Some(vec![3; 4]));
+        // 0 sends to the one after the next, 2 to the next.
+        assert_eq!(positions([0, 2, 3, 1]), None);
+    }
 
     #[test]
     fn two_sizes_give_the_line_through_both_and_more_the_nearest() {

@@ -6,17 +6,21 @@
 //! It must not know when exchanges happen.
 
 use crate::network::{END, Turn};
+use crate::orbits::Orbits;
 
 /// Of the links below `count` that parties load, those that may be full, in order: `parties` has each party's links, `turns` every pair of links that
-/// some route takes one after the other, [`END`] standing before the first and after the last. Those of which `always` says so stay.
+/// some route takes one after the other, [`END`] standing before the first and after the last. Those of which `always` says so stay. Where ranks have
+/// been turned onto each other, parties load links that stand for others, and routes are those of a few.
 pub(crate) fn links_that_may_be_full<'a, Links: Iterator<Item = usize>>(
     count: usize,
     parties: impl Iterator<Item = Links>,
     turns: impl Iterator<Item = &'a Turn> + Clone,
     capacity: impl Fn(usize) -> f64,
     always: impl Fn(usize) -> bool,
+    orbits: Option<&Orbits>,
 ) -> Vec<usize> {
     let used = users(count, parties);
+    let stands_for = |link: usize| orbits.and_then(|orbits| orbits.first_link(link)).unwrap_or(link);
     // Why a link is left out. One that is left out for those before it counts on these, and those on the ones before them; so nobody may count on
     // it for the other direction, or two would count on each other.
     let mut why: Vec<Option<Why>> = vec![None; count];
@@ -26,14 +30,14 @@ pub(crate) fn links_that_may_be_full<'a, Links: Iterator<Item = usize>>(
         }
     }
     for reason in [Why::Before, Why::After] {
-        let around = Neighbours::new(count, turns.clone(), reason);
+        let around = Neighbours::new(count, turns.clone(), reason, orbits);
         let opposite = if reason == Why::After { Why::Before } else { Why::After };
         for link in (0..count).filter(|&link| used[link] != Users::None) {
             let around = around.of(link);
             if around.is_empty() || why[link].is_some() || always(link) {
                 continue;
             }
-            let counts = |neighbour: &usize| *neighbour != END && why[*neighbour] != Some(opposite);
+            let counts = |neighbour: &usize| *neighbour != END && why[stands_for(*neighbour)] != Some(opposite);
             let total: f64 = around.iter().copied().filter(|&one| one != END).map(&capacity).sum();
             if around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
                 why[link] = Some(reason);
@@ -74,9 +78,13 @@ struct Neighbours {
 
 impl Neighbours {
     /// Those on which `side` of a link.
-    fn new<'a>(count: usize, turns: impl Iterator<Item = &'a Turn> + Clone, side: Why) -> Self {
+    fn new<'a>(count: usize, turns: impl Iterator<Item = &'a Turn> + Clone, side: Why, orbits: Option<&Orbits>) -> Self {
         let pairs = turns.map(|turn| if side == Why::After { (turn.from, turn.to) } else { (turn.to, turn.from) });
-        let pairs = pairs.filter(|&(link, _)| link != END);
+        // Links that stand for others have the neighbours that those have, seen from them.
+        let pairs = pairs.filter(|&(link, _)| link != END).map(|(link, neighbour)| match orbits {
+            Some(orbits) => (orbits.first_link(link).unwrap_or(link), orbits.as_seen_from(link, neighbour)),
+            None => (link, neighbour),
+        });
         // Sorted by link by counting: there are many turns, and links have numbers.
         let mut next = vec![0u32; count + 1];
         pairs.clone().for_each(|(link, _)| next[link + 1] += 1);
@@ -129,7 +137,7 @@ mod tests {
     fn may_be_full(parties: &[&[usize]], capacities: &[f64]) -> Vec<usize> {
         let turns: Vec<Turn> = parties.iter().flat_map(|route| Turn::of_route(route.iter().copied())).collect();
         let links = parties.iter().map(|route| route.iter().copied());
-        links_that_may_be_full(capacities.len(), links, turns.iter(), |link| capacities[link], |_| false)
+        links_that_may_be_full(capacities.len(), links, turns.iter(), |link| capacities[link], |_| false, None)
     }
 
     #[test]

@@ -183,9 +183,9 @@ pub(crate) fn lower<'a>(
     options: &Options,
     paces: &[f64],
 ) -> Result<Lowered<'a>, SimulationError> {
-    let lowered = Lowered::new(program, topology, costs, options, Threads::All)?;
     // Ranks of which each has a pace of its own are not worth comparing.
     let is_worth_folding = options.folding == Folding::On && options.disturbance.jitter == 0.0;
+    let lowered = Lowered::new(program, topology, costs, options, Threads::All, is_worth_folding.then_some(paces))?;
     Ok(if is_worth_folding { lowered.folded(paces) } else { lowered })
 }
 

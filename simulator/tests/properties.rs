@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId, Operation, Program, Rank};
 use foretell_simulator::{Collectives, CostModel, Disturbance, Folding, Options, Simulation, critical_path, simulate};
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -96,8 +97,41 @@ fn check(program: &Program, costs: &CostModel, simulation: &Simulation, share: f
     Ok(())
 }
 
-/// So many cases, after those that failed once.
+/// Ranks that are simulated once for several end when they do where everyone is simulated.
+fn check_folding(
+    program: &Program,
+    topology: &Topology,
+    (share, buffered): (f64, u64),
+    collectives: Collectives,
+    stragglers: &[(usize, f64)],
+) -> Result<(), TestCaseError> {
+    let mut costs = ideal(topology);
+    costs.parameters_mut(0).communication_share = share;
+    costs.buffered = Bytes::new(buffered);
+    let stragglers = stragglers.iter().map(|&(rank, times)| (Rank(rank), times)).collect();
+    let disturbance = Disturbance { stragglers, ..Disturbance::default() };
+    let with = |folding| {
+        let options = Options { folding, collectives, disturbance: disturbance.clone(), ..Options::default() };
+        simulate(program, topology, &costs, &options).unwrap()
+    };
+    let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
+    prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
+    prop_assert!(folded.simulated_ranks <= unfolded.simulated_ranks);
+    for (rank, (one, other)) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks).enumerate() {
+        // Sums of equal parts and one product round otherwise, and what comes later by that shares links otherwise for as long.
+        let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 1_000 + other.0 / 1_000_000_000;
+        for (one, other) in one.spans.iter().zip(&other.spans) {
+            prop_assert!(same(one.start, other.start) && same(one.end, other.end), "rank {}: {:?} and {:?}", rank, one, other);
+        }
+        prop_assert!(same(one.end, other.end));
+    }
+    prop_assert_eq!(&folded.uncalibrated, &unfolded.uncalibrated);
+    Ok(())
+}
+
+/// So many cases or as many as `FORETELL_FOLDING_CASES` says, after those that failed once.
 fn cases(cases: u32) -> ProptestConfig {
+    let cases = std::env::var("FORETELL_FOLDING_CASES").ok().and_then(|given| given.parse().ok()).unwrap_or(cases);
     let failed = FileFailurePersistence::Direct("tests/properties.proptest-regressions");
     ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
 }
@@ -138,41 +172,43 @@ proptest! {
     fn folded_is_unfolded(
         draws in draws(),
         (data, tensor) in (1usize..7, 1usize..4),
-        (nodes, devices) in prop_oneof![Just((1usize, 36usize)), Just((9, 4)), Just((5, 8)), Just((13, 3))],
+        (nodes, devices) in prop_oneof![Just((1usize, 36usize)), Just((9, 4)), Just((5, 8)), Just((13, 3)), Just((36, 1)), Just((18, 2))],
         share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
         buffered in prop_oneof![Just(0u64), Just(500_000u64)],
         collectives in prop_oneof![Just(Collectives::Flow), Just(Collectives::Steps)],
         stragglers in proptest::collection::vec((0usize..36, 1.0f64..2.0), 0..3),
         network in prop_oneof![
-            Just("{kind: switch, latency: 10us}"),
-            Just("{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}"),
-            Just("{kind: fat-tree, nodes_per_leaf: 1, oversubscription: 3, latency: 10us}"),
-            Just("{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 4, routing: valiant, latency: 10us}"),
+            2 => Just("{kind: switch, latency: 10us}"),
+            1 => Just("{kind: fat-tree, nodes_per_leaf: 36, latency: 10us}"),
+            1 => Just("{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}"),
+            1 => Just("{kind: fat-tree, nodes_per_leaf: 1, oversubscription: 3, latency: 10us}"),
+            1 => Just("{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 9, routing: valiant, latency: 10us}"),
         ],
     ) {
         let topology = cluster_on(network, nodes, devices, "nvswitch-1GB/s");
-        let mut costs = ideal(&topology);
-        costs.parameters_mut(0).communication_share = share;
-        costs.buffered = Bytes::new(buffered);
-        let program = drawn(data, tensor, &draws);
-        let stragglers = stragglers.into_iter().map(|(rank, times)| (Rank(rank), times)).collect();
-        let disturbance = Disturbance { stragglers, ..Disturbance::default() };
-        let with = |folding| {
-            let options = Options { folding, collectives, disturbance: disturbance.clone(), ..Options::default() };
-            simulate(&program, &topology, &costs, &options).unwrap()
-        };
-        let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
-        prop_assert_eq!(unfolded.simulated_ranks, 2 * data * tensor);
-        prop_assert!(folded.simulated_ranks <= unfolded.simulated_ranks);
-        for (rank, (one, other)) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks).enumerate() {
-            // Sums of equal parts and one product round otherwise.
-            let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 100 + other.0 / 1_000_000_000;
-            for (one, other) in one.spans.iter().zip(&other.spans) {
-                prop_assert!(same(one.start, other.start) && same(one.end, other.end), "rank {}: {:?} and {:?}", rank, one, other);
-            }
-            prop_assert!(same(one.end, other.end));
-        }
-        prop_assert_eq!(&folded.uncalibrated, &unfolded.uncalibrated);
+        check_folding(&drawn(data, tensor, &draws), &topology, (share, buffered), collectives, &stragglers)?;
+    }
+
+    /// Where the mesh may be turned: data-parallel ranks on nodes that are alike, each node's devices in one row of the mesh. Ranks are then made ready
+    /// one an orbit.
+    #[test]
+    fn turned_is_unturned(
+        draws in draws(),
+        (data, (tensor, devices)) in (2usize..9, prop_oneof![Just((1, 1)), Just((2, 1)), Just((2, 2)), Just((3, 3)), Just((4, 2)), Just((4, 4))]),
+        share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
+        buffered in prop_oneof![Just(0u64), Just(500_000u64)],
+        collectives in prop_oneof![Just(Collectives::Flow), Just(Collectives::Steps)],
+        stragglers in prop_oneof![
+            3 => Just(Vec::new()),
+            1 => proptest::collection::vec((0usize..64, 1.0f64..2.0), 1..3),
+        ],
+        network in prop_oneof![
+            Just("{kind: switch, latency: 10us}"),
+            Just("{kind: fat-tree, nodes_per_leaf: 64, latency: 10us}"),
+        ],
+    ) {
+        let topology = cluster_on(network, 64 / devices, devices, "nvswitch-1GB/s");
+        check_folding(&drawn(data, tensor, &draws), &topology, (share, buffered), collectives, &stragglers)?;
     }
 
     #[test]

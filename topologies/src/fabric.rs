@@ -208,6 +208,15 @@ impl FabricLayout {
         Some(())
     }
 
+    /// Whether every way from a node to another is that of a single switch, so that nodes that have the same in them may change places.
+    pub(crate) fn treats_nodes_alike(&self) -> bool {
+        match &self.kind {
+            FabricKind::Switch => true,
+            FabricKind::Tree(tree) => tree.is_single_switch(),
+            FabricKind::None | FabricKind::Torus(_) | FabricKind::Dragonfly(_) => false,
+        }
+    }
+
     /// How many different ways of the fewest hops there are among which the routing may choose for a flow; at most `u64::MAX`.
     pub(crate) fn equal_paths(&self, from: End, to: End) -> u64 {
         match &self.kind {

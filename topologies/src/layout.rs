@@ -34,6 +34,19 @@ pub struct Route {
     pub single_flow_limit: Option<BytesPerSecond>,
 }
 
+/// Nodes that may change places: all have the same in them and are joined by one switch, so that the route between two devices is the route
+/// between those that they are moved to, with the links of the nodes moved along. Node n has the devices and the links from n times as many as
+/// one has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AlikeNodes {
+    /// How many there are.
+    pub count: usize,
+    /// How many devices each has.
+    pub devices: usize,
+    /// How many links each has.
+    pub links: usize,
+}
+
 /// Where one group's nodes, devices and links begin.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GroupLayout {
@@ -142,6 +155,13 @@ impl Layout {
         }
         let latency = links.iter().map(|link| self.links[link.0].latency).sum();
         Ok(Route { links, latency, single_flow_limit })
+    }
+
+    /// Nodes that may change places, if all may.
+    pub(crate) fn alike_nodes(&self) -> Option<AlikeNodes> {
+        let [group] = self.groups.as_slice() else { return None };
+        let nodes = AlikeNodes { count: self.node_count, devices: group.links.devices, links: group.links.count() };
+        (self.fabric.treats_nodes_alike() && nodes.links > 0).then_some(nodes)
     }
 
     /// How many ways the fabric has for a flow from one device to another; 1 within a node, and 0 where there is none.

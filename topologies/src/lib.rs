@@ -46,7 +46,7 @@ pub use fabric::{
     StatedRoute, Torus, Uplinks,
 };
 pub use import::{Discovered, DiscoveredGpu, ImportError, ImportOptions, from_discovered, from_nccl_xml, from_smi_topo};
-pub use layout::{DeviceId, NodeId, Route};
+pub use layout::{AlikeNodes, DeviceId, NodeId, Route};
 pub use link::{Junction, Link, LinkClass, LinkId};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
 pub use spec::{TopologyReference, TopologySpec};

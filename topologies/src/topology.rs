@@ -3,7 +3,7 @@
 use crate::device::DeviceKind;
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::fabric::{Fabric, Leaf, Network};
-use crate::layout::{DeviceId, Layout, NodeId, Route, device_in_words, node_name, unreachable};
+use crate::layout::{AlikeNodes, DeviceId, Layout, NodeId, Route, device_in_words, node_name, unreachable};
 use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
@@ -260,6 +260,11 @@ impl Topology {
     /// Every one-way link resource; a [`crate::LinkId`] is an index into it.
     pub fn links(&self) -> &[Link] {
         &self.layout.links
+    }
+
+    /// What nodes have that may change places; `None` where not all may: where they differ, or are joined by more than one switch.
+    pub fn alike_nodes(&self) -> Option<AlikeNodes> {
+        self.layout.alike_nodes()
     }
 
     /// The way from one device to another, computed on demand. From a device to itself it is empty.

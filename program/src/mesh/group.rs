@@ -36,6 +36,31 @@ impl Group {
 
     /// The members, as `rank` (one of them) sees them; every member sees the same list.
     pub fn members(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
+        let mut ranks = self.evenly_spaced(mesh, rank).unwrap_or_else(|| self.one_by_one(mesh, rank));
+        ranks.sort_unstable();
+        ranks
+    }
+
+    /// The members in some order, where ranks are as far apart along each axis everywhere.
+    fn evenly_spaced(&self, mesh: &Mesh, rank: Rank) -> Option<Vec<Rank>> {
+        let own = mesh.coordinates(rank);
+        let first = self.axes.iter().fold(own, |position, &axis| position.with(axis, 0));
+        let mut ranks = vec![mesh.rank(first)];
+        for &axis in self.axes.iter().filter(|&&axis| axis != Axis::Pipeline) {
+            let (stride, size) = (mesh.stride(axis)?, mesh.stage_at(own).size(axis));
+            ranks = (0..size).flat_map(|position| ranks.iter().map(move |rank| Rank(rank.0 + position * stride))).collect();
+        }
+        if self.axes.contains(&Axis::Pipeline) {
+            // The first is of stage 0, which need not lie first.
+            let of_stage = |stage: usize| mesh.rank(first.with(Axis::Pipeline, stage)).0;
+            let stages = self.stages.iter().map(|&stage| of_stage(stage));
+            ranks = stages.flat_map(|place| ranks.iter().map(move |rank| Rank(rank.0 + place - of_stage(0)))).collect();
+        }
+        Some(ranks)
+    }
+
+    /// The members in some order.
+    fn one_by_one(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
         let mut members = vec![mesh.coordinates(rank)];
         // The pipeline first: how long the other axes are may depend on the stage.
         for &axis in self.axes.iter().rev() {
@@ -48,9 +73,7 @@ impl Group {
                 .flat_map(|member| positions(member).into_iter().map(|position| member.with(axis, position)))
                 .collect();
         }
-        let mut ranks: Vec<Rank> = members.into_iter().map(|member| mesh.rank(member)).collect();
-        ranks.sort_unstable();
-        ranks
+        members.into_iter().map(|member| mesh.rank(member)).collect()
     }
 }
 

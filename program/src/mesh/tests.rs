@@ -114,3 +114,42 @@ fn the_first_axis_of_the_order_is_the_neighbourhood() {
     assert_eq!(Group::along(Axis::Tensor).members(&mesh(), Rank(5)), [Rank(4), Rank(5)]);
     assert_eq!(Group::along(Axis::Data).members(&mesh(), Rank(5)), [Rank(1), Rank(3), Rank(5)]);
 }
+
+#[test]
+fn members_differ_from_each_other_along_the_groups_axes_only() {
+    let mesh_in = |order: &[Axis]| {
+        let size = |axis| match axis {
+            Axis::Tensor | Axis::Pipeline => 2,
+            Axis::Context | Axis::Data => 3,
+            _ => 1,
+        };
+        Mesh::new(size, order).expect("a valid mesh")
+    };
+    let stage = |data: usize| StageMesh::new(|axis| if axis == Axis::Data { data } else { 1 }, &[1]).expect("a valid mesh");
+    let meshes = [
+        mesh_in(&[]),
+        mesh_in(&[Axis::Data, Axis::Tensor]),
+        mesh_in(&[Axis::Context, Axis::Data, Axis::Tensor]).with_stage_places(&[1, 0]).expect("places of all stages"),
+        Mesh::of_stages(vec![stage(3), stage(3)], &[]).expect("a valid mesh"),
+    ];
+    let across = |axes: &[Axis]| Group { axes: axes.to_vec(), stages: vec![0, 1] };
+    let within = |axes: &[Axis]| Group { axes: axes.to_vec(), stages: Vec::new() };
+    let groups = [
+        within(&[Axis::Data]),
+        within(&[Axis::Tensor, Axis::Context]),
+        within(&[Axis::Context, Axis::Data]),
+        across(&[Axis::Pipeline]),
+        across(&[Axis::Data, Axis::Pipeline]),
+    ];
+    for (mesh, group) in meshes.iter().flat_map(|mesh| groups.iter().map(move |group| (mesh, group))) {
+        let ranks = || (0..mesh.world_size()).map(Rank);
+        for rank in ranks() {
+            let own = mesh.coordinates(rank);
+            let is_member = |&other: &Rank| {
+                let theirs = mesh.coordinates(other);
+                group.axes.iter().fold(theirs, |position, &axis| position.with(axis, own.along(axis))) == own
+            };
+            assert_eq!(group.members(mesh, rank), ranks().filter(is_member).collect::<Vec<_>>(), "{group:?} of {rank:?}");
+        }
+    }
+}

@@ -158,6 +158,11 @@ impl TreeLayout {
         if self.leaf_switches == LeafSwitches::OfNodes { first } else { first + rail }
     }
 
+    /// Whether all nodes are under one leaf.
+    pub(super) fn is_single_switch(&self) -> bool {
+        self.leaf_switches == LeafSwitches::OfNodes && self.leaves == 1
+    }
+
     pub(super) fn forwards_between_rails(&self) -> bool {
         self.leaf_switches == LeafSwitches::OfRails(CrossRail::Forward)
     }
