@@ -99,6 +99,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         instruction_overhead: sample(3e-6),
         stream_handoff: sample(1e-6),
         step_overhead: sample(2e-5),
+        launch: Seconds::ZERO,
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.2,
         communication_growth: None,
