@@ -74,7 +74,9 @@ impl From<PlannerError> for Failure {
                 Failure::Input(error.to_string())
             }
             // The design's 1: no layout fits.
-            PlannerError::OutOfMemory { .. } | PlannerError::Simulation(_) => Failure::Undone(error.to_string()),
+            PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. } | PlannerError::Simulation(_) => {
+                Failure::Undone(error.to_string())
+            }
         }
     }
 }

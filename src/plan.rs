@@ -89,7 +89,7 @@ pub struct Choices {
     /// Let several ranks share a device, to check layouts, not to time them: as many ranks as `--fix` says with data, tensor and pipeline
     #[arg(long)]
     pub oversubscribe: bool,
-    /// Stop searching after so long, with what there is: the gap says what that cost
+    /// Stop searching after so long, with what there is: the gap says what that cost. As long as nothing fits it goes on for ten seconds at least
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// What an hour of the nodes may cost, in the currency of the topology's file
@@ -207,6 +207,8 @@ impl Choices {
             let hint = "leave out `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats are compared by the time of a step alone; hint: {hint}")));
         }
+        let is_hopeless =
+            || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value().max(FIRST_ANSWER));
         let is_over = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value());
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, &setting.topology, base)?;
@@ -215,6 +217,7 @@ impl Choices {
                 devices,
                 objective: self.objective.into(),
                 stop: &is_over,
+                give_up: &is_hopeless,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 top,
@@ -242,6 +245,9 @@ impl Choices {
         PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan)
     }
 }
+
+/// Seconds for which a search goes on at least, whatever its time limit, as long as it has found nothing: most have an answer by then.
+const FIRST_ANSWER: f64 = 10.0;
 
 /// How many devices the first nodes have that together cost no more an hour; none where one of these has no price.
 fn affordable(topology: &Topology, limit: f64) -> usize {

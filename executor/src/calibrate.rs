@@ -88,6 +88,7 @@ pub fn calibrate(
         instruction_overhead: each(|overheads| overheads.instruction),
         stream_handoff: each(|overheads| overheads.handoff),
         step_overhead: each(|overheads| overheads.step),
+        launch: Seconds::new(mean(|overheads| overheads.launch.value())),
         load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
         communication_share: mean(|overheads| overheads.communication_share),
         communication_growth: {

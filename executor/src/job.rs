@@ -212,6 +212,8 @@ pub(crate) struct EvaluationReport {
 pub(crate) struct Overheads {
     pub(crate) instruction: Sample,
     pub(crate) handoff: Sample,
+    /// What launching a kernel takes of a GPU's host, in a step that is not captured.
+    pub(crate) launch: Seconds,
     pub(crate) step: Sample,
     pub(crate) load_seconds_per_byte: Seconds,
     pub(crate) communication_share: f64,

@@ -42,15 +42,25 @@ impl Overheads {
     }
 }
 
+/// Which of a Program's instructions are a collective of this rank alone, on a stream of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exchanges {
+    None,
+    /// Every second one, each of which waits for the one before it.
+    Alternate,
+    /// One after all kernels: the step is not alone any more ([`StageProgram::is_alone`]), and a GPU's is not launched as one.
+    Last,
+}
+
 /// Measures on this rank; the others do the same at the same time. `between` is about what a step touches between two hand-overs: so much
 /// further away is what the next one needs.
 pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, ExecutorError> {
-    let empty = run(member, &program(member, 0, TINY, false)?)?;
-    let straight = run(member, &program(member, INSTRUCTIONS, TINY, false)?)?;
+    let empty = run(member, &program(member, 0, TINY, Exchanges::None)?)?;
+    let straight = run(member, &program(member, INSTRUCTIONS, TINY, Exchanges::None)?)?;
     let elements = (between.count() as usize / size_of::<f32>()).max(USUAL);
     let handed = (RUN_ELEMENTS / elements).clamp(32, INSTRUCTIONS);
-    let usual = run(member, &program(member, handed, elements, false)?)?;
-    let handing = run(member, &program(member, handed, elements, true)?)?;
+    let usual = run(member, &program(member, handed, elements, Exchanges::None)?)?;
+    let handing = run(member, &program(member, handed, elements, Exchanges::Alternate)?)?;
     let kernel = time_kernel(member)?;
     let each = |total: &Sample, count: usize, less: Seconds| {
         let part = |time: Seconds| ((time - empty.median) / count as f64 - less).max(Seconds::ZERO);
@@ -62,6 +72,7 @@ pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, Exec
     Ok(Overheads {
         instruction,
         handoff,
+        launch: launch(member)?,
         step: empty,
         load_seconds_per_byte: Seconds::ZERO,
         communication_share: 0.0,
@@ -69,8 +80,19 @@ pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, Exec
     })
 }
 
-/// `count` kernels of so many elements one after the other; with `handing` every second one is a collective of this rank alone on a stream of its own.
-fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Result<Program, ExecutorError> {
+/// What a GPU's host takes to launch a kernel of a step that it does not launch as one; nothing where there is no GPU. A kernel that does next to nothing
+/// is done sooner than the next one is launched.
+fn launch(member: &Member) -> Result<Seconds, ExecutorError> {
+    if member.device.is_none() {
+        return Ok(Seconds::ZERO);
+    }
+    let none = run(member, &program(member, 0, TINY, Exchanges::Last)?)?;
+    let all = run(member, &program(member, INSTRUCTIONS, TINY, Exchanges::Last)?)?;
+    Ok(((all.median - none.median) / INSTRUCTIONS as f64).max(Seconds::ZERO))
+}
+
+/// `count` instructions on so many elements one after the other, and the exchange after them if there is one.
+fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges) -> Result<Program, ExecutorError> {
     let size = |axis| if axis == Axis::Pipeline { member.world_size } else { 1 };
     let mesh = Mesh::new(size, &[]).ok_or(ExecutorError::OtherStream)?;
     let bytes = Bytes::new(4 * elements as u64);
@@ -88,7 +110,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         initial: None,
     };
     let instruction = |index: usize| {
-        let other = handing && index % 2 == 1;
+        let other = index == count || (exchanges == Exchanges::Alternate && index % 2 == 1);
         let operation = match other {
             true => Operation::Collective {
                 kind: Collective::AllReduce,
@@ -100,7 +122,8 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
             },
             false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },
         };
-        let after = if handing && index > 0 { Few::from_slice(&[InstructionId(index as u32 - 1)]) } else { Few::new() };
+        let waits = index > 0 && (other || exchanges == Exchanges::Alternate);
+        let after = if waits { Few::from_slice(&[InstructionId(index as u32 - 1)]) } else { Few::new() };
         let (reads, writes) = (Few::from_slice(&[BufferId(0)]), Few::from_slice(&[BufferId(0)]));
         let operation = operation.into();
         let stream = StreamId(u16::from(other));
@@ -112,7 +135,7 @@ fn program(member: &Member, count: usize, elements: usize, handing: bool) -> Res
         groups: vec![Group::along(Axis::Data)],
         peers: Vec::new(),
         buffers: vec![buffer.clone()],
-        instructions: (0..count).map(instruction).collect(),
+        instructions: (0..count + usize::from(exchanges == Exchanges::Last)).map(instruction).collect(),
         names: vec!["overhead".into()],
         passes: Vec::new(),
         metrics: Vec::new(),
@@ -187,4 +210,58 @@ fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
         })?;
     }
     Ok(Seconds::new((clock::now() - start) as f64 * 1e-9 / INSTRUCTIONS as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cuda::Driver;
+    use crate::backend::cuda::tests::device::{TestDevice, Told};
+    use crate::transport::{Announcement, ControlClient, ControlServer, Patience, RunKey, Segment, SegmentShape, SharedMemory};
+    use foretell_program::Rank;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::time::Duration;
+
+    /// The only rank of a run; the launcher's end of its connection is to outlive it.
+    fn alone(device: Option<Arc<TestDevice>>) -> (Member, ControlServer) {
+        let key = RunKey::generate().expect("a key");
+        let server = ControlServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &key, 1).expect("it listens");
+        let (address, wait) = (server.address(), Duration::from_secs(30));
+        let announcement = Announcement { address: None, machine: "test".into() };
+        let control = std::thread::scope(|scope| {
+            let joining = scope.spawn(|| ControlClient::join(address, &key, 0, &announcement, wait));
+            server.gather(wait).expect("the rank joins");
+            joining.join().expect("it ends").expect("it joins").0
+        });
+        let segment = Segment::create(&SegmentShape::new(vec![0], crate::line::STREAM_COUNT)).expect("shared memory");
+        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, Patience::default()).expect("the rank attaches"));
+        let device = device.map(|device| device as Arc<dyn Driver>);
+        (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device }, server)
+    }
+
+    #[test]
+    fn launches_are_timed_in_steps_that_are_launched_kernel_by_kernel() {
+        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::direct] {
+            let Some(device) = make() else { return };
+            let (member, _server) = alone(Some(Arc::clone(&device)));
+            assert!(launch(&member).expect("it is timed") > Seconds::ZERO);
+            let told = device.told();
+            let kernels = told.iter().filter(|told| matches!(told, Told::Launch { .. })).count();
+            assert!(kernels >= RUNS * INSTRUCTIONS, "{kernels} kernels were launched one by one");
+            assert!(!told.iter().any(|told| matches!(told, Told::Graph { .. })), "a step was launched as one");
+            // What an instruction takes of a step that is launched as one is another question.
+            let straight = program(&member, 8, TINY, Exchanges::None).expect("a Program");
+            run(&member, &straight).expect("it is timed");
+            let graphs = device.told().iter().filter(|told| matches!(told, Told::Graph { .. })).count();
+            assert_eq!(graphs, RUNS - 2);
+        }
+    }
+
+    #[test]
+    fn a_processor_launches_nothing() {
+        let (member, _server) = alone(None);
+        let measured = measure(&member, Bytes::ZERO).expect("it is timed");
+        assert_eq!(measured.launch, Seconds::ZERO);
+        assert!(measured.step.median > Seconds::ZERO);
+    }
 }

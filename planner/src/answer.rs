@@ -113,6 +113,17 @@ pub enum PlannerError {
         /// The mend.
         hint: String,
     },
+    /// The search was given up before it had found anything.
+    #[error(
+        "nothing was found in time: of {layouts} layouts that were looked at {out_of_memory} do not fit, and none of the others was simulated yet; \
+         hint: allow more time, or `--fix` some of the layout"
+    )]
+    OutOfTime {
+        /// Layouts of which something is known.
+        layouts: usize,
+        /// Of these, such as do not fit.
+        out_of_memory: usize,
+    },
     /// The topology does not say what the objective needs.
     #[error("`{topology}` does not say {what}; hint: write `{hint}` in its file")]
     Objective {
@@ -133,12 +144,17 @@ pub(crate) fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: B
     match least {
         Some(needed) => PlannerError::OutOfMemory {
             needed,
-            device: request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default(),
+            device: first_device(request),
             limit,
             hint: format!("use more devices, a smaller global batch, or a smaller model; `--fix` less{}", untold_hosts(request)),
         },
         None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
     }
+}
+
+/// What the topology calls its first kind of device.
+pub(crate) fn first_device(request: &Request<'_>) -> String {
+    request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default()
 }
 
 /// Where it is not said how much memory hosts have: that optimizer state could lie there.

@@ -64,6 +64,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) memory_limit: Bytes,
     pub(crate) compiler: Compiler<'a>,
     stacks: Stacks<'a>,
+    /// Numbers that the model has as parameters.
+    pub(crate) parameters: usize,
     /// The model is a stack of enough equal blocks.
     pub(crate) is_stack: bool,
     pub(crate) devices: Devices,
@@ -117,6 +119,7 @@ impl<'a> Bounds<'a> {
             memory_limit: devices.least_memory(),
             compiler: Compiler::new(request.model, request.name),
             stacks: Stacks::new(request.model, request.name),
+            parameters: graph.parameter_count(),
             is_stack,
             devices,
             offloading,
@@ -338,8 +341,12 @@ impl<'a> Bounds<'a> {
 
     /// What a device holds at least whose pieces hold so many bytes.
     pub(crate) fn needed(&self, bytes: f64) -> Bytes {
-        let share = if self.request.base.stack.is_own() { 1.0 } else { SHARE_OF_OTHERS };
-        Bytes::new((bytes * share - UNEVEN).max(0.0) as u64)
+        Bytes::new((bytes * self.share_of_arena() - UNEVEN).max(0.0) as u64)
+    }
+
+    /// The share of our arena that the request's stack holds at least.
+    pub(crate) fn share_of_arena(&self) -> f64 {
+        if self.request.base.stack.is_own() { 1.0 } else { SHARE_OF_OTHERS }
     }
 
     /// What a second of a step weighs in the request's objective.

@@ -47,6 +47,13 @@ impl Devices {
         self.memory.iter().copied().min().unwrap_or(Bytes::ZERO)
     }
 
+    /// How many times the least memory so many devices have together.
+    pub(crate) fn least_memories(&self, devices: usize) -> f64 {
+        let own: f64 = (0..devices.min(self.count)).map(|device| 1.0 / self.weights[self.place_of(device)]).sum();
+        // Where several ranks share a device each is given all of it.
+        own * (devices as f64 / devices.min(self.count).max(1) as f64).ceil()
+    }
+
     /// By the places of kinds among [`Self::kinds`]: the least memory over that of such a device. What a rank there holds, times this,
     /// may be no more than the least.
     pub(crate) fn weights(&self) -> &[f64] {

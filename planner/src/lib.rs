@@ -26,6 +26,7 @@ mod answer;
 mod bounds;
 mod devices;
 mod fixed;
+mod least_state;
 mod members;
 mod memo;
 mod objective;

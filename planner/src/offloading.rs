@@ -41,6 +41,12 @@ impl Offloading {
         }
     }
 
+    /// Bytes that devices have of each parameter at least, all together.
+    pub(crate) fn bytes_of_each_parameter(&self, state_may_lie_on_hosts: bool) -> f64 {
+        let [parameter, gradient, state] = self.of_parameter;
+        parameter + gradient + if state_may_lie_on_hosts { 0.0 } else { state }
+    }
+
     /// What of a layout lies on the hosts, if it offloads.
     pub(crate) fn of<'a>(&self, layout: &Layout, paces: &'a [f64], shards: usize) -> Option<Offloaded<'a>> {
         (!layout.offload.is_none()).then_some(Offloaded { what: layout.offload, paces, shards })

@@ -37,6 +37,8 @@ pub struct Request<'a> {
     pub tolerance: f64,
     /// Whether to stop with what there is: asked now and then once there is something.
     pub stop: &'a (dyn Fn() -> bool + Sync),
+    /// Whether to give up with nothing: asked again and again until there is something.
+    pub give_up: &'a (dyn Fn() -> bool + Sync),
 }
 
 impl<'a> Request<'a> {
@@ -56,6 +58,7 @@ impl<'a> Request<'a> {
             objective: Objective::Time,
             tolerance: 0.01,
             stop: &|| false,
+            give_up: &|| false,
         }
     }
 }

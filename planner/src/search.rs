@@ -49,6 +49,9 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     }
     request.objective.check(request)?;
     let bounds = Bounds::new(request)?;
+    if let Some(refusal) = bounds.refusal_by_state() {
+        return Err(refusal);
+    }
     Searcher {
         request,
         bounds,
@@ -93,6 +96,20 @@ enum Fate {
     Simulated(Box<Kept>),
 }
 
+/// What became of the first of some layouts that one Program tells of, if there is one; and the Program, if there are others.
+struct Begun {
+    program: Option<Program>,
+    fate: Option<Fate>,
+}
+
+/// The value of a layout that was simulated to its end.
+fn value_of(fate: &Fate) -> Option<f64> {
+    match fate {
+        Fate::Simulated(kept) => Some(kept.value),
+        _ => None,
+    }
+}
+
 struct Searcher<'a> {
     request: &'a Request<'a>,
     bounds: Bounds<'a>,
@@ -110,7 +127,7 @@ struct Searcher<'a> {
 
 impl Searcher<'_> {
     fn run(mut self) -> Result<Planned, PlannerError> {
-        self.open_space();
+        self.open_space()?;
         let (foretold, left) = loop {
             let left = self.look_at_all()?;
             if self.kept.is_empty() {
@@ -128,6 +145,9 @@ impl Searcher<'_> {
     /// Goes on until nothing left can be among the best; the least bound of what is left.
     fn look_at_all(&mut self) -> Result<Option<f64>, PlannerError> {
         while let Some(Reverse(next)) = self.heap.peek() {
+            if self.kept.is_empty() && (self.request.give_up)() {
+                return Err(self.out_of_time());
+            }
             if self.is_settled(next.bound) {
                 return Ok(Some(next.bound));
             }
@@ -160,19 +180,27 @@ impl Searcher<'_> {
         bound > worst || self.resident >= SMALL && best <= bound * (1.0 + self.request.tolerance)
     }
 
-    fn open_space(&mut self) {
+    fn out_of_time(&self) -> PlannerError {
+        PlannerError::OutOfTime { layouts: self.search.layouts, out_of_memory: self.search.out_of_memory }
+    }
+
+    fn open_space(&mut self) -> Result<(), PlannerError> {
         let mut families = with_placed_operators(self.request, self.bounds.space.families()).into_iter().enumerate();
         loop {
             let together: Vec<(usize, Family)> = families.by_ref().take(FAMILIES_BOUNDED_AT_ONCE).collect();
             if together.is_empty() {
-                break;
+                return Ok(());
             }
-            self.bound_families(together);
+            self.bound_families(together)?;
         }
     }
 
-    fn bound_families(&mut self, families: Vec<(usize, Family)>) {
+    fn bound_families(&mut self, families: Vec<(usize, Family)>) -> Result<(), PlannerError> {
+        // Those that were not looked at are left out.
         let bounded = families.into_par_iter().map(|(number, family)| {
+            if (self.request.give_up)() {
+                return None;
+            }
             let verdict = self.bounds.of_family(&family);
             // With the optimizer's state on the hosts, where none of it fits without.
             let offloaded = match verdict {
@@ -183,10 +211,11 @@ impl Searcher<'_> {
             };
             let offloaded = offloaded.map(|family| (self.bounds.of_family(&family), family));
             let members = self.bounds.space.members(&family).len();
-            (number, family, members, verdict, offloaded)
+            Some((number, family, members, verdict, offloaded))
         });
         let bounded: Vec<_> = bounded.collect();
-        for (number, family, members, verdict, offloaded) in bounded {
+        let is_given_up = bounded.iter().any(Option::is_none);
+        for (number, family, members, verdict, offloaded) in bounded.into_iter().flatten() {
             let (alike, forms) = (self.bounds.space.alike(&family, members), self.bounds.space.forms(&family.layout));
             self.search.layouts += (members + alike) * forms;
             self.resident += members + alike;
@@ -200,6 +229,7 @@ impl Searcher<'_> {
                 }
             }
         }
+        if is_given_up { Err(self.out_of_time()) } else { Ok(()) }
     }
 
     /// The bound of what may be worth looking at; what is not is counted.
@@ -319,8 +349,13 @@ impl Searcher<'_> {
     /// Has the simulator decide among the members whose bounds are least.
     fn simulate_members(&mut self) -> Result<(), PlannerError> {
         let round = self.next_round();
-        let fates: Vec<Vec<Fate>> =
-            round.par_iter().map(|members| self.simulate(members)).collect::<Result<_, PlannerError>>()?;
+        let begun = round.par_iter().map(|members| self.begin(members)).collect::<Result<Vec<Begun>, PlannerError>>()?;
+        let best = begun.iter().filter_map(|one| value_of(one.fate.as_ref()?)).reduce(f64::min);
+        let fates: Vec<Vec<Fate>> = round
+            .par_iter()
+            .zip(begun)
+            .map(|(members, begun)| self.go_on(members, begun, best))
+            .collect::<Result<_, PlannerError>>()?;
         for (members, fates) in round.into_iter().zip(fates) {
             let mut members = members.into_iter();
             let mut left: Vec<Member> = Vec::new();
@@ -351,34 +386,45 @@ impl Searcher<'_> {
         Ok(())
     }
 
-    /// Compiles layouts that one Program tells of, and simulates those that fit: the first, and of the others as many as this leaves to be looked at.
+    /// Compiles layouts that one Program tells of, and simulates the first, if it fits.
     /// What evaluation needs is looked at for those that would be returned only: it is hardly ever more than training does.
-    fn simulate(&self, members: &[Member]) -> Result<Vec<Fate>, PlannerError> {
-        let plan_of = |member: &Member| Plan { layout: member.layout.clone(), ..self.request.base.clone() };
-        let Some(first) = members.first() else { return Ok(Vec::new()) };
-        let mut program = match self.bounds.compiler.training(&plan_of(first)) {
-            Ok(program) => program,
-            Err(error) => return Ok(vec![Fate::Indivisible(error.to_string())]),
-        };
-        let mut fates: Vec<Fate> = Vec::new();
-        let mut best: Option<f64> = None;
-        for member in members {
-            let plan = plan_of(member);
+    fn begin(&self, members: &[Member]) -> Result<Begun, PlannerError> {
+        let Some(first) = members.first() else { return Ok(Begun { program: None, fate: None }) };
+        let plan = self.plan_of(first);
+        match self.bounds.compiler.training(&plan) {
+            Ok(program) => {
+                let fate = self.fate(first, plan, &program, None)?;
+                Ok(Begun { program: Some(program).filter(|_| members.len() > 1), fate: Some(fate) })
+            }
+            Err(error) => Ok(Begun { program: None, fate: Some(Fate::Indivisible(error.to_string())) }),
+        }
+    }
+
+    /// Simulates as many of the other layouts that one Program tells of as are left to be looked at when the first ones of the round have been, of
+    /// which this is the best.
+    fn go_on(&self, members: &[Member], begun: Begun, mut best: Option<f64>) -> Result<Vec<Fate>, PlannerError> {
+        let Begun { program, fate } = begun;
+        let mut fates: Vec<Fate> = fate.into_iter().collect();
+        let (Some(mut program), Some(first)) = (program, members.first()) else { return Ok(fates) };
+        for member in &members[1..] {
             let is_beaten = |best: f64| self.request.top <= 1 && self.is_beaten(member.bound, best, best);
             let is_far = member.bound > NEAR * first.bound || self.is_settled(member.bound) || best.is_some_and(is_beaten);
             if is_far && fates.iter().any(|fate| matches!(fate, Fate::Simulated(_) | Fate::Beaten(_))) {
                 break;
             }
-            if !fates.is_empty() && !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
+            let plan = self.plan_of(member);
+            if !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
                 break;
             }
             let fate = self.fate(member, plan, &program, best)?;
-            if let Fate::Simulated(kept) = &fate {
-                best = Some(best.map_or(kept.value, |best| best.min(kept.value)));
-            }
+            best = best.into_iter().chain(value_of(&fate)).reduce(f64::min);
             fates.push(fate);
         }
         Ok(fates)
+    }
+
+    fn plan_of(&self, member: &Member) -> Plan {
+        Plan { layout: member.layout.clone(), ..self.request.base.clone() }
     }
 
     /// Until when a layout's simulation is worth going on, where the best of those that were simulated beside the incumbents is this. One that may be

@@ -99,6 +99,7 @@ fn profile(device: &str, paces: Vec<f64>) -> Profile {
         instruction_overhead: sample(3e-6),
         stream_handoff: sample(1e-6),
         step_overhead: sample(2e-5),
+        launch: Seconds::ZERO,
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.2,
         communication_growth: None,
@@ -627,6 +628,59 @@ fn what_does_not_fit_is_said_with_the_least_that_would() {
     let text = error.to_string();
     assert!(text.starts_with("no layout fits: the smallest needs "), "{text}");
     assert!(text.contains("on a device of `a100") && text.contains("which has 977 KiB; hint: use more devices"), "{text}");
+}
+
+#[test]
+fn what_is_kept_of_a_model_says_at_once_that_it_fits_nowhere() {
+    let costs = CostModel::new(None, &DGX);
+    let model = gpt(4, 131_072, 256, true);
+    let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 512) };
+    // Before it would be given up.
+    let request = Request { give_up: &|| true, ..Request::new(&model, "huge", &DGX, &costs, &base) };
+    let text = plan(&request).expect_err("too large").to_string();
+    // 12 blocks' squares of the width and little beside, of six bytes each, over eight devices; state may lie on hosts.
+    assert!(text.starts_with("no layout fits: the smallest needs 576 GiB on a device of `a100"), "{text}");
+    assert!(
+        text.contains("hint: parameters and gradients alone are 4.5 TiB: use more devices than 8, or a smaller model"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_fits_as_it_is_laid_out_is_not_refused_for_what_is_kept_of_it() {
+    let costs = CostModel::new(None, &DGX);
+    // Next to nothing beside parameters.
+    let model = gpt(8, 4096, 64, true);
+    for (precision, optimizer, zero, offload) in [
+        (DataType::Fp32, Optimizer::Sgd, 3, Offload::None),
+        (DataType::Bf16, Optimizer::AdamW, 3, Offload::None),
+        (DataType::Bf16, Optimizer::Adam, 2, Offload::Optimizer),
+        (DataType::Bf16, Optimizer::Sgd, 0, Offload::None),
+    ] {
+        let layout = Layout { data: if zero > 0 { 4 } else { 1 }, tensor: 2, zero, offload, ..Layout::default() };
+        let base = Plan { precision, optimizer, ..Plan::new(Layout::default(), 4) };
+        let compiled = compile(&model, "model", &Plan { layout: layout.clone(), ..base.clone() }).expect("it divides the model");
+        let fixed = format!("data={},tensor=2,pipeline=1,zero={zero},micro_batch=1,offload={}", layout.data, offload.name());
+        let fixed = fixed.parse().expect("well formed");
+        let most = compiled.arenas().into_iter().max();
+        let devices = layout.data * 2;
+        let request = Request { fixed, devices, memory_limit: most, ..Request::new(&model, "model", &DGX, &costs, &base) };
+        let planned = plan(&request);
+        assert!(planned.is_ok(), "{precision:?}, ZeRO {zero}: {}", planned.expect_err("it is not Ok"));
+    }
+}
+
+#[test]
+fn a_search_that_is_given_up_before_anything_fits_says_so() {
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let give_up = || asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= 5;
+    let costs = CostModel::new(None, &DGX);
+    let model = gpt(4, 256, 64, true);
+    let base = Plan::new(Layout::default(), 64);
+    let request = Request { give_up: &give_up, ..Request::new(&model, "model", &DGX, &costs, &base) };
+    let error = plan(&request).expect_err("five families are not all");
+    assert!(matches!(error, PlannerError::OutOfTime { layouts, .. } if layouts > 0), "{error}");
+    assert!(error.to_string().contains("hint: allow more time, or `--fix` some of the layout"), "{error}");
 }
 
 #[test]

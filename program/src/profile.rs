@@ -148,6 +148,11 @@ pub struct Profile {
     /// What a step without instructions takes: setting the streams going and waiting for them. What the run does between steps (reporting,
     /// recording) is not in it.
     pub step_overhead: Sample,
+    /// What an accelerator's host takes to launch a kernel where the step is not launched as one: that of a rank that exchanges with others or copies
+    /// ([`StageProgram::is_alone`](crate::StageProgram::is_alone)). The host launches ahead of the device, which waits only where it has caught up. None where
+    /// the processor that launches kernels runs them, and in profiles of before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub launch: Seconds,
     /// Reading one byte of prepared samples.
     pub load_seconds_per_byte: Seconds,
     /// The share of a device's processor that communication takes while it runs: 1 where both run on the same core, 0 where it
@@ -173,6 +178,10 @@ pub struct Profile {
     pub kernels: Vec<KernelSample>,
     /// Communication.
     pub exchanges: Vec<ExchangeSample>,
+}
+
+fn is_zero(seconds: &Seconds) -> bool {
+    *seconds == Seconds::ZERO
 }
 
 #[cfg(test)]

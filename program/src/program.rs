@@ -170,6 +170,14 @@ impl StageProgram {
         &self.instructions[id.0 as usize]
     }
 
+    /// Whether there are kernels, and nothing beside them and loads takes time: neither other ranks nor the host are waited for. On a GPU such a step can
+    /// be captured and launched as one; of any other its kernels are launched one by one.
+    pub fn is_alone(&self) -> bool {
+        let is_kernel = |one: &Instruction| matches!(*one.operation, Operation::Compute { .. });
+        let is_load = |one: &Instruction| matches!(*one.operation, Operation::Load { .. });
+        self.instructions.iter().any(is_kernel) && self.instructions.iter().all(|one| is_kernel(one) || is_load(one))
+    }
+
     /// The name of an instruction's operator or tensor.
     pub fn name_of(&self, instruction: &Instruction) -> &str {
         &self.names[instruction.name as usize]

@@ -113,6 +113,9 @@ pub struct Parameters {
     pub instruction_overhead: Estimate,
     /// From finishing an instruction until one that waits for it on another stream begins. It delays only who has to wait for it.
     pub stream_handoff: Estimate,
+    /// What the host takes to launch a kernel of a step that is not launched as one, where a calibration says so ([`Profile::launch`]); what a software
+    /// stack's launches take is in [`KernelCost::launch`].
+    pub launch: Seconds,
     /// After a rank's last instruction.
     pub step_overhead: Estimate,
     /// After a rank's last instruction for each of its micro-batches.
@@ -491,6 +494,7 @@ impl KindCosts {
         let parameters = Parameters {
             instruction_overhead: Estimate::measured(&profile.instruction_overhead),
             stream_handoff: Estimate::measured(&profile.stream_handoff),
+            launch: profile.launch,
             step_overhead: Estimate::measured(&profile.step_overhead),
             load_seconds_per_byte: profile.load_seconds_per_byte,
             communication_share: profile.communication_share.clamp(0.0, 1.0),

@@ -112,6 +112,7 @@ impl Graphics {
         Parameters {
             instruction_overhead: steady(Seconds::ZERO),
             stream_handoff: steady(Seconds::ZERO),
+            launch: Seconds::ZERO,
             step_overhead: steady(self.stack.step_overhead),
             micro_batch_overhead: self.stack.micro_batch_overhead,
             exchange_overhead: Seconds::ZERO,

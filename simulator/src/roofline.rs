@@ -106,6 +106,7 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
         Architecture::Cpu => Parameters {
             instruction_overhead: assumed(0.2e-6),
             stream_handoff: assumed(5e-6),
+            launch: Seconds::ZERO,
             step_overhead: assumed(50e-6),
             micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::new(3e-6),
@@ -119,6 +120,8 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
         Architecture::Gpu | Architecture::Tpu => Parameters {
             instruction_overhead: assumed(0.0),
             stream_handoff: assumed(2e-6),
+            // The samples' own launches are among their times.
+            launch: Seconds::ZERO,
             step_overhead: assumed(100e-6),
             micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::new(6e-6),

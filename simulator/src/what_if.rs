@@ -135,6 +135,7 @@ impl WhatIf {
         for kind in 0..costs.kind_count() {
             let parameters = costs.parameters_mut(kind);
             parameters.instruction_overhead = parameters.instruction_overhead.times(factor(Quantity::Launch));
+            parameters.launch = parameters.launch * factor(Quantity::Launch);
             parameters.stream_handoff = parameters.stream_handoff.times(factor(Quantity::Handoff));
             parameters.step_overhead = parameters.step_overhead.times(factor(Quantity::Step));
             parameters.exchange_overhead = parameters.exchange_overhead * factor(Quantity::ExchangeOverhead);

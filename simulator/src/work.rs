@@ -79,6 +79,8 @@ pub(crate) fn work_of(
     // Only looked up, never walked through, so that its order does not matter.
     let mut known: FxHashMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FxHashMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
+    // A step that is launched as one costs no launches.
+    let kernel_launch = if stage.is_alone() { Seconds::ZERO } else { parameters.launch };
     let exchange_launch = costs.exchange_launch(kind);
     let shares = PHASES.map(|phase| costs.launch_share(kind, phase));
     let operations = list.alike.first.iter().map(|&first| {
@@ -95,7 +97,7 @@ pub(crate) fn work_of(
                             uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
                         }
                         let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
-                        (work, launch)
+                        (work, launch + kernel_launch)
                     })
                 };
                 match group.map(|group| places_in(group).map(|place| kernel.for_member(place))) {

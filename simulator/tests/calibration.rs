@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_program::*;
-use foretell_simulator::{CostModel, Options, Quantile, Source, simulate};
+use foretell_simulator::{CostModel, Options, Quantile, Source, WhatIf, simulate};
 use foretell_units::{DataType, Picoseconds, Seconds};
 
 fn sample(seconds: f64) -> Sample {
@@ -44,6 +44,7 @@ fn profile() -> Profile {
         instruction_overhead: sample(0.5e-6),
         stream_handoff: sample(4e-6),
         step_overhead: sample(10e-6),
+        launch: Seconds::ZERO,
         load_seconds_per_byte: Seconds::new(1e-10),
         communication_share: 0.5,
         communication_growth: None,
@@ -316,4 +317,36 @@ fn kernels_and_exchanges_beside_each_other_are_slowed_as_they_were_measured() {
     // Where an operating system shares a processor out, an exchange that wants a quarter of it has all that it wants.
     let [kernel, exchange] = slowed(0.25, None);
     assert!((kernel - 1.0 / 3.0).abs() < 1e-3 && exchange.abs() < 1e-3, "{kernel} {exchange}");
+}
+
+#[test]
+fn launches_count_where_the_host_cannot_keep_ahead_of_a_step_that_is_not_launched_as_one() {
+    const KERNELS: usize = 100;
+    let topology = node(2);
+    // A profile of before says nothing of launches.
+    let text = serde_json::to_string(&profile()).unwrap();
+    assert!(!text.contains("\"launch\""));
+    assert_eq!(serde_json::from_str::<Profile>(&text).unwrap().launch, Seconds::ZERO);
+    let step = |elements: usize, launch: f64, is_alone: bool, question: &str| {
+        let costs = CostModel::new(Some(&Profile { launch: Seconds::new(launch), ..profile() }), &topology);
+        let mut stage = StageBuilder::new(0);
+        let last = (0..KERNELS).map(|_| stage.compute(elements, &[])).last().unwrap();
+        if !is_alone {
+            stage.collective(Collective::AllReduce, Group::along(Axis::Data), 1 << 10, &[last]);
+        }
+        let costs = question.parse::<WhatIf>().unwrap().costs(&costs);
+        Seconds::from(run(&program(2, 1, vec![stage.done()]), &topology, &costs).step).value()
+    };
+    let added = |elements: usize, is_alone: bool, question: &str| {
+        step(elements, 20e-6, is_alone, question) - step(elements, 0.0, is_alone, question)
+    };
+    // 7 us and 0.5 us for each kernel, of which the last runs when all are launched.
+    let behind = KERNELS as f64 * 20e-6 - (KERNELS - 1) as f64 * 7.5e-6;
+    assert!((added(1000, false, "launch*1") - behind).abs() < 1e-7, "{}", added(1000, false, "launch*1"));
+    // Half the launch, and half of what the interpreter adds.
+    let behind = KERNELS as f64 * 10e-6 - (KERNELS - 1) as f64 * 7.25e-6;
+    assert!((added(1000, false, "launch*0.5") - behind).abs() < 1e-7, "{}", added(1000, false, "launch*0.5"));
+    assert!(added(1000, true, "launch*1").abs() < 1e-12);
+    // Kernels that take longer than their launches wait for the first alone.
+    assert!((added(100_000, false, "launch*1") - 20e-6).abs() < 1e-7, "{}", added(100_000, false, "launch*1"));
 }

@@ -102,6 +102,7 @@ fn what_was_measured_changes_as_the_data_sheet_does() {
         instruction_overhead: sample(1e-6),
         stream_handoff: sample(0.0),
         step_overhead: sample(0.0),
+        launch: Seconds::ZERO,
         load_seconds_per_byte: Seconds::ZERO,
         communication_share: 0.0,
         communication_growth: None,

@@ -44,7 +44,7 @@ struct OfProgram {
     /// By turn: the whole step.
     graphs: Mutex<[Option<GraphHandle>; 2]>,
     runs: AtomicU64,
-    /// Whether there are kernels, and nothing beside them and loads takes time, so that it can be captured.
+    /// Whether it can be captured ([`foretell_program::StageProgram::is_alone`]).
     is_alone: bool,
 }
 
@@ -269,9 +269,7 @@ impl OfProgram {
                 turn.insert(id, Pinned::new(driver, bytes)?);
             }
         }
-        let mut others = keys.iter().zip(&playlist.lists).filter(|(key, _)| !matches!(key, StreamKey::Compute | StreamKey::Load));
-        let is_alone = !playlist.lists[COMPUTE].is_empty() && others.all(|(_, list)| list.is_empty());
         let (spans, ready, graphs, runs) = (Mutex::default(), Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone })
+        Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone: playlist.stage.is_alone() })
     }
 }

@@ -178,6 +178,7 @@ pub fn ideal(topology: &Topology) -> CostModel {
         *costs.parameters_mut(kind) = Parameters {
             instruction_overhead: none,
             stream_handoff: none,
+            launch: Seconds::ZERO,
             step_overhead: none,
             micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::ZERO,
