@@ -13,7 +13,7 @@ use crate::network::{self, Shape};
 use crate::orbits::Orbits;
 use crate::pairing::{Channel, GroupSet, Pairing, World};
 use crate::rings::{Collectives, Hop};
-use crate::room::links_that_may_be_full;
+use crate::room::{LoadedLinks, links_that_may_be_full};
 use crate::simulation::{Options, Oversubscription, Quantile};
 use crate::work::{BlockWork, Work, uneven_groups, work_of};
 use foretell_program::{GroupId, Program, Rank, StageProgram};
@@ -203,12 +203,11 @@ impl<'a> Lowered<'a> {
         for (place, rank) in ranks.iter_mut().enumerate() {
             rank.processor = (place % devices % processors) as u32;
         }
-        let place = |rank: usize| orbits.as_ref().map_or(rank, |orbits| orbits.place(rank)) as u32;
         Ok(Self {
             sources: program.lists.iter().collect(),
             costs,
             codes,
-            of_rank: (0..world).map(place).collect(),
+            of_rank: orbits.as_ref().map_or_else(|| (0..world as u32).collect(), |orbits| orbits.places(world)),
             ranks,
             lists,
             groups,
@@ -268,12 +267,12 @@ impl<'a> Lowered<'a> {
     /// Numbers what is shared: first the links that some exchange uses and that may be full, then the processors that ranks run on.
     pub(crate) fn with_resources_numbered(mut self, topology: &Topology) -> Self {
         let used = self.used_links(topology);
-        let mut number = vec![usize::MAX; topology.links().len()];
-        used.iter().enumerate().for_each(|(place, &link)| number[link] = place);
+        let mut number = vec![u32::MAX; topology.links().len()];
+        used.iter().zip(0..).for_each(|(&link, place)| number[link] = place);
         let renumber = |shape: &mut Shape| {
             shape.turns = Vec::new();
-            shape.loads.iter_mut().for_each(|(link, _)| *link = number[*link]);
-            shape.loads.retain(|&(link, _)| link != usize::MAX);
+            shape.loads.retain(|&(link, _)| number[link] != u32::MAX);
+            shape.loads.iter_mut().for_each(|(link, _)| *link = number[*link] as usize);
         };
         self.groups.iter_mut().flat_map(GroupSet::shapes_mut).flatten().for_each(renumber);
         self.channels.iter_mut().map(|channel| &mut channel.shape).for_each(renumber);
@@ -303,7 +302,8 @@ impl<'a> Lowered<'a> {
         // What takes less than a link carries keeps its queue busy for whoever comes next.
         let indebted = indebted_links(self, topology);
         let turns = shapes().flat_map(|shape| &shape.turns);
-        links_that_may_be_full(topology.links().len(), parties, turns, capacity, |link| indebted[link], self.orbits.as_ref())
+        let loaded = LoadedLinks::new(topology.links().len(), shapes().flat_map(Shape::links));
+        links_that_may_be_full(&loaded, parties, turns, capacity, |link| indebted[link], self.orbits.as_ref())
     }
 
     /// Numbers the exchanges anew: those of the groups first, then those of the channels.

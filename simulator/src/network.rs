@@ -7,7 +7,7 @@
 use crate::cost::LinkEfficiency;
 use crate::orbits::Orbits;
 use foretell_program::Rank;
-use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
+use foretell_topologies::{DeviceId, LinkClass, NodeId, Topology, TopologyError};
 use foretell_units::{BytesPerSecond, Seconds};
 
 /// The flows of an exchange.
@@ -223,33 +223,27 @@ impl Parts {
 
 /// The orders in which rings go through members, which are given by their places: see [`Shape::ring`].
 pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<usize>> {
-    let mut nodes: Vec<Vec<usize>> = Vec::new();
-    let mut last = None;
-    for (place, &member) in members.iter().enumerate() {
-        let node = topology.node_of(member);
-        match nodes.last_mut() {
-            Some(list) if last == Some(node) => list.push(place),
-            _ => nodes.push(vec![place]),
-        }
-        last = Some(node);
+    let nodes: Vec<NodeId> = members.iter().map(|&member| topology.node_of(member)).collect();
+    let in_node = nodes.chunk_by(NodeId::eq).next().map_or(0, <[_]>::len);
+    let is_even = in_node < nodes.len() && nodes.chunk_by(NodeId::eq).all(|node| node.len() == in_node);
+    let places: Vec<usize> = (0..members.len()).collect();
+    if !is_even || in_node == 1 {
+        return vec![places];
     }
-    let in_node = nodes.iter().map(Vec::len).min().unwrap_or(1);
-    let is_even = nodes.iter().all(|list| list.len() == in_node);
-    let rings = if nodes.len() > 1 && is_even { in_node } else { 1 };
-    (0..rings).map(|rotation| if rings > 1 { along_rails(&nodes, rotation) } else { nodes.concat() }).collect()
+    (0..in_node).map(|rotation| along_rails(&places, in_node, rotation)).collect()
 }
 
-/// A ring through nodes of as many members each, which begins at this member of the first. It leaves a node from the member that has the same
+/// A ring through nodes of `size` members each, which begins at this member of the first. It leaves a node from the member that has the same
 /// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Where the numbers of nodes and
 /// members allow it, all nodes are passed alike. Whatever the fabric, all rotations together load every member's links alike.
-fn along_rails<Member: Copy>(nodes: &[Vec<Member>], rotation: usize) -> Vec<Member> {
-    let (count, size) = (nodes.len(), nodes.first().map_or(0, Vec::len));
+fn along_rails<Member: Copy>(members: &[Member], size: usize, rotation: usize) -> Vec<Member> {
+    let count = members.len() / size;
     // How many places further back than it enters it leaves a node: so many that it ends where it began, if any number does that.
     let common = greatest_common_divisor(count, size);
     let back = if common > 1 { size / common } else { 1 };
-    let mut order = Vec::with_capacity(count * size);
+    let mut order = Vec::with_capacity(members.len());
     let mut entry = rotation;
-    for (node, members) in nodes.iter().enumerate() {
+    for (node, members) in members.chunks_exact(size).enumerate() {
         // The last node is left as the ring began, and cannot be entered there; so the first is then left from elsewhere. (Of an odd number of
         // nodes of two members no ring keeps to its rail all round.)
         let would_meet = node == 0 && common == 1 && size > 2 && (count - 1).is_multiple_of(size);
@@ -324,10 +318,9 @@ mod tests {
             let ring = ring_of(&cluster, &members);
             let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
             assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails among {count} nodes");
-            let nodes: Vec<Vec<DeviceId>> = members.chunks(8).map(<[_]>::to_vec).collect();
             let (mut exits, mut entries) = (vec![0; 8 * count], vec![0; 8 * count]);
             for rotation in 0..8 {
-                let order: Vec<usize> = along_rails(&nodes, rotation).into_iter().map(|device| device.0).collect();
+                let order: Vec<usize> = along_rails(&members, 8, rotation).into_iter().map(|device| device.0).collect();
                 let mut sorted = order.clone();
                 sorted.sort_unstable();
                 assert!(sorted.into_iter().eq(0..8 * count), "a ring passes everyone once");

@@ -60,13 +60,17 @@ impl Orbits {
     fn are_alike(&self, program: &Program, paces: &[f64]) -> bool {
         let of_rank = &program.list_of_rank;
         let peers = program.lists.iter().flat_map(|list| &list.peers);
-        let is_alike = |(rank, list): (usize, &u32)| {
-            let first = self.first(rank);
-            of_rank.get(first) == Some(list) && paces.get(first) == paces.get(rank)
-        };
         peers.into_iter().all(|peer| peer.ranks.is_none())
             && of_rank.len() == program.mesh.world_size()
-            && of_rank.iter().enumerate().all(is_alike)
+            && self.repeats(of_rank)
+            && self.repeats(paces)
+    }
+
+    /// Whether ranks that come to each other have the same.
+    fn repeats<T: PartialEq>(&self, of_ranks: &[T]) -> bool {
+        of_ranks
+            .chunks(self.block)
+            .all(|block| block.iter().skip(self.step).eq(block.iter().take(block.len().saturating_sub(self.step))))
     }
 
     /// How many ranks an orbit has.
@@ -76,7 +80,7 @@ impl Orbits {
 
     /// The rank that stands for this one.
     pub(crate) fn first(&self, rank: usize) -> usize {
-        rank / self.block * self.block + rank % self.step
+        self.first_and_turns(rank).0
     }
 
     /// The ranks that stand for all of a world.
@@ -90,9 +94,25 @@ impl Orbits {
         rank / self.block * self.step + rank % self.step
     }
 
+    /// [`Self::place`] of every rank of a world.
+    pub(crate) fn places(&self, world: usize) -> Vec<u32> {
+        let mut places = Vec::with_capacity(world);
+        for block in 0..world / self.block {
+            let of_block = (block * self.step) as u32..((block + 1) * self.step) as u32;
+            (0..self.turns()).for_each(|_| places.extend(of_block.clone()));
+        }
+        places
+    }
+
     /// How often the rank that stands for this one is to be moved on to come to it.
     pub(crate) fn turns_to(&self, rank: usize) -> usize {
-        rank % self.block / self.step
+        self.first_and_turns(rank).1
+    }
+
+    /// The rank that stands for this one, and how often it is to be moved on to come to it.
+    pub(crate) fn first_and_turns(&self, rank: usize) -> (usize, usize) {
+        let turns = rank % self.block / self.step;
+        (rank - turns * self.step, turns)
     }
 
     /// Where a rank comes to when it is moved back so often.

@@ -87,15 +87,24 @@ pub(crate) fn hops(
 /// For each position of a ring the one whose hop stands for that which begins there; none if the ring does not turn along.
 fn positions(orbits: Option<&Orbits>, ring: &[Rank]) -> Option<Vec<usize>> {
     let Some(orbits) = orbits else { return Some((0..ring.len()).collect()) };
+    let turned: Vec<(usize, usize)> = ring.iter().map(|rank| orbits.first_and_turns(rank.0)).collect();
     // Only looked up.
-    let firsts = ring.iter().enumerate().filter(|(_, rank)| orbits.first(rank.0) == rank.0);
-    let position_of: FxHashMap<usize, usize> = firsts.map(|(position, rank)| (rank.0, position)).collect();
-    let next = |position: usize| ring[(position + 1) % ring.len()];
-    let of_position = |(position, rank): (usize, &Rank)| {
-        let first = *position_of.get(&orbits.first(rank.0))?;
-        (orbits.back(next(position), orbits.turns_to(rank.0)) == next(first)).then_some(first)
-    };
-    ring.iter().enumerate().map(of_position).collect()
+    let firsts = turned.iter().enumerate().filter(|(_, (_, turns))| *turns == 0);
+    let position_of: FxHashMap<usize, usize> = firsts.map(|(position, (first, _))| (*first, position)).collect();
+    let after = |position: usize| turned[if position + 1 < turned.len() { position + 1 } else { 0 }];
+    let mut stands_for = Vec::with_capacity(turned.len());
+    for (position, (first, turns)) in turned.iter().enumerate() {
+        let of_first = *position_of.get(first)?;
+        // The next of the first, turned as often as this rank is.
+        let (next_of_first, its_turns) = after(of_first);
+        let sum = its_turns + turns;
+        let expected = if sum < orbits.turns() { sum } else { sum - orbits.turns() };
+        if after(position) != (next_of_first, expected) {
+            return None;
+        }
+        stands_for.push(of_first);
+    }
+    Some(stands_for)
 }
 
 /// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes and of its seconds where nobody else is there. Of several

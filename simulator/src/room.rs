@@ -8,65 +8,85 @@
 use crate::network::{END, Turn};
 use crate::orbits::Orbits;
 
-/// Of the links below `count` that parties load, those that may be full, in order: `parties` has each party's links, `turns` every pair of links that
+/// The links of a topology that somebody loads, in order, and the number of each among them.
+pub(crate) struct LoadedLinks {
+    links: Vec<usize>,
+    /// By link of the topology, of which a small simulation loads few; `u32::MAX` for those that nobody loads.
+    number: Vec<u32>,
+}
+
+impl LoadedLinks {
+    /// Those of a topology that has `count` in all.
+    pub(crate) fn new(count: usize, loaded: impl Iterator<Item = usize>) -> Self {
+        let mut number = vec![u32::MAX; count];
+        let mut links = Vec::new();
+        for link in loaded {
+            if std::mem::replace(&mut number[link], 0) == u32::MAX {
+                links.push(link);
+            }
+        }
+        links.sort_unstable();
+        links.iter().zip(0..).for_each(|(&link, own)| number[link] = own);
+        Self { links, number }
+    }
+
+    fn number(&self, link: usize) -> Option<usize> {
+        self.number.get(link).filter(|&&number| number != u32::MAX).map(|&number| number as usize)
+    }
+}
+
+/// Of the links that parties load, those that may be full, in order: `parties` has each party's links, `turns` every pair of links that
 /// some route takes one after the other, [`END`] standing before the first and after the last. Those of which `always` says so stay. Where ranks have
 /// been turned onto each other, parties load links that stand for others, and routes are those of a few.
 pub(crate) fn links_that_may_be_full<'a, Links: Iterator<Item = usize>>(
-    count: usize,
+    loaded: &LoadedLinks,
     parties: impl Iterator<Item = Links>,
     turns: impl Iterator<Item = &'a Turn> + Clone,
     capacity: impl Fn(usize) -> f64,
     always: impl Fn(usize) -> bool,
     orbits: Option<&Orbits>,
 ) -> Vec<usize> {
-    let used = users(count, parties);
+    let has_one_user = are_of_one(loaded, parties);
     let stands_for = |link: usize| orbits.and_then(|orbits| orbits.first_link(link)).unwrap_or(link);
     // Why a link is left out. One that is left out for those before it counts on these, and those on the ones before them; so nobody may count on
     // it for the other direction, or two would count on each other.
-    let mut why: Vec<Option<Why>> = vec![None; count];
-    for (link, why) in why.iter_mut().enumerate() {
-        if used[link] == Users::One && !always(link) {
+    let mut why: Vec<Option<Why>> = vec![None; loaded.links.len()];
+    for (number, why) in why.iter_mut().enumerate() {
+        if has_one_user[number] && !always(loaded.links[number]) {
             *why = Some(Why::OneUser);
         }
     }
     for reason in [Why::Before, Why::After] {
-        let around = Neighbours::new(count, turns.clone(), reason, orbits);
+        let around = Neighbours::new(loaded, turns.clone(), reason, orbits);
         let opposite = if reason == Why::After { Why::Before } else { Why::After };
-        for link in (0..count).filter(|&link| used[link] != Users::None) {
-            let around = around.of(link);
-            if around.is_empty() || why[link].is_some() || always(link) {
+        for (number, &link) in loaded.links.iter().enumerate() {
+            let around = around.of(number);
+            if around.is_empty() || why[number].is_some() || always(link) {
                 continue;
             }
-            let counts = |neighbour: &usize| *neighbour != END && why[stands_for(*neighbour)] != Some(opposite);
+            let why_not = |neighbour: usize| loaded.number(stands_for(neighbour)).and_then(|number| why[number]);
+            let counts = |neighbour: &usize| *neighbour != END && why_not(*neighbour) != Some(opposite);
             let total: f64 = around.iter().copied().filter(|&one| one != END).map(&capacity).sum();
             if around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
-                why[link] = Some(reason);
+                why[number] = Some(reason);
             }
         }
     }
-    (0..count).filter(|&link| used[link] != Users::None && why[link].is_none()).collect()
+    loaded.links.iter().zip(why).filter(|(_, why)| why.is_none()).map(|(&link, _)| link).collect()
 }
 
-/// How many parties load a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Users {
-    None,
-    One,
-    Several,
-}
-
-fn users<Links: Iterator<Item = usize>>(count: usize, parties: impl Iterator<Item = Links>) -> Vec<Users> {
-    let mut users = vec![Users::None; count];
+/// Of each link whether one party alone loads it.
+fn are_of_one<Links: Iterator<Item = usize>>(loaded: &LoadedLinks, parties: impl Iterator<Item = Links>) -> Vec<bool> {
+    let mut one = vec![true; loaded.links.len()];
     // Who loaded each link last: a party counts once.
-    let mut last = vec![usize::MAX; count];
+    let mut last = vec![usize::MAX; loaded.links.len()];
     for (party, links) in parties.enumerate() {
-        for link in links {
-            if std::mem::replace(&mut last[link], party) != party {
-                users[link] = if users[link] == Users::None { Users::One } else { Users::Several };
-            }
+        for number in links.filter_map(|link| loaded.number(link)) {
+            let before = std::mem::replace(&mut last[number], party);
+            one[number] &= before == usize::MAX || before == party;
         }
     }
-    users
+    one
 }
 
 /// What comes before each link, or after it, each once and in order.
@@ -78,13 +98,15 @@ struct Neighbours {
 
 impl Neighbours {
     /// Those on which `side` of a link.
-    fn new<'a>(count: usize, turns: impl Iterator<Item = &'a Turn> + Clone, side: Why, orbits: Option<&Orbits>) -> Self {
+    fn new<'a>(loaded: &LoadedLinks, turns: impl Iterator<Item = &'a Turn> + Clone, side: Why, orbits: Option<&Orbits>) -> Self {
         let pairs = turns.map(|turn| if side == Why::After { (turn.from, turn.to) } else { (turn.to, turn.from) });
         // Links that stand for others have the neighbours that those have, seen from them.
         let pairs = pairs.filter(|&(link, _)| link != END).map(|(link, neighbour)| match orbits {
             Some(orbits) => (orbits.first_link(link).unwrap_or(link), orbits.as_seen_from(link, neighbour)),
             None => (link, neighbour),
         });
+        let pairs = pairs.filter_map(|(link, neighbour)| Some((loaded.number(link)?, neighbour)));
+        let count = loaded.links.len();
         // Sorted by link by counting: there are many turns, and links have numbers.
         let mut next = vec![0u32; count + 1];
         pairs.clone().for_each(|(link, _)| next[link + 1] += 1);
@@ -137,7 +159,8 @@ mod tests {
     fn may_be_full(parties: &[&[usize]], capacities: &[f64]) -> Vec<usize> {
         let turns: Vec<Turn> = parties.iter().flat_map(|route| Turn::of_route(route.iter().copied())).collect();
         let links = parties.iter().map(|route| route.iter().copied());
-        links_that_may_be_full(capacities.len(), links, turns.iter(), |link| capacities[link], |_| false, None)
+        let loaded = LoadedLinks::new(capacities.len(), links.clone().flatten());
+        links_that_may_be_full(&loaded, links, turns.iter(), |link| capacities[link], |_| false, None)
     }
 
     #[test]
