@@ -63,6 +63,15 @@ struct Lot {
 
 const NEVER: u32 = u32::MAX;
 
+impl Lot {
+    /// An instruction after all that have touched it does so, too. Returns the buffer that has the place.
+    fn touch(&mut self, index: u32) -> BufferId {
+        self.first = self.first.min(index);
+        self.last = index;
+        self.root
+    }
+}
+
 struct Planner<'a> {
     program: &'a mut StageProgram,
     lots: Vec<Lot>,
@@ -70,8 +79,8 @@ struct Planner<'a> {
     arenas: [Arena; 2],
     /// Buffers that are over but for another stream: with the instruction after which they are free, the earliest first.
     waiting: VecDeque<(usize, BufferId)>,
-    /// What an instruction reads and writes: kept to be filled again.
-    touched: Vec<BufferId>,
+    /// What an instruction is the last to touch: kept to be filled again.
+    finished: Vec<BufferId>,
 }
 
 impl<'a> Planner<'a> {
@@ -90,18 +99,16 @@ impl<'a> Planner<'a> {
         let mut lots: Vec<Lot> = (0..).zip(&program.buffers).map(lot).collect();
         for (index, instruction) in (0..).zip(&program.instructions) {
             for &buffer in instruction.reads.iter().chain(&instruction.writes) {
-                let root = lots[buffer.0 as usize].root;
-                for buffer in [buffer, root] {
-                    let lot = &mut lots[buffer.0 as usize];
-                    lot.first = lot.first.min(index);
-                    lot.last = index;
+                let root = lots[buffer.0 as usize].touch(index);
+                if root != buffer {
+                    lots[root.0 as usize].touch(index);
                 }
             }
         }
         for (buffer, lot) in program.buffers.iter_mut().zip(&lots) {
             buffer.lifetime = (lot.first != NEVER).then_some((InstructionId(lot.first), InstructionId(lot.last)));
         }
-        Self { program, lots, arenas: kept.map(Arena::new), waiting: VecDeque::new(), touched: Vec::new() }
+        Self { program, lots, arenas: kept.map(Arena::new), waiting: VecDeque::new(), finished: Vec::new() }
     }
 
     fn lot(&self, buffer: BufferId) -> &Lot {
@@ -136,20 +143,22 @@ impl<'a> Planner<'a> {
             let id = InstructionId(index as u32);
             let instruction = &self.program.instructions[index];
             let stream = instruction.stream;
-            let mut touched = std::mem::take(&mut self.touched);
-            touched.clear();
-            touched.extend(instruction.reads.iter().chain(&instruction.writes).map(|&buffer| self.root(buffer)));
-            touched.sort_unstable();
-            touched.dedup();
-            for &buffer in &touched {
-                let lot = self.lot_mut(buffer);
+            let mut finished = std::mem::take(&mut self.finished);
+            for &buffer in instruction.reads.iter().chain(&instruction.writes) {
+                let root = self.lots[buffer.0 as usize].root;
+                let lot = &mut self.lots[root.0 as usize];
                 remember(&mut lot.users, stream, id);
                 // One whose place was taken over has no place of its own any more.
                 if lot.last == index as u32 && !lot.is_persistent && lot.block != NO_BLOCK {
-                    self.finish(index, buffer);
+                    finished.push(root);
                 }
             }
-            self.touched = touched;
+            if finished.len() > 1 {
+                finished.sort_unstable();
+                finished.dedup();
+            }
+            finished.drain(..).for_each(|buffer| self.finish(index, buffer));
+            self.finished = finished;
         }
     }
 
@@ -195,8 +204,11 @@ impl<'a> Planner<'a> {
 
     fn wait_for(&mut self, index: usize, users: &Users) {
         let instruction = &mut self.program.instructions[index];
-        let stream = instruction.stream;
-        instruction.after.extend(users.iter().filter(|(other, _)| *other != stream).map(|&(_, id)| id));
+        for &(stream, id) in users {
+            if stream != instruction.stream {
+                instruction.after.push(id);
+            }
+        }
     }
 
     /// A buffer's last instruction has been passed.
