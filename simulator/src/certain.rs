@@ -69,17 +69,26 @@ enum Sort {
 struct Clocks<'a> {
     order: &'a Order,
     list: &'a LoweredList,
+    /// Of how many numbers a clock is: the streams, rounded up to [`LANES`].
+    width: usize,
     /// Of each stream at the end of its last so far.
     now: Vec<u32>,
-    /// Of each instruction that someone waits for, where [`Self::row_of`] says.
+    /// Of each instruction that someone still to come waits for, where [`Self::row_of`] says.
     kept: Vec<u32>,
     row_of: Vec<u32>,
+    /// Where in [`Self::kept`] there were clocks that nobody asks for any more: few are in use at a time, so they stay in the cache.
+    free: Vec<u32>,
 }
+
+/// How many numbers of a clock are copied and compared at a time.
+const LANES: usize = 4;
 
 impl Clocks<'_> {
     fn new<'a>(list: &'a LoweredList, order: &'a Order) -> Clocks<'a> {
         let streams = order.stream_count();
-        Clocks { order, list, now: vec![0; streams * streams], kept: Vec::new(), row_of: vec![NONE; list.streams.len()] }
+        let width = streams.next_multiple_of(LANES);
+        let (now, row_of) = (vec![0; streams * width], vec![NONE; list.streams.len()]);
+        Clocks { order, list, width, now, kept: Vec::new(), row_of, free: Vec::new() }
     }
 
     fn stream(&self, instruction: u32) -> usize {
@@ -87,36 +96,57 @@ impl Clocks<'_> {
     }
 
     fn of_stream(&self, stream: usize) -> &[u32] {
-        let streams = self.order.stream_count();
-        &self.now[stream * streams..(stream + 1) * streams]
+        &self.now[stream * self.width..(stream + 1) * self.width]
     }
 
-    /// That at the end of one that someone waits for. Of one that comes later in the list nothing is known.
+    /// That at the end of one that someone still to come waits for. Of one that comes later in the list nothing is known.
     fn of(&self, instruction: u32) -> Option<&[u32]> {
-        let streams = self.order.stream_count();
         let row = Some(self.row_of[instruction as usize]).filter(|&row| row != NONE)? as usize;
-        Some(&self.kept[row * streams..(row + 1) * streams])
+        Some(&self.kept[row..row + self.width])
     }
 
     fn has_ended(&self, clock: &[u32], instruction: u32) -> bool {
         clock[self.stream(instruction)] > self.order.place[instruction as usize]
     }
 
-    /// Has a stream be past an instruction, and past all that this waits for.
-    fn pass(&mut self, instruction: u32) {
-        let (stream, streams) = (self.stream(instruction), self.order.stream_count());
-        let now = &mut self.now[stream * streams..(stream + 1) * streams];
-        for &before in self.order.waits(instruction) {
-            if self.row_of[before as usize] != NONE {
-                let row = self.row_of[before as usize] as usize * streams;
-                now.iter_mut().zip(&self.kept[row..row + streams]).for_each(|(own, &theirs)| *own = (*own).max(theirs));
+    /// Has a stream be past an instruction, and past all that this waits for. Where it is known at whose end all of that has ended, and which comes
+    /// before it in its stream, it is past what that one was: a clock that knows the end of an instruction knows all that this knew.
+    fn pass(&mut self, instruction: u32, waits: &[u32], last: Option<u32>, previous: Option<u32>) {
+        let (stream, width) = (self.stream(instruction), self.width);
+        let now = &mut self.now[stream * width..(stream + 1) * width];
+        if last.is_none() || last != previous {
+            for &before in waits {
+                let row = self.row_of[before as usize];
+                if row != NONE && last.is_none_or(|last| last == before) {
+                    let row = row as usize;
+                    raise(now, &self.kept[row..row + width]);
+                }
             }
         }
         now[stream] = self.order.place[instruction as usize] + 1;
-        if !self.order.consumers(instruction).is_empty() {
-            self.row_of[instruction as usize] = (self.kept.len() / streams) as u32;
-            self.kept.extend_from_slice(now);
+        for &before in waits {
+            // Those who wait for one stand in the order of the list.
+            let row = &mut self.row_of[before as usize];
+            if *row != NONE && self.order.consumers(before).last() == Some(&instruction) {
+                self.free.push(*row);
+                *row = NONE;
+            }
         }
+        if self.order.consumers(instruction).last().is_some_and(|&last| last > instruction) {
+            let row = self.free.pop().unwrap_or_else(|| {
+                self.kept.resize(self.kept.len() + width, 0);
+                (self.kept.len() - width) as u32
+            });
+            self.row_of[instruction as usize] = row;
+            self.kept[row as usize..row as usize + width].copy_from_slice(now);
+        }
+    }
+}
+
+/// Has a clock be as far as another, stream by stream.
+fn raise(own: &mut [u32], theirs: &[u32]) {
+    for (own, theirs) in own.chunks_exact_mut(LANES).zip(theirs.chunks_exact(LANES)) {
+        own.iter_mut().zip(theirs).for_each(|(own, &theirs)| *own = (*own).max(theirs));
     }
 }
 
@@ -126,24 +156,29 @@ impl Certain {
         let next = Next { sort: Sort::Unknown, which: NONE, known: 0, cause: NONE };
         let mut certain = Self { slot_of: vec![NO_SLOT; count], slots: 0, next: vec![next; count], forks: Vec::new() };
         let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
+        let mut latest: Vec<Option<u32>> = vec![None; streams];
         let mut clocks = Clocks::new(list, order);
         for (index, &stream) in (0..).zip(&list.streams) {
-            let (waits, previous) = (order.waits(index), order.previous(index, stream));
+            let (waits, consumers) = (order.waits(index), order.consumers(index));
+            let previous = latest[stream as usize].replace(index);
             let (last, branches) = certain.last(&clocks, waits, previous);
             let follows_of_itself = previous.filter(|&one| waits.is_empty() && order.consumers(one).is_empty());
             let cause = follows_of_itself.map(|one| certain.next[one as usize].cause).or(last);
             certain.next[index as usize].cause = cause.unwrap_or(NONE);
-            clocks.pass(index);
+            clocks.pass(index, waits, last, previous);
             if let Some(branches) = branches {
                 certain.join(&clocks, index, branches);
             }
-            for &before in waits.iter().chain(&previous) {
-                certain.follow(&clocks, before, index, last == Some(before));
+            let clock = clocks.of_stream(stream as usize);
+            for &before in waits {
+                certain.follow(&clocks, clock, before, index, last == Some(before));
             }
-            if order.consumers(index).is_empty() {
+            if let Some(before) = previous {
+                certain.follow(&clocks, clock, before, index, last == previous);
+            }
+            if consumers.is_empty() {
                 continue;
             }
-            let clock = clocks.of_stream(stream as usize);
             let is_free = |holder: &u32| order.consumers(*holder).iter().all(|&one| clocks.has_ended(clock, one));
             let taken = &mut taken[stream as usize];
             let free = taken.iter().take(LOOKED_AT).position(is_free).and_then(|place| taken.remove(place));
@@ -178,15 +213,19 @@ impl Certain {
         if waits.is_empty() {
             return (previous, None);
         }
-        let before = || previous.iter().chain(waits).copied();
+        let have_ended = |clock: &[u32]| waits.iter().all(|&one| clocks.has_ended(clock, one));
+        if previous.is_some_and(|one| have_ended(clocks.of_stream(clocks.stream(one)))) {
+            return (previous, None);
+        }
+        let is_last = |clock: &[u32]| previous.is_none_or(|one| clocks.has_ended(clock, one)) && have_ended(clock);
+        if let Some(&last) = waits.iter().find(|&&one| clocks.of(one).is_some_and(is_last)) {
+            return (Some(last), None);
+        }
         let clock = |one: u32| {
             if Some(one) == previous { Some(clocks.of_stream(clocks.stream(one))) } else { clocks.of(one) }
         };
-        let is_last = |last: u32| clock(last).is_some_and(|clock| before().all(|one| clocks.has_ended(clock, one)));
-        if let Some(last) = before().find(|&one| is_last(one)) {
-            return (Some(last), None);
-        }
         let cause = |one: u32| self.next[one as usize].cause;
+        let before = || previous.iter().chain(waits).copied();
         let are_last = |[one, other]: [u32; 2]| {
             cause(one) != NONE
                 && cause(one) == cause(other)
@@ -194,7 +233,8 @@ impl Certain {
                     before().all(|one| clocks.has_ended(first, one) || clocks.has_ended(second, one))
                 })
         };
-        let mut pairs = before().flat_map(|one| before().filter(move |&other| other != one).map(move |other| [one, other]));
+        // Which of the two comes first makes no difference.
+        let mut pairs = before().enumerate().flat_map(|(place, one)| before().skip(place + 1).map(move |other| [one, other]));
         (None, pairs.find(|&pair| are_last(pair)))
     }
 
@@ -219,13 +259,13 @@ impl Certain {
     }
 
     /// Notes of an instruction that waits for another, or comes after it in its stream, whether it follows it, or comes no sooner than what does.
-    fn follow(&mut self, clocks: &Clocks<'_>, before: u32, instruction: u32, is_last: bool) {
-        let clock = clocks.of_stream(clocks.stream(instruction));
+    /// The `clock` is that at its end.
+    fn follow(&mut self, clocks: &Clocks<'_>, clock: &[u32], before: u32, instruction: u32, is_last: bool) {
         let next = &mut self.next[before as usize];
         let target = match next.sort {
             Sort::Unknown if is_last => {
-                (next.sort, next.which) = (Sort::One, instruction);
-                instruction
+                (next.sort, next.which, next.known) = (Sort::One, instruction, next.known + 1);
+                return;
             }
             Sort::Unknown => return,
             Sort::One | Sort::Branch => next.which,

@@ -121,21 +121,21 @@ impl Code {
         code.slots = certain.slots;
         let mut block_of = vec![0u32; list.instructions.len()];
         for (stream, range) in order.streams.windows(2).enumerate() {
-            let mut previous: Option<u32> = None;
-            for place in range[0]..range[1] {
-                let instruction = order.by_stream[place as usize];
+            // What the last of the block so far counts as, where kernels may still be joined to it.
+            let mut open: Option<Use> = None;
+            for (place, &instruction) in (range[0]..).zip(&order.by_stream[range[0] as usize..range[1] as usize]) {
+                let (waits, consumers) = (order.waits(instruction), order.consumers(instruction));
                 let counts_as = use_of(lowered, instruction);
                 let step = lowered.steps[instruction as usize];
-                let is_joined = previous.replace(instruction).is_some_and(|before| {
-                    joins == Joins::Kernels
-                        && matches!((lowered.steps[before as usize], step), (Step::Compute, Step::Compute))
-                        && order.consumers(before).is_empty()
-                        && order.waits(instruction).is_empty()
-                        && use_of(lowered, before) == counts_as
-                });
+                let is_kernel = joins == Joins::Kernels && matches!(step, Step::Compute);
+                let is_joined = is_kernel && waits.is_empty() && open == Some(counts_as);
+                open = (is_kernel && consumers.is_empty()).then_some(counts_as);
                 let bit = |one: &u32| 1 << lowered.streams[*one as usize].min(LAST_BIT);
+                let slot = slot_of[instruction as usize];
+                let wakes = consumers.iter().map(bit).fold(0, |all, one| all | one);
                 match code.blocks.last_mut().filter(|_| is_joined) {
-                    Some(block) => block.count += 1,
+                    // Only the last of a block has someone who waits for it.
+                    Some(block) => (block.count, block.slot, block.wakes) = (block.count + 1, slot, wakes),
                     None => code.blocks.push(Block {
                         step,
                         first: place,
@@ -143,15 +143,10 @@ impl Code {
                         stream: stream as u16,
                         counts_as,
                         first_wait: 0,
-                        wait_count: order.waits(instruction).len() as u32,
-                        slot: NO_SLOT,
-                        wakes: 0,
+                        wait_count: waits.len() as u32,
+                        slot,
+                        wakes,
                     }),
-                }
-                // Only the last of a block has someone who waits for it.
-                if let Some(block) = code.blocks.last_mut() {
-                    block.slot = slot_of[instruction as usize];
-                    block.wakes = order.consumers(instruction).iter().map(bit).fold(0, |all, one| all | one);
                 }
                 block_of[instruction as usize] = code.blocks.len() as u32 - 1;
             }
@@ -311,12 +306,6 @@ impl Order {
 
     pub(crate) fn stream_count(&self) -> usize {
         self.streams.len() - 1
-    }
-
-    /// The one before an instruction in its stream.
-    pub(crate) fn previous(&self, instruction: u32, stream: u16) -> Option<u32> {
-        let place = self.place[instruction as usize];
-        (place > self.streams[stream as usize]).then(|| self.by_stream[place as usize - 1])
     }
 
     /// Whether an instruction is the last of its stream.
