@@ -1,10 +1,11 @@
-//! What is certain of a list's order whatever things take: which instructions have ended when another has, by vector clocks (Fidge 1988; Mattern 1989).
+//! What is certain of a list's order whatever things take, by the clocks of its streams ([`crate::clocks`]).
 //!
 //! Two things follow. The end of an instruction need not be kept once all have ended who asked for it, so that another's can be kept in its
 //! place. And what begins when an instruction ends is known beforehand where that is the last that one other waits for, or the last for two others
 //! that a third waits for.
 //! It must not know time, and what instructions do.
 
+use crate::clocks::Clocks;
 use crate::code::{NO_SLOT, Order};
 use crate::lists::LoweredList;
 use std::collections::VecDeque;
@@ -63,101 +64,6 @@ enum Sort {
     Fork,
     /// One of two, and what follows is the join.
     Branch,
-}
-
-/// How far each stream is, at the least, at the end of instructions.
-struct Clocks<'a> {
-    order: &'a Order,
-    list: &'a LoweredList,
-    /// Of how many numbers a clock is: the streams, rounded up to [`LANES`].
-    width: usize,
-    /// Of each stream at the end of its last so far.
-    now: Vec<u32>,
-    /// Of each instruction that someone still to come waits for, where [`Self::row_of`] says.
-    kept: Vec<u32>,
-    row_of: Vec<u32>,
-    /// Where in [`Self::kept`] there were clocks that nobody asks for any more: few are in use at a time, so they stay in the cache.
-    free: Vec<u32>,
-}
-
-/// How many numbers of a clock are copied and compared at a time.
-const LANES: usize = 4;
-
-impl Clocks<'_> {
-    fn new<'a>(list: &'a LoweredList, order: &'a Order) -> Clocks<'a> {
-        let streams = order.stream_count();
-        let width = streams.next_multiple_of(LANES);
-        let (now, row_of) = (vec![0; streams * width], vec![NONE; list.streams.len()]);
-        Clocks { order, list, width, now, kept: Vec::new(), row_of, free: Vec::new() }
-    }
-
-    fn stream(&self, instruction: u32) -> usize {
-        self.list.streams[instruction as usize] as usize
-    }
-
-    fn of_stream(&self, stream: usize) -> &[u32] {
-        &self.now[stream * self.width..(stream + 1) * self.width]
-    }
-
-    /// That at the end of one that someone still to come waits for. Of one that comes later in the list nothing is known.
-    fn of(&self, instruction: u32) -> Option<&[u32]> {
-        let row = Some(self.row_of[instruction as usize]).filter(|&row| row != NONE)? as usize;
-        Some(&self.kept[row..row + self.width])
-    }
-
-    fn has_ended(&self, clock: &[u32], instruction: u32) -> bool {
-        clock[self.stream(instruction)] > self.order.place[instruction as usize]
-    }
-
-    /// Has a stream be past an instruction, and past all that this waits for. Where it is known at whose end all of that has ended, and which comes
-    /// before it in its stream, it is past what that one was: a clock that knows the end of an instruction knows all that this knew.
-    fn pass(&mut self, instruction: u32, waits: &[u32], last: Option<u32>, previous: Option<u32>) {
-        let (stream, width) = (self.stream(instruction), self.width);
-        let now = &mut self.now[stream * width..(stream + 1) * width];
-        match last {
-            _ if last == previous && last.is_some() => {}
-            Some(last) if self.row_of[last as usize] != NONE => {
-                let row = self.row_of[last as usize] as usize;
-                overwrite(now, &self.kept[row..row + width]);
-            }
-            _ => {
-                for row in waits.iter().map(|&one| self.row_of[one as usize]).filter(|&row| row != NONE) {
-                    raise(now, &self.kept[row as usize..row as usize + width]);
-                }
-            }
-        }
-        now[stream] = self.order.place[instruction as usize] + 1;
-        for &before in waits {
-            // Those who wait for one stand in the order of the list.
-            let row = &mut self.row_of[before as usize];
-            if *row != NONE && self.order.consumers(before).last() == Some(&instruction) {
-                self.free.push(*row);
-                *row = NONE;
-            }
-        }
-        if self.order.consumers(instruction).last().is_some_and(|&last| last > instruction) {
-            let row = self.free.pop().unwrap_or_else(|| {
-                self.kept.resize(self.kept.len() + width, 0);
-                (self.kept.len() - width) as u32
-            });
-            self.row_of[instruction as usize] = row;
-            overwrite(&mut self.kept[row as usize..row as usize + width], now);
-        }
-    }
-}
-
-/// Has a clock be what another is. Clocks are too short to be worth a call for it.
-fn overwrite(own: &mut [u32], theirs: &[u32]) {
-    for (own, theirs) in own.chunks_exact_mut(LANES).zip(theirs.chunks_exact(LANES)) {
-        own.copy_from_slice(theirs);
-    }
-}
-
-/// Has a clock be as far as another, stream by stream.
-fn raise(own: &mut [u32], theirs: &[u32]) {
-    for (own, theirs) in own.chunks_exact_mut(LANES).zip(theirs.chunks_exact(LANES)) {
-        own.iter_mut().zip(theirs).for_each(|(own, &theirs)| *own = (*own).max(theirs));
-    }
 }
 
 impl Certain {
@@ -301,7 +207,7 @@ impl Certain {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use foretell_models::InputKind;
     use foretell_program::{Few, Instruction, InstructionId, Operation, Phase, StageProgram, Stream, StreamId};
@@ -310,7 +216,7 @@ mod tests {
     use std::sync::Arc;
 
     /// A list of instructions, each with its stream and those before it that it waits for.
-    fn list(instructions: &[(u16, Vec<u32>)], streams: usize) -> StageProgram {
+    pub(crate) fn list(instructions: &[(u16, Vec<u32>)], streams: usize) -> StageProgram {
         let operation = Arc::new(Operation::Load { input: InputKind::Tokens, first_sample: 0, samples: 1 });
         let instructions = instructions.iter().map(|(stream, waits)| Instruction {
             name: 0,
@@ -349,7 +255,8 @@ mod tests {
         times
     }
 
-    fn instructions() -> impl Strategy<Value = Vec<(u16, Vec<u32>)>> {
+    /// Lists in four streams.
+    pub(crate) fn instructions() -> impl Strategy<Value = Vec<(u16, Vec<u32>)>> {
         let one = (0u16..4, proptest::collection::vec(any::<prop::sample::Index>(), 0..3));
         proptest::collection::vec(one, 2..24).prop_map(|ones| {
             let waits = |(index, waits): (usize, Vec<prop::sample::Index>)| -> Vec<u32> {

@@ -72,6 +72,7 @@ mod alone;
 mod beside;
 mod calls;
 mod certain;
+mod clocks;
 mod code;
 mod cost;
 mod critical_path;
