@@ -78,13 +78,13 @@ impl Quotas {
     }
 
     /// How long ago the period of a time began.
-    fn into_period(&self, time: Picoseconds) -> Picoseconds {
+    fn passed_of_period(&self, time: Picoseconds) -> Picoseconds {
         Picoseconds((time + self.into).0 % period().0)
     }
 
     /// Where devices stand when a step ends. Who stood still last has nothing left, and what was handled after the end does not count.
     pub(super) fn at(&self, end: Picoseconds) -> Periods {
-        let into = self.into_period(end);
+        let into = self.passed_of_period(end);
         let left = |quota: &Quota| if quota.since > end { 0.0 } else { quota.left_at(end, into) };
         Periods { into, left: self.quotas.iter().map(left).collect() }
     }
@@ -126,7 +126,7 @@ impl Interpreter<'_> {
 
     fn use_quota(&mut self, number: usize, used: f64) {
         let now = self.queue.now();
-        let into = self.quotas.into_period(now);
+        let into = self.quotas.passed_of_period(now);
         let quota = &mut self.quotas.quotas[number];
         quota.left = quota.left_at(now, into);
         (quota.since, quota.used) = (now, used);
@@ -140,7 +140,7 @@ impl Interpreter<'_> {
     /// A budget is used up, unless its use changed in between: the device stands still.
     pub(super) fn stop_device(&mut self, number: u32, generation: u32) {
         let now = self.queue.now();
-        let into = self.quotas.into_period(now);
+        let into = self.quotas.passed_of_period(now);
         let quota = &mut self.quotas.quotas[number as usize];
         if quota.generation != generation {
             return;
