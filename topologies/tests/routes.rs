@@ -131,3 +131,43 @@ fn every_pair_of_a_mixed_cluster_has_a_route_over_its_own_links() {
         }
     }
 }
+
+#[test]
+fn nodes_that_are_alike_may_change_places() {
+    let many = [
+        "  - {name: dgx, count: 5, devices: {kind: a100-sxm-80g, count: 8}, nics: {count: 4, bandwidth: 200Gbit/s}}",
+        "  - {name: v, count: 4, devices: {kind: v100-sxm-32g, count: 2}, link: pcie, nics: {count: 1, bandwidth: 25Gbit/s}}",
+    ];
+    let one_switch = ["{kind: switch, latency: 5us}", "{kind: fat-tree, nodes_per_leaf: 8, latency: 5us}"];
+    for (nodes, network) in many.iter().flat_map(|nodes| one_switch.map(|network| (nodes, network))) {
+        let topology = cluster(nodes, network);
+        let alike = topology.alike_nodes().unwrap();
+        assert_eq!(alike.count * alike.devices, topology.device_count());
+        // Every node to the next, the last to the first.
+        let moved = |number: usize, size: usize| {
+            if number / size < alike.count { (number + size) % (alike.count * size) } else { number }
+        };
+        for (from, to) in topology.devices().flat_map(|from| topology.devices().map(move |to| (from.0, to.0))) {
+            let (own, other) =
+                (route(&topology, from, to), route(&topology, moved(from, alike.devices), moved(to, alike.devices)));
+            let links: Vec<usize> = own.links.iter().map(|link| moved(link.0, alike.links)).collect();
+            assert_eq!(links, other.links.iter().map(|link| link.0).collect::<Vec<_>>(), "{from} to {to} on {network}");
+            assert_eq!((own.latency, own.single_flow_limit), (other.latency, other.single_flow_limit));
+        }
+        for (number, link) in topology.links().iter().enumerate() {
+            let other = &topology.links()[moved(number, alike.links)];
+            assert_eq!(
+                (link.class, link.bandwidth, link.latency),
+                (other.class, other.bandwidth, other.latency),
+                "{}",
+                link.name
+            );
+        }
+    }
+    for network in
+        ["{kind: fat-tree, nodes_per_leaf: 2}", "{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 9}"]
+    {
+        assert_eq!(cluster(many[0], network).alike_nodes(), None, "{network}");
+    }
+    assert_eq!(cluster(&many.join("\n"), "switch").alike_nodes(), None, "nodes of two kinds");
+}
