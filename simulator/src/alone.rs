@@ -2,12 +2,12 @@
 //!
 //! It must not know what waits for what: that is for whoever adds durations up, the planner for its bounds.
 
+use crate::calls::Call;
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::interpreter::Prices;
 use crate::lists::Step;
 use crate::lowering::{Lowered, SimulatedRank, Threads};
-use crate::pairing::Call;
 use crate::representatives;
 use crate::simulation::{Options, Oversubscription, Quantile};
 use foretell_program::{CollectiveRole, Program, Rank};

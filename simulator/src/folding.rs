@@ -8,7 +8,7 @@
 
 use crate::lowering::Lowered;
 use crate::network::Shape;
-use crate::pairing::{Channel, GroupSet, Spreads};
+use crate::parties::{Channel, GroupSet, Spreads};
 use crate::symmetry::Ties;
 use foretell_program::Reach;
 use rustc_hash::FxHashMap;

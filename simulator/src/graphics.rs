@@ -1,10 +1,10 @@
 //! A kind of GPU under a software stack as the cost model has it: what [`crate::gpu`] says of kernels, collectives and messages, in the terms
 //! in which everything else is simulated.
 
+use crate::calls::Call;
 use crate::cost::{Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
 use crate::exchange::Cost;
 use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, StageMemory, Workload};
-use crate::pairing::Call;
 use crate::what_if::CostScale;
 use foretell_models::Kernel;
 use foretell_program::{Footprint, Phase, Slowdown, StageProgram};

@@ -70,6 +70,7 @@
 
 mod alone;
 mod beside;
+mod calls;
 mod certain;
 mod code;
 mod cost;
@@ -95,6 +96,7 @@ mod lowering;
 mod network;
 mod orbits;
 mod pairing;
+mod parties;
 mod prediction;
 mod representatives;
 mod rings;

@@ -11,7 +11,8 @@ use crate::interpreter::Run;
 use crate::lists::LoweredList;
 use crate::network::{self, Shape};
 use crate::orbits::Orbits;
-use crate::pairing::{Channel, GroupSet, Pairing, World};
+use crate::pairing::{Pairing, World};
+use crate::parties::{Channel, GroupSet};
 use crate::rings::{Collectives, Hop};
 use crate::room::{LoadedLinks, links_that_may_be_full};
 use crate::simulation::{Options, Oversubscription, Quantile};
@@ -164,9 +165,7 @@ impl<'a> Lowered<'a> {
             let world = World { program, topology, costs, first_device: placement.first_device, devices, orbits: orbits_now };
             let mut ranks: Vec<SimulatedRank> = world.ranks().into_iter().map(|rank| rank_of(&world, placement, rank)).collect();
             match Pairing::new(&world, &lists, options.collectives, &mut ranks)? {
-                Some(pairing) => {
-                    break (ranks, pairing);
-                }
+                Some(pairing) => break (ranks, pairing),
                 // Never without orbits.
                 None => orbits = None,
             }

@@ -5,6 +5,7 @@
 //! collective reaches it at the same instant, and no rank has to be looked at but one a stage. It does not see stragglers or flows of different
 //! groups that meet on a link.
 
+use crate::calls::{collectives, message_bytes};
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::gpu::Reachable;
@@ -12,7 +13,7 @@ use crate::graphics::Graphics;
 use crate::lists::LoweredList;
 use crate::lowering::{Lowered, SimulatedRank, Threads, codes};
 use crate::network::Shape;
-use crate::pairing::{Channel, GroupSet, Spreads, collectives, message_bytes};
+use crate::parties::{Channel, GroupSet, Spreads};
 use crate::simulation::{Quantile, Recording, Scenario, Simulation, run};
 use crate::work::{uneven_groups, work_of};
 use foretell_program::{Axis, Group, GroupId, Program, Rank};

@@ -4,7 +4,7 @@
 
 use crate::network::{Around, Shape, ring_orders};
 use crate::orbits::Orbits;
-use crate::pairing::GroupSet;
+use crate::parties::GroupSet;
 use foretell_program::{Collective, Rank};
 use foretell_topologies::{DeviceId, TopologyError};
 use foretell_units::Seconds;

@@ -6,7 +6,7 @@ use super::{Alone, Event, Exchange, Interpreter, Lone, Owner, Task};
 use crate::code::Use;
 use crate::debts::debt;
 use crate::lowering::Lowered;
-use crate::pairing::GroupSet;
+use crate::parties::GroupSet;
 use foretell_units::Picoseconds;
 
 /// How far a message is: bits of its state.

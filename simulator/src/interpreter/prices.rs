@@ -4,7 +4,7 @@ use crate::exchange::Cost;
 use crate::fairness::FairShare;
 use crate::lowering::Lowered;
 use crate::network::Shape;
-use crate::pairing::{Channel, GroupSet};
+use crate::parties::{Channel, GroupSet};
 use crate::simulation::Quantile;
 use foretell_units::{Picoseconds, Seconds};
 use std::collections::BTreeSet;
