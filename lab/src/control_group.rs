@@ -2,12 +2,12 @@
 
 use crate::blueprint::{PREFIX, identifier};
 use crate::error::LabError;
+use foretell_topologies::QUOTA_PERIOD;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The period of a quota, in microseconds. The kernel hands out time in slices of 5 ms and looks at running processes at every tick (4 ms):
-/// with periods of 5 ms a quota of one half was measured to give 0.42 of a core, with 10 ms 0.50.
-const PERIOD: u64 = 10_000;
+/// The period of a quota, in microseconds.
+const PERIOD: u64 = (QUOTA_PERIOD.value() * 1e6 + 0.5) as u64;
 
 /// The hierarchy that limits processors.
 #[derive(Clone, Debug, PartialEq)]

@@ -121,6 +121,8 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, ful
     let list = &lowered.lists[rank.list];
     let work = &list.work[rank.work];
     let parameters = lowered.costs.parameters(rank.kind);
+    let quota = lowered.quota(rank);
+    let at_best = |time: Picoseconds| quota.map_or(time, |speed| Picoseconds((time.0 as f64 * speed).floor() as u64));
     let price = |party: u32, which: u32| {
         let price = prices.of(party, which);
         price.latency + price.flow
@@ -132,12 +134,13 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, ful
     let processor = |step: &Step| match *step {
         Step::Collective { group, nth } => {
             let (party, which) = of_group(group, nth);
-            Prices::processor_time(lowered, prices.of(party, which), rank.kind)
+            at_best(Prices::processor_time(lowered, prices.of(party, which), rank.kind))
         }
         _ => Picoseconds::ZERO,
     };
     let duration = |(instruction, step): (u32, &Step)| match *step {
-        Step::Compute | Step::Load | Step::Copy => work.duration(list, instruction, Quantile::Median),
+        // With a share of a processor it takes no longer, if it comes when there is budget.
+        Step::Compute | Step::Load | Step::Copy => at_best(work.duration(list, instruction, Quantile::Median)),
         Step::Collective { group, nth } => {
             let (party, which) = of_group(group, nth);
             price(party, which)
@@ -173,6 +176,6 @@ fn of_rank(lowered: &Lowered<'_>, prices: &Prices<'_>, rank: &SimulatedRank, ful
         processor: list.steps.iter().map(processor).collect(),
         durations,
         launched: work.launched.clone(),
-        handoff: parameters.stream_handoff.at(Quantile::Median).into(),
+        handoff: at_best(parameters.stream_handoff.at(Quantile::Median).into()),
     }
 }

@@ -418,6 +418,12 @@ impl CostModel {
         self.kinds[kind].speed
     }
 
+    /// The same of a kind that has a share of its processor's time: it goes at a whole device's speed until its budget of a period is used up.
+    pub(crate) fn quota(&self, kind: usize) -> Option<f64> {
+        let costs = &self.kinds[kind];
+        costs.kind.cpu_quota.filter(|&share| share < 1.0).map(|_| costs.speed).filter(|&speed| speed > 0.0 && speed < 1.0)
+    }
+
     /// What a kind of device costs beside its kernels.
     pub fn parameters(&self, kind: usize) -> &Parameters {
         &self.kinds[kind].parameters

@@ -227,6 +227,22 @@ impl FairShare {
         self.free.push(id);
     }
 
+    /// Gives a resource another capacity; of none nobody gets anything.
+    pub(crate) fn set_capacity(&mut self, resource: ResourceId, capacity: f64) {
+        let state = &mut self.resources[resource as usize];
+        state.capacity = capacity;
+        mark(state, resource, &mut self.changed);
+    }
+
+    /// What is used of a resource since the last solution.
+    pub(crate) fn used(&self, resource: ResourceId) -> f64 {
+        let of_user = |&(user, slope): &(ActivityId, f64)| {
+            let activity = &self.activities[user as usize];
+            slope / activity.growth * activity.rate
+        };
+        self.resources[resource as usize].users.iter().map(of_user).sum()
+    }
+
     /// How many activities use a resource.
     pub(crate) fn users(&self, resource: ResourceId) -> usize {
         self.resources[resource as usize].users.len()

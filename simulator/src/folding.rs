@@ -133,7 +133,7 @@ fn alone(shape: &Shape) -> Alone {
 impl Lowered<'_> {
     /// The same with one rank for all that must behave alike when each goes at its pace, where paces differ.
     pub(crate) fn folded(mut self, paces: &[f64]) -> Self {
-        if self.ranks.len() > self.processors {
+        if self.shares_processors() {
             return self;
         }
         let (classes, places) = self.classes(paces);

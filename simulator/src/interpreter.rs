@@ -24,6 +24,7 @@ use foretell_program::Timeline;
 use foretell_units::Picoseconds;
 use meter::Meter;
 pub(crate) use prices::Prices;
+pub(crate) use quota::Periods;
 use state::{Memory, Progress, RankState};
 
 mod ahead;
@@ -33,6 +34,7 @@ mod fluids;
 mod meter;
 mod pair;
 mod prices;
+mod quota;
 mod recorder;
 mod rest;
 mod state;
@@ -51,6 +53,8 @@ pub(crate) struct Run {
     pub(crate) queue_events: u64,
     /// Exchanges that no sample says anything of.
     pub(crate) uncalibrated: Vec<String>,
+    /// Where devices that have a share of a processor stand after the step.
+    pub(crate) periods: Periods,
 }
 
 /// Runs a Program once.
@@ -98,6 +102,12 @@ enum Event {
     /// The latency of a hop's message is over; the message has arrived.
     HopFlows(u32),
     Hopped(u32),
+    /// A device has used up what it may of the period, unless its use changed in between; the period after that begins.
+    QuotaIsUsedUp {
+        number: u32,
+        generation: u32,
+    },
+    PeriodBegins(u32),
     /// A fluid activity is done, unless its rate changed in between.
     Fluid {
         activity: ActivityId,
@@ -159,6 +169,8 @@ enum Lone {
 struct Processor {
     alone: Option<Alone>,
     generation: u32,
+    /// Whether its device has a share of its time. What runs there is always a fluid activity.
+    has_quota: bool,
 }
 
 /// The messages of a channel that are in the buffer, and the one that waits for room.
@@ -184,6 +196,7 @@ struct Interpreter<'a> {
     ready: Vec<Task>,
     share: FairShare,
     fluids: Vec<Fluid>,
+    quotas: quota::Quotas,
     processors: Vec<Processor>,
     first_processor: u32,
     /// Of each group and channel, how often an exchange has ceased to have its members' processors to itself.
@@ -213,11 +226,14 @@ impl<'a> Interpreter<'a> {
         for rank in &lowered.ranks {
             let parameters = lowered.costs.parameters(rank.kind);
             let code = &lowered.codes[rank.list];
+            let quota = lowered.quota(rank);
+            let handoff = parameters.stream_handoff.at(scenario.quantile) * quota.unwrap_or(1.0);
             ranks.push(RankState {
                 code,
                 work: &work[rank.list][rank.work],
                 pace: scenario.paces.get(rank.rank.0).copied().unwrap_or(1.0),
-                handoff: parameters.stream_handoff.at(scenario.quantile).into(),
+                handoff: handoff.into(),
+                fastest: quota.map_or(1.0, |speed| 1.0 / speed),
                 interruption: parameters.interruption.into(),
                 processor: rank.processor,
                 first_stream: streams,
@@ -233,8 +249,12 @@ impl<'a> Interpreter<'a> {
             streams += code.stream_count() as u32;
             slots += code.slots;
         }
-        let processors = lowered.processors;
-        let looks_ahead = lowered.ranks.len() <= processors && !lowered.codes.iter().any(|code| code.exchanges_overlap);
+        let first_processor = lowered.first_processor() as u32;
+        let mut share = FairShare::new(lowered.capacities.iter().copied());
+        let quotas = quota::Quotas::new(lowered, &scenario.periods, &mut share);
+        let mut processors = vec![Processor::default(); lowered.processors];
+        quotas.resources().for_each(|resource| processors[(resource - first_processor) as usize].has_quota = true);
+        let looks_ahead = !lowered.shares_processors() && !lowered.codes.iter().any(|code| code.exchanges_overlap);
         let first_message = lowered.channels.first().map_or(lowered.exchanges, |channel| channel.first_exchange);
         let records = scenario.recording == Recording::Spans;
         let mut progress = Vec::with_capacity(streams as usize);
@@ -250,10 +270,11 @@ impl<'a> Interpreter<'a> {
             ends: vec![Picoseconds::ZERO; slots as usize],
             recorder: records.then(|| recorder::Recorder::new(lowered)),
             ready: Vec::new(),
-            share: FairShare::new(lowered.capacities.iter().copied()),
+            share,
             fluids: Vec::new(),
-            processors: vec![Processor::default(); processors],
-            first_processor: (lowered.capacities.len() - processors) as u32,
+            quotas,
+            processors,
+            first_processor,
             lone: vec![0; lowered.groups.len() + lowered.channels.len()],
             ahead: ahead::Ahead::new(
                 lowered.ranks.len(),
@@ -320,6 +341,8 @@ impl<'a> Interpreter<'a> {
                 }
             }
             Event::Ahead { rank, generation } => self.finish_ahead(rank, generation),
+            Event::QuotaIsUsedUp { number, generation } => self.stop_device(number, generation),
+            Event::PeriodBegins(number) => self.start_device(number),
             Event::Fluid { activity, generation } => self.finish_fluid(activity, generation),
         }
         self.start_ready();

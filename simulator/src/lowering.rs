@@ -319,6 +319,22 @@ impl<'a> Lowered<'a> {
         self.exchanges = next;
     }
 
+    /// Whether several ranks run on a processor.
+    pub(crate) fn shares_processors(&self) -> bool {
+        self.ranks.len() > self.processors
+    }
+
+    /// The share of its processor's time that a rank's device has in the long run, where it is less than all. A budget is a processor's: where ranks
+    /// share one, each goes at its share's pace all the time.
+    pub(crate) fn quota(&self, rank: &SimulatedRank) -> Option<f64> {
+        self.costs.quota(rank.kind).filter(|_| !self.shares_processors())
+    }
+
+    /// Whether any rank's device has such a share.
+    pub(crate) fn has_quotas(&self) -> bool {
+        self.ranks.iter().any(|rank| self.quota(rank).is_some())
+    }
+
     /// A rank's list, and what its instructions take.
     pub(crate) fn work(&self, rank: usize) -> (&LoweredList, &Work) {
         let rank = &self.ranks[rank];

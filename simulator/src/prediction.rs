@@ -3,9 +3,12 @@
 use crate::cost::CostModel;
 use crate::device_memory::{device_needs, host_memory};
 use crate::error::SimulationError;
+use crate::interpreter::Periods;
 use crate::lowering::{Lowered, SimulatedRank};
 use crate::si;
-use crate::simulation::{Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Scenario, Simulation, lower, run};
+use crate::simulation::{
+    Breakdown, Folding, Options, Oversubscription, Quantile, Recording, Scenario, Simulation, lower, run, run_from,
+};
 use crate::uncertainty::Interval;
 use foretell_program::{Footprint, Program};
 use foretell_topologies::{DeviceKind, Topology};
@@ -126,7 +129,8 @@ pub fn predict_with(
     let scenario = |quantile, recording| Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() };
     let at = |quantile, recording| run(&lowered, &scenario(quantile, recording));
     // Where devices change their pace the median of several steps counts, which is not this one.
-    let deadline = options.deadline.clone().filter(|_| costs.paces.len() <= 1);
+    let has_draws = has_draws(&lowered, costs);
+    let deadline = options.deadline.clone().filter(|_| !has_draws);
     let usual = run(&lowered, &Scenario { deadline, ..scenario(Quantile::Median, options.recording) })?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
     // Where the spread of such runs as a whole is known, nobody asks for that of their parts.
@@ -134,10 +138,7 @@ pub fn predict_with(
         Some(_) => (1.0, 1.0),
         None => (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?)),
     };
-    let mut steps = match costs.paces.len() {
-        0 | 1 => vec![usual],
-        _ => draws(&lowered, costs, &own_paces, options.recording)?,
-    };
+    let mut steps = if has_draws { draws(&lowered, costs, &own_paces, options.recording)? } else { vec![usual] };
     let quantile = |share: f64| place_of(&steps, share);
     let fast = Seconds::from(steps[quantile(0.1)].step) * fastest;
     let slow = Seconds::from(steps[quantile(0.9)].step) * slowest;
@@ -198,16 +199,12 @@ pub fn predict_step(
 ) -> Result<Seconds, SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let lowered = lower_for_draws(program, topology, costs, options, &own_paces)?;
-    let step = match costs.paces.len() {
-        0 | 1 => {
-            let usual =
-                Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces, ..Scenario::default() };
-            run(&lowered, &usual)?.step
-        }
-        _ => {
-            let steps = draws(&lowered, costs, &own_paces, Recording::Ends)?;
-            steps[place_of(&steps, 0.5)].step
-        }
+    let step = if has_draws(&lowered, costs) {
+        let steps = draws(&lowered, costs, &own_paces, Recording::Ends)?;
+        steps[place_of(&steps, 0.5)].step
+    } else {
+        let usual = Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces, ..Scenario::default() };
+        run(&lowered, &usual)?.step
     };
     Ok(step.into())
 }
@@ -224,19 +221,30 @@ fn lower_for_draws<'a>(
     lower(program, topology, costs, &Options { folding, ..options.clone() }, paces)
 }
 
-/// Steps in which each rank's device has a pace of its own, the fastest first.
+/// Whether one step is not as another: devices change their pace, or begin a step where the last one has left them in their periods.
+fn has_draws(lowered: &Lowered<'_>, costs: &CostModel) -> bool {
+    costs.paces.len() > 1 || lowered.has_quotas()
+}
+
+/// Steps one after the other, in which each rank's device has a pace of its own, the fastest first.
 fn draws(
     lowered: &Lowered<'_>,
     costs: &CostModel,
     own_paces: &[f64],
     recording: Recording,
 ) -> Result<Vec<Simulation>, SimulationError> {
-    let draw = |draw| {
-        let mut paces = paces(&costs.paces, lowered.ranks.len(), draw);
-        paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
-        run(lowered, &Scenario { quantile: Quantile::Median, recording, paces, ..Scenario::default() })
-    };
-    let mut steps: Vec<Simulation> = (0..DRAWS).map(draw).collect::<Result<_, _>>()?;
+    let mut periods = Periods::default();
+    let mut steps = Vec::with_capacity(DRAWS);
+    for draw in 0..DRAWS {
+        let mut paces = if costs.paces.len() > 1 { paces(&costs.paces, lowered.ranks.len(), draw) } else { own_paces.to_vec() };
+        if costs.paces.len() > 1 {
+            paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
+        }
+        let (step, after) =
+            run_from(lowered, &Scenario { quantile: Quantile::Median, recording, paces, periods, ..Scenario::default() })?;
+        steps.push(step);
+        periods = after;
+    }
     steps.sort_by_key(|simulation| simulation.step);
     Ok(steps)
 }

@@ -3,7 +3,7 @@
 use crate::cost::CostModel;
 use crate::disturbance::Disturbance;
 use crate::error::SimulationError;
-use crate::interpreter;
+use crate::interpreter::{self, Periods};
 use crate::lowering::{Lowered, Threads};
 use crate::rings::Collectives;
 use crate::si;
@@ -200,6 +200,8 @@ pub(crate) struct Scenario {
     pub(crate) deadline: Option<Arc<Deadline>>,
     /// Whether ranks are taken ahead of the event queue. The answer is the same.
     pub(crate) pacing: Pacing,
+    /// Where devices that have a share of a processor stand when the step begins.
+    pub(crate) periods: Periods,
 }
 
 /// Whether what follows of itself is worked out at once, or event by event.
@@ -214,9 +216,14 @@ pub(crate) enum Pacing {
 
 /// One run of a Program that has been made ready.
 pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulation, SimulationError> {
+    Ok(run_from(lowered, scenario)?.0)
+}
+
+/// The same, and where devices that have a share of a processor stand then.
+pub(crate) fn run_from(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<(Simulation, Periods), SimulationError> {
     let run = interpreter::interpret(lowered, scenario)?;
     let uncalibrated = lowered.uncalibrated(&run);
-    Ok(Simulation {
+    let simulation = Simulation {
         step: run.timeline.step(),
         breakdown: of_last_rank(lowered, &run, 0..run.timeline.ranks.len()),
         events: run.events,
@@ -224,7 +231,8 @@ pub(crate) fn run(lowered: &Lowered<'_>, scenario: &Scenario) -> Result<Simulati
         calibrated: uncalibrated.is_empty(),
         uncalibrated,
         timeline: run.timeline,
-    })
+    };
+    Ok((simulation, run.periods))
 }
 
 /// One run of several Programs beside each other, which have so many ranks each: a simulation of each of them. The events, the ranks simulated

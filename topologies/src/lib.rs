@@ -38,7 +38,7 @@ mod spec;
 mod text;
 mod topology;
 
-pub use device::{Architecture, DeviceKind};
+pub use device::{Architecture, DeviceKind, QUOTA_PERIOD};
 pub use discovery::{LOCAL_DEVICE, discover};
 pub use error::{Place, TopologyError, TopologyProblem};
 pub use fabric::{

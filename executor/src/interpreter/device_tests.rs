@@ -66,30 +66,31 @@ fn train_rank(
 }
 
 /// Has the others end with a rank that panics, as the launcher does with processes.
-struct EndsOthers {
+struct EndsOthers<'a> {
     rank: usize,
     transport: Arc<dyn Transport>,
-    device: Option<Arc<TestDevice>>,
+    devices: &'a [Option<Arc<TestDevice>>],
 }
 
-impl Drop for EndsOthers {
+impl Drop for EndsOthers<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.transport.abort(Some(self.rank));
-            self.device.iter().filter_map(|device| device.collectives()).for_each(|collectives| collectives.abort());
+            self.devices.iter().flatten().filter_map(|device| device.collectives()).for_each(|collectives| collectives.abort());
         }
     }
 }
 
 /// The loss of every step, summed over all ranks.
-fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>> + Sync, timed: Timed) -> Vec<f64> {
+fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>>, timed: Timed) -> Vec<f64> {
     let world = compile(model, "model", plan).expect("it can be laid out").training.mesh.world_size();
     let segment = Segment::create(&SegmentShape::new((0..world).collect(), crate::line::STREAM_COUNT)).expect("shared memory");
-    let rank = |rank| {
+    let devices: Vec<_> = (0..world).map(|_| devices()).collect();
+    let rank = |rank: usize| {
         let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
-        let (transport, device): (Arc<dyn Transport>, _) = (Arc::new(transport), devices());
-        let _end = EndsOthers { rank, transport: Arc::clone(&transport), device: device.clone() };
-        train_rank(model, plan, Rank(rank), transport, device, timed)
+        let transport: Arc<dyn Transport> = Arc::new(transport);
+        let _end = EndsOthers { rank, transport: Arc::clone(&transport), devices: &devices };
+        train_rank(model, plan, Rank(rank), transport, devices[rank].clone(), timed)
     };
     let ranks: Vec<Reports> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..world).map(|number| scope.spawn(move || rank(number))).collect();
@@ -224,12 +225,12 @@ fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
     if TestDevice::new().is_none() {
         return;
     }
-    for make in makers {
+    for (make, lost) in makers.into_iter().flat_map(|make| [(make, 0), (make, 1)]) {
         for fault in [Fault::Missing("adamw"), Fault::Breaks("adamw"), Fault::Breaks("attention_products")] {
             let (ended, end) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
-                let is_first = std::sync::atomic::AtomicBool::new(true);
-                let device = || match is_first.swap(false, Ordering::SeqCst) {
+                let made = AtomicU64::new(0);
+                let device = || match made.fetch_add(1, Ordering::SeqCst) == lost {
                     true => make()?.failing(fault),
                     false => make(),
                 };
@@ -239,7 +240,7 @@ fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
             });
             // It takes a second; who waits for a rank that is gone does so for minutes.
             let has_failed = end.recv_timeout(std::time::Duration::from_secs(60)).expect("the ranks end");
-            assert!(has_failed, "{fault:?}");
+            assert!(has_failed, "{fault:?} on rank {lost}");
         }
     }
 }

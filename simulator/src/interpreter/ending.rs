@@ -3,6 +3,7 @@
 use super::{Interpreter, Run};
 use crate::error::SimulationError;
 use foretell_program::{Origin, RankTimeline, Timeline};
+use foretell_units::Picoseconds;
 use std::sync::Arc;
 
 impl Interpreter<'_> {
@@ -24,6 +25,7 @@ impl Interpreter<'_> {
             breakdowns.push(state.meter.breakdown(end));
             timelines.push(Arc::new(RankTimeline { spans, end }));
         }
+        let last = timelines.iter().map(|rank| rank.end).max().unwrap_or(Picoseconds::ZERO);
         let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&timelines[place as usize]));
         Ok(Run {
             timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
@@ -31,6 +33,7 @@ impl Interpreter<'_> {
             events: self.queue.handled() + self.ahead.passed,
             #[cfg(test)]
             queue_events: self.queue.handled(),
+            periods: self.quotas.at(last),
             uncalibrated: self.prices.uncalibrated.iter().cloned().collect(),
         })
     }

@@ -87,9 +87,10 @@ impl Interpreter<'_> {
         self.add_fluid(Owner::Task(task), left.0 as f64, [(resource, 1.0)], 1.0);
     }
 
-    /// Whether nothing runs on a processor, nor will for all that is known.
+    /// Whether nothing runs on a processor, nor will for all that is known, and what comes runs there until it is done.
     pub(super) fn is_idle(&self, resource: u32) -> bool {
-        self.processors[(resource - self.first_processor) as usize].alone.is_none() && self.share.users(resource) == 0
+        let processor = &self.processors[(resource - self.first_processor) as usize];
+        processor.alone.is_none() && !processor.has_quota && self.share.users(resource) == 0
     }
 
     /// Takes some of a rank's processor from what runs there, if anything does. Who is idle loses nothing: that a stream's thread has to
@@ -105,13 +106,16 @@ impl Interpreter<'_> {
 
     /// Whether something runs on a rank's processor.
     fn is_busy(&self, rank: u32) -> bool {
-        !self.is_idle(self.ranks[rank as usize].processor)
+        let resource = self.ranks[rank as usize].processor;
+        self.processors[(resource - self.first_processor) as usize].alone.is_some() || self.share.users(resource) > 0
     }
 
     /// Begins what takes so many picoseconds when nothing hinders it.
     pub(super) fn add_fluid(&mut self, owner: Owner, work: f64, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
-        let activity = self.share.add(demands, 1.0, growth);
+        // What a device does goes as fast as that does while it runs.
+        let bound = if let Owner::Task(task) = owner { self.ranks[task.rank as usize].fastest } else { 1.0 };
+        let activity = self.share.add(demands, bound, growth);
         let index = activity as usize;
         let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
         let fluid = Fluid { owner, left: work, since: now, generation };
@@ -122,7 +126,7 @@ impl Interpreter<'_> {
         }
         if self.share.rate(activity) > 0.0 {
             // It uses nothing that anyone shares, and will not be heard of again.
-            self.queue.schedule(now + Picoseconds(work.ceil() as u64), Event::Fluid { activity, generation });
+            self.queue.schedule(now + Picoseconds((work / bound).ceil() as u64), Event::Fluid { activity, generation });
         }
     }
 
@@ -143,6 +147,7 @@ impl Interpreter<'_> {
             }
         });
         self.share = share;
+        self.update_quotas();
     }
 
     pub(super) fn finish_fluid(&mut self, activity: ActivityId, generation: u32) {

@@ -127,7 +127,8 @@ impl<'a> Prices<'a> {
             // A list that is not to be run has no code: what nobody runs has room for nothing.
             let is_busy = lowered.codes.get(rank.list).is_none_or(|code| code.uses_processor || code.exchanges_overlap);
             let is_interrupted = lowered.costs.parameters(rank.kind).interruption > Seconds::ZERO;
-            if is_busy || is_interrupted {
+            // Beside kernels it may stand still.
+            if is_busy || is_interrupted || lowered.quota(rank).is_some() {
                 *wanted += f64::INFINITY;
             }
             let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);

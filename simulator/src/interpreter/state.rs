@@ -15,6 +15,8 @@ pub(super) struct RankState<'a> {
     /// How much slower than its costs its device is.
     pub(super) pace: f64,
     pub(super) handoff: Picoseconds,
+    /// How many times as fast as its costs its device goes while it runs: not 1 where it has a share of a processor's time.
+    pub(super) fastest: f64,
     pub(super) interruption: Picoseconds,
     pub(super) processor: u32,
     /// Where its streams begin in [`Interpreter::progress`], and its slots in [`Interpreter::ends`].

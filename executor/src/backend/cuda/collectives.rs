@@ -64,7 +64,7 @@ pub(crate) trait Collectives: Debug + Send + Sync {
     /// A new communicator's identity.
     fn new_identity(&self) -> Result<Identity, CudaError>;
 
-    /// Joins as one of `size` ranks; returns when all have.
+    /// Joins as one of `size` ranks; returns when all have. Fails once exchanges were broken off.
     fn join(&self, identity: &Identity, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError>;
 
     /// Queues an exchange on a stream.
@@ -78,7 +78,7 @@ pub(crate) trait Collectives: Debug + Send + Sync {
         stream: StreamHandle,
     ) -> Result<(), CudaError>;
 
-    /// Breaks all exchanges off, those that are under way too: a rank of them is lost. Later ones fail.
+    /// Breaks all exchanges off, those that are under way too: a rank of them is lost. Later ones fail, and so does joining.
     fn abort(&self);
 
     /// Whether they were broken off.

@@ -58,10 +58,19 @@ impl Collectives for NvidiaDriver {
 
     fn join(&self, identity: &Identity, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
         self.enter()?;
+        if self.is_aborted() {
+            return Err(CudaError::Aborted);
+        }
         let identity = UniqueId { internal: *identity };
         let joined = library()?.join(identity, size as c_int, position as c_int);
         let communicator = called("joining a communicator", joined)?;
         let mut all = self.communicators.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        // Broken off while it was joined: `abort` has taken what there was, or takes the lock after this.
+        if self.is_aborted() {
+            // SAFETY: it was joined just now, and nobody else knows it.
+            let _ = library().map(|nccl| unsafe { nccl.abort(communicator) });
+            return Err(CudaError::Aborted);
+        }
         all.push(Communicator { handle: Handle(communicator), size, position });
         Ok(CommunicatorHandle(all.len() - 1))
     }

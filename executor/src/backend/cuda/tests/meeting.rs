@@ -1,6 +1,7 @@
 //! Exchanges between devices of one test, each of which is used by a thread of its own: a rank puts down what it gives and waits until all have.
 
 use crate::backend::cuda::collectives::{CommunicatorHandle, Exchange, ExchangeKind, Identity, Piece};
+use crate::backend::cuda::error::CudaError;
 use crate::half::Half;
 use foretell_units::DataType;
 use std::collections::HashMap;
@@ -29,6 +30,7 @@ pub(super) struct Member {
 #[derive(Default)]
 pub(crate) struct Meeting {
     joined: Mutex<Vec<Member>>,
+    is_aborted: AtomicBool,
 }
 
 pub(super) fn new_identity() -> Identity {
@@ -39,17 +41,23 @@ pub(super) fn new_identity() -> Identity {
 }
 
 impl Meeting {
-    pub(super) fn join(&self, identity: &Identity, size: usize, position: usize) -> CommunicatorHandle {
+    pub(super) fn join(&self, identity: &Identity, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
         static TABLES: OnceLock<Mutex<HashMap<Identity, Arc<Table>>>> = OnceLock::new();
         let table = Arc::clone(TABLES.get_or_init(Mutex::default).lock().unwrap().entry(*identity).or_default());
         let mut joined = self.joined.lock().unwrap();
+        // Who is lost before this was joined breaks it off as well.
+        if self.is_aborted() {
+            return Err(CudaError::Aborted);
+        }
         joined.push(Member { table, size, position, done: Arc::default() });
-        CommunicatorHandle(joined.len() - 1)
+        Ok(CommunicatorHandle(joined.len() - 1))
     }
 
     /// Ends the exchanges of all communicators, on all their ranks.
     pub(super) fn abort(&self) {
-        for member in self.joined.lock().unwrap().iter() {
+        let joined = self.joined.lock().unwrap();
+        self.is_aborted.store(true, Ordering::SeqCst);
+        for member in joined.iter() {
             member.table.is_aborted.store(true, Ordering::SeqCst);
             // Who has looked at it and does not wait yet holds this.
             drop(member.table.given.lock());
@@ -58,7 +66,7 @@ impl Meeting {
     }
 
     pub(super) fn is_aborted(&self) -> bool {
-        self.joined.lock().unwrap().iter().any(|member| member.table.is_aborted.load(Ordering::SeqCst))
+        self.is_aborted.load(Ordering::SeqCst)
     }
 
     pub(super) fn member(&self, communicator: CommunicatorHandle) -> Member {
