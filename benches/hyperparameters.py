@@ -16,10 +16,11 @@ from collections import Counter, defaultdict
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-# As in score/examples/fit/{linear,solve,parameters}.rs: noise, Huber's threshold, powers of groups and sources, shares of kin.
-FITTED = dict(noise=0.015, huber=0.7, group=0.5, source=0.9, family=0.7, generation=0.8)
+# As in score/examples/fit/{linear,solve,parameters}.rs: noise, Huber's threshold, powers of groups and sources, shares of kin (a branch's is
+# of what its family leaves).
+FITTED = dict(noise=0.015, huber=0.7, group=0.5, source=0.9, family=0.7, branch=0.8, generation=0.8)
 # Where a search begins: what was set by hand until November 2026.
-BY_HAND = dict(noise=0.04, huber=0.7, group=0.7, source=0.7, family=0.6, generation=0.6)
+BY_HAND = dict(noise=0.04, huber=0.7, group=0.7, source=0.7, family=0.6, branch=0.8, generation=0.6)
 SEARCHED = ["noise", "group", "source", "family", "generation"]
 
 
@@ -37,11 +38,11 @@ class Study:
         owner = [one["owner"].split("(")[0] for one in parameters]
         self.of_device = np.array([one in ("Device", "Generation") for one in owner])
         self.is_common = np.array([one in ("Family", "Generation") for one in owner])
+        self.is_branch = np.array([one == "Branch" for one in owner])
         self.has_kin = np.array([one["kin"] is not None for one in parameters])
+        self.of_branch = np.array([one["kin"] is not None and owner[one["kin"]] == "Branch" for one in parameters])
         # The spread before it was shared out between a value and its kin.
-        shares = np.where(self.of_device, FITTED["generation"], FITTED["family"])
-        own = np.where(self.is_common, shares, np.where(self.has_kin, 1 - shares, 1))
-        self.variance = np.array([one["spread"] for one in parameters]) ** 2 / own
+        self.variance = np.array([one["spread"] for one in parameters]) ** 2 / self.own(FITTED)
         names = sorted(set(self.groups))
         random.Random(seed).shuffle(names)
         source_of = dict(zip(self.groups, self.sources))
@@ -57,10 +58,15 @@ class Study:
             of_source[name] += weight
         return weights * np.array([(of_source[name] / 10) ** (h["source"] - 1) for name in self.sources])
 
-    def kernel(self, h):
+    def own(self, h):
+        """The share of a value's variance that is its own, not its kin's; of kin, what is theirs of the values' variance."""
         shares = np.where(self.of_device, h["generation"], h["family"])
-        variance = self.variance * np.where(self.is_common, shares, np.where(self.has_kin, 1 - shares, 1))
-        return (self.jacobian * variance) @ self.jacobian.T
+        rest = (1 - shares) * np.where(self.of_branch, 1 - h["branch"], 1)
+        own = np.where(self.is_common, shares, np.where(self.has_kin, rest, 1))
+        return np.where(self.is_branch, (1 - shares) * h["branch"], own)
+
+    def kernel(self, h):
+        return (self.jacobian * (self.variance * self.own(h))) @ self.jacobian.T
 
     @staticmethod
     def refit(kernel, unfitted, weights, h, residuals):

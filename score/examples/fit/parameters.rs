@@ -14,18 +14,26 @@ pub enum Owner {
     Stack(String),
     /// What all stacks of a family differ by from what is assumed of them: a factor.
     Family(String),
+    /// What a stack and its variants differ by from what their family has in common: a factor.
+    Branch(String),
     /// What all devices of a generation differ by from what is assumed of them: a factor.
     Generation(String),
 }
 
 /// The share of a value's variance that a stack has in common with its family.
 const OF_FAMILY: f64 = 0.7;
+/// The share of what is left then that it has in common with its branch, if it is of one.
+const OF_BRANCH: f64 = 0.8;
 /// The share that a device has in common with its generation.
 const OF_GENERATION: f64 = 0.8;
 
-/// The share of an owner's values' variance that it has in common with its kin.
-fn common(owner: &Owner) -> f64 {
-    if matches!(owner, Owner::Device(_)) { OF_GENERATION } else { OF_FAMILY }
+/// The share of a value's variance that is its kin's.
+fn share(kin: &Owner) -> f64 {
+    match kin {
+        Owner::Generation(_) => OF_GENERATION,
+        Owner::Branch(_) => (1.0 - OF_FAMILY) * OF_BRANCH,
+        _ => OF_FAMILY,
+    }
 }
 
 /// A value that is fitted.
@@ -39,7 +47,7 @@ pub struct Parameter {
     pub most: f64,
     /// The standard deviation of the logarithm of what it may be over what is assumed.
     pub spread: f64,
-    /// The place of the factor that it has in common with its kin.
+    /// The place of the factor that it has in common with its nearest kin; that has the next.
     pub kin: Option<usize>,
 }
 
@@ -51,6 +59,7 @@ impl Parameter {
             Owner::Network => run.devices() > run.cluster.devices_per_node,
             Owner::Stack(name) => run.stack_name == *name,
             Owner::Family(name) => run.stack.family == *name,
+            Owner::Branch(name) => run.stack_name == *name || run.stack.variant_of.as_ref() == Some(name),
             Owner::Generation(name) => run.clusters().iter().any(|cluster| cluster.gpu.generation == *name),
         };
         let is_fused = matches!(run.stack.attention, AttentionKind::Fused { .. });
@@ -58,7 +67,7 @@ impl Parameter {
         of_owner
             && match (&self.owner, self.name.split_once(':')) {
                 (Owner::Stack(_), Some(("product", device))) => run.cluster.device == device,
-                (Owner::Family(_), Some(("attention", kind))) => {
+                (Owner::Family(_) | Owner::Branch(_), Some(("attention", kind))) => {
                     !matches!(run.model, Model::Resnet { .. }) && is_fused == (kind == "fused")
                 }
                 (Owner::Generation(_), None) => self.name == "product" || is_fused,
@@ -101,7 +110,7 @@ impl Parameter {
                 cluster.gpu.set_value(&self.name, value);
             }),
             // It is in the values of those that have it in common.
-            Owner::Family(_) | Owner::Generation(_) => {}
+            Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => {}
         }
     }
 
@@ -113,7 +122,7 @@ impl Parameter {
                 let mut clusters = std::iter::once(&run.cluster).chain(run.others.iter().map(|(_, other)| other));
                 clusters.find(|cluster| cluster.device == *name)?.gpu.value(&self.name)
             }
-            Owner::Family(_) | Owner::Generation(_) => Some(1.0),
+            Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => Some(1.0),
         }
     }
 }
@@ -213,45 +222,64 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
     if quantity == Quantity::Step { with_kin(own, profiles) } else { own }
 }
 
-/// What a value has in common with others: whose that is and its name.
-pub fn kin_of(owner: &Owner, name: &str, profiles: &Profiles) -> Option<(Owner, String)> {
+/// What a value has in common with others, the widest kin first: whose that is and its name.
+pub fn kin_of(owner: &Owner, name: &str, profiles: &Profiles) -> Vec<(Owner, String)> {
     match owner {
-        Owner::Stack(stack) => {
-            let stack = profiles.stack(stack).ok()?;
+        Owner::Stack(of) => {
+            let Ok(stack) = profiles.stack(of) else { return Vec::new() };
             let name = match (name, stack.attention) {
                 // What a stack makes of one device is its own.
-                (name, _) if name.starts_with("product:") => return None,
+                (name, _) if name.starts_with("product:") => return Vec::new(),
                 ("attention", AttentionKind::Fused { .. }) => "attention:fused",
                 ("attention", AttentionKind::Unfused { .. }) => "attention:unfused",
                 (name, _) => name,
             };
-            Some((Owner::Family(stack.family.clone()), name.into()))
+            let is_variant =
+                |other: &&str| profiles.stack(other).is_ok_and(|other| other.variant_of.as_deref() == Some(of.as_str()));
+            let branch = match &stack.variant_of {
+                Some(first) => Some(first.clone()),
+                None => profiles.stack_names().find(is_variant).map(|_| of.clone()),
+            };
+            let kin = std::iter::once(Owner::Family(stack.family.clone())).chain(branch.map(Owner::Branch));
+            kin.map(|kin| (kin, name.into())).collect()
         }
         Owner::Device(device) => {
             let name = if name == "attention" { name } else { "product" };
-            Some((Owner::Generation(profiles.gpu(device).ok()?.generation.clone()), name.into()))
+            let generation = profiles.gpu(device).ok().map(|gpu| Owner::Generation(gpu.generation.clone()));
+            generation.into_iter().map(|kin| (kin, name.into())).collect()
         }
-        _ => None,
+        _ => Vec::new(),
     }
+}
+
+/// What a value and its kin are moved by together.
+pub fn moved(parameters: &[Parameter], offsets: &[f64], place: usize) -> f64 {
+    let kin = std::iter::successors(Some(place), |place| parameters[*place].kin);
+    kin.map(|place| offsets[place]).sum()
 }
 
 /// With the factors that values have in common with their kin after them.
 fn with_kin(mut own: Vec<Parameter>, profiles: &Profiles) -> Vec<Parameter> {
     let mut common: BTreeMap<(Owner, String), f64> = BTreeMap::new();
-    for parameter in &own {
-        if let Some(kin) = kin_of(&parameter.owner, &parameter.name, profiles) {
-            let spread = common.entry(kin).or_insert(f64::INFINITY);
-            *spread = spread.min(parameter.spread * self::common(&parameter.owner).sqrt());
+    let kin: Vec<Vec<(Owner, String)>> =
+        own.iter().map(|parameter| kin_of(&parameter.owner, &parameter.name, profiles)).collect();
+    for (parameter, kin) in own.iter().zip(&kin) {
+        for kin in kin {
+            let spread = common.entry(kin.clone()).or_insert(f64::INFINITY);
+            *spread = spread.min(parameter.spread * share(&kin.0).sqrt());
         }
     }
     let places: BTreeMap<(Owner, String), usize> = common.keys().cloned().zip(own.len()..).collect();
-    for parameter in &mut own {
-        if let Some(kin) = kin_of(&parameter.owner, &parameter.name, profiles) {
-            parameter.kin = places.get(&kin).copied();
-            parameter.spread *= (1.0 - self::common(&parameter.owner)).sqrt();
-        }
-    }
     let factor = |((owner, name), spread)| Parameter { owner, name, prior: 1.0, most: f64::INFINITY, spread, kin: None };
-    own.extend(common.into_iter().map(factor));
+    let mut factors: Vec<Parameter> = common.into_iter().map(factor).collect();
+    for (parameter, kin) in own.iter_mut().zip(&kin) {
+        parameter.spread *= (1.0 - kin.iter().map(|(kin, _)| share(kin)).sum::<f64>()).sqrt();
+        parameter.kin = kin.last().map(|nearest| places[nearest]);
+    }
+    for pair in kin.iter().flat_map(|kin| kin.windows(2)) {
+        let first = places[&pair[1]] - own.len();
+        factors[first].kin = Some(places[&pair[0]]);
+    }
+    own.extend(factors);
     own
 }

@@ -23,14 +23,16 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
                 Owner::Stack(name) => stacks.entry(name.clone()).or_default().push(entry),
                 Owner::Device(name) => devices.entry(name.clone()).or_default().push(entry),
                 Owner::Network => network.push(entry),
-                Owner::Family(_) | Owner::Generation(_) => {
+                Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => {
                     common.insert((parameter.owner.clone(), parameter.name.clone()), *value);
                 }
             }
         }
     }
     // What nothing was fitted on has what its kin have in common.
-    let factor = |owner: Owner, name: &str| common.get(&kin_of(&owner, name, profiles)?).copied();
+    let factor = |owner: Owner, name: &str| {
+        kin_of(&owner, name, profiles).iter().filter_map(|kin| common.get(kin)).copied().reduce(|one, other| one * other)
+    };
     for name in profiles.stack_names().filter(|name| profiles.is_stack(name) && !stacks.contains_key(*name)).collect::<Vec<_>>() {
         let Ok(stack) = profiles.stack(name) else { continue };
         let value = |value: &String| {

@@ -2,7 +2,7 @@
 
 use crate::cases::{Case, Quantity};
 use crate::linear::{HUBER, Linear, NOISE, folds, normal, robust, solve};
-use crate::parameters::{Owner, Parameter, parameters};
+use crate::parameters::{Owner, Parameter, moved, parameters};
 use foretell_score::Run;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
@@ -62,8 +62,8 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
         measured.iter().zip(&kinds).map(|((_, measured), kind)| predicted[*kind] - measured.ln()).collect()
     };
     let set = |runs: &mut [Run], offsets: &[f64]| {
-        for (parameter, offset) in parameters.iter().zip(offsets) {
-            let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
+        for (place, parameter) in parameters.iter().enumerate() {
+            let offset = moved(&parameters, offsets, place);
             for run in runs.iter_mut().filter(|run| parameter.concerns(run)) {
                 parameter.set(run, (parameter.prior * offset.exp()).min(parameter.most));
             }
@@ -142,11 +142,10 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
     let left_out = without(folds(&named(&|case| case.group.clone()), FOLDS))?;
     let without_row = without(folds(&named(&|case| format!("{} {}", case.row.table, case.row.row_id)), FOLDS))?;
     let without_source = without(folds(&named(&|case| case.row.table.clone()), usize::MAX))?;
-    let value = |(parameter, offset): (&Parameter, &f64)| {
-        let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
-        (parameter.prior * offset.exp()).min(parameter.most)
+    let value = |(place, parameter): (usize, &Parameter)| {
+        (parameter.prior * moved(&parameters, &offsets, place).exp()).min(parameter.most)
     };
-    let values = parameters.iter().zip(&offsets).map(value).collect();
+    let values = parameters.iter().enumerate().map(value).collect();
     let residuals = measured.iter().zip(residuals).map(|((place, _), residual)| (*place, residual)).collect();
     Ok(Fit { parameters, values, residuals, without_row, left_out, without_source, offsets, jacobian })
 }
@@ -182,19 +181,19 @@ fn slopes_of(
         let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
         let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
         let mut found = Vec::new();
-        for (place, (parameter, offset)) in parameters.iter().zip(offsets).enumerate() {
+        for (place, parameter) in parameters.iter().enumerate() {
             if !parameter.concerns(run) {
                 continue;
             }
             let slope = by_effect.get(parameter.effect()).copied();
-            let is_common = matches!(parameter.owner, Owner::Family(_) | Owner::Generation(_));
+            let is_common = matches!(parameter.owner, Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_));
             let slope = if is_common { Some(slope.unwrap_or(0.0)) } else { slope };
             let slope =
                 slope.or_else(|| known.get(&place).copied().filter(|slope| slope.abs() < NEGLIGIBLE)).unwrap_or_else(|| {
-                    let mut moved = run.clone();
-                    let offset = offset + parameter.kin.map_or(0.0, |kin| offsets[kin]);
-                    parameter.set(&mut moved, parameter.prior * (offset + DIFFERENCE).exp());
-                    (predict(kind, &moved) - predicted[kind]) / DIFFERENCE
+                    let mut other = run.clone();
+                    let offset = moved(parameters, offsets, place) + DIFFERENCE;
+                    parameter.set(&mut other, parameter.prior * offset.exp());
+                    (predict(kind, &other) - predicted[kind]) / DIFFERENCE
                 });
             by_effect.insert(parameter.effect(), slope);
             found.push((place, slope));

@@ -447,6 +447,10 @@ mod tests {
         for (name, stack) in &profiles.stacks {
             assert!(stack.spread[0] <= 1.0 && stack.spread[1] >= 1.0, "{name}");
             assert!(stack.product.keys().all(|device| profiles.devices.contains_key(device)), "{name}");
+            if let Some(first) = &stack.variant_of {
+                let first = &profiles.stacks[first];
+                assert!(first.family == stack.family && first.variant_of.is_none(), "{name}");
+            }
         }
     }
 

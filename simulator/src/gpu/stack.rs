@@ -140,6 +140,9 @@ pub struct MemoryRules {
 pub struct StackKind {
     /// Of stacks that are built alike.
     pub family: String,
+    /// The stack of the same software, run otherwise, with which it has more in common than with its family.
+    #[serde(default)]
+    pub variant_of: Option<String>,
     /// The share of the devices' product efficiency that its kernels reach.
     #[serde(default = "one")]
     pub product_scale: f64,
