@@ -80,7 +80,7 @@ impl Orbits {
 
     /// The rank that stands for this one.
     pub(crate) fn first(&self, rank: usize) -> usize {
-        self.first_and_turns(rank).0
+        rank - self.turns_to(rank) * self.step
     }
 
     /// The ranks that stand for all of a world.
@@ -91,7 +91,15 @@ impl Orbits {
 
     /// The place among those of the rank that stands for this one.
     pub(crate) fn place(&self, rank: usize) -> usize {
-        rank / self.block * self.step + rank % self.step
+        self.place_and_turns(rank).0
+    }
+
+    /// The same, and how often that rank is to be moved on to come to this one.
+    pub(crate) fn place_and_turns(&self, rank: usize) -> (usize, usize) {
+        let block = rank / self.block;
+        let within = rank - block * self.block;
+        let turns = within / self.step;
+        (block * self.step + within - turns * self.step, turns)
     }
 
     /// [`Self::place`] of every rank of a world.
@@ -106,13 +114,7 @@ impl Orbits {
 
     /// How often the rank that stands for this one is to be moved on to come to it.
     pub(crate) fn turns_to(&self, rank: usize) -> usize {
-        self.first_and_turns(rank).1
-    }
-
-    /// The rank that stands for this one, and how often it is to be moved on to come to it.
-    pub(crate) fn first_and_turns(&self, rank: usize) -> (usize, usize) {
-        let turns = rank % self.block / self.step;
-        (rank - turns * self.step, turns)
+        rank % self.block / self.step
     }
 
     /// Where a rank comes to when it is moved back so often.

@@ -8,7 +8,6 @@ use crate::parties::GroupSet;
 use foretell_program::{Collective, Rank};
 use foretell_topologies::{DeviceId, TopologyError};
 use foretell_units::Seconds;
-use rustc_hash::FxHashMap;
 
 /// How collectives are simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -87,18 +86,24 @@ pub(crate) fn hops(
 /// For each position of a ring the one whose hop stands for that which begins there; none if the ring does not turn along.
 fn positions(orbits: Option<&Orbits>, ring: &[Rank]) -> Option<Vec<usize>> {
     let Some(orbits) = orbits else { return Some((0..ring.len()).collect()) };
-    let turned: Vec<(usize, usize)> = ring.iter().map(|rank| orbits.first_and_turns(rank.0)).collect();
-    // Only looked up.
-    let firsts = turned.iter().enumerate().filter(|(_, (_, turns))| *turns == 0);
-    let position_of: FxHashMap<usize, usize> = firsts.map(|(position, (first, _))| (*first, position)).collect();
+    // Of each rank the place of the one that stands for it, and how often that is moved on to come to it.
+    let turned: Vec<(usize, usize)> = ring.iter().map(|rank| orbits.place_and_turns(rank.0)).collect();
+    let places = turned.iter().map(|&(place, _)| place + 1).max().unwrap_or(0);
+    let mut position_of = vec![None; places];
+    for (position, &(place, turns)) in turned.iter().enumerate() {
+        if turns == 0 {
+            position_of[place] = Some(position);
+        }
+    }
     let after = |position: usize| turned[if position + 1 < turned.len() { position + 1 } else { 0 }];
+    let count = orbits.turns();
     let mut stands_for = Vec::with_capacity(turned.len());
-    for (position, (first, turns)) in turned.iter().enumerate() {
-        let of_first = *position_of.get(first)?;
+    for (position, &(place, turns)) in turned.iter().enumerate() {
+        let of_first = position_of[place]?;
         // The next of the first, turned as often as this rank is.
         let (next_of_first, its_turns) = after(of_first);
         let sum = its_turns + turns;
-        let expected = if sum < orbits.turns() { sum } else { sum - orbits.turns() };
+        let expected = if sum < count { sum } else { sum - count };
         if after(position) != (next_of_first, expected) {
             return None;
         }

@@ -116,6 +116,10 @@ impl Layout {
 
     /// The group that holds device `device`.
     pub(crate) fn group_of_device(&self, device: usize) -> usize {
+        // Mostly there is one, and this is asked very often.
+        if self.groups.len() == 1 {
+            return 0;
+        }
         self.groups.partition_point(|group| group.first_device <= device).saturating_sub(1)
     }
 

@@ -48,7 +48,11 @@ impl Group {
         let mut ranks = vec![mesh.rank(first)];
         for &axis in self.axes.iter().filter(|&&axis| axis != Axis::Pipeline) {
             let (stride, size) = (mesh.stride(axis)?, mesh.stage_at(own).size(axis));
-            ranks = (0..size).flat_map(|position| ranks.iter().map(move |rank| Rank(rank.0 + position * stride))).collect();
+            let mut all = Vec::with_capacity(size * ranks.len());
+            for further in (0..size).map(|position| position * stride) {
+                ranks.iter().for_each(|rank| all.push(Rank(rank.0 + further)));
+            }
+            ranks = all;
         }
         if self.axes.contains(&Axis::Pipeline) {
             // The first is of stage 0, which need not lie first.
