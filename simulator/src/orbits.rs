@@ -7,7 +7,7 @@
 //!
 //! Links are numbered as the topology has them; the one of an orbit in the node of the first rank stands for all.
 
-use foretell_program::{Axis, GroupId, Program, Rank};
+use foretell_program::{Axis, GroupId, Program, Rank, StageProgram};
 use foretell_topologies::{AlikeNodes, Topology};
 use std::collections::BTreeSet;
 
@@ -28,9 +28,6 @@ impl Orbits {
     pub(crate) fn new(program: &Program, topology: &Topology, paces: &[f64], uneven: &[BTreeSet<GroupId>]) -> Option<Self> {
         let nodes = topology.alike_nodes()?;
         let mesh = &program.mesh;
-        if mesh.world_size() > topology.device_count() {
-            return None;
-        }
         let turns = |&axis: &Axis| -> Option<Self> {
             let (step, size) = (mesh.stride(axis)?, mesh.stage(0).size(axis));
             let orbits = Self { axis, step, block: step * size, nodes };
@@ -49,18 +46,16 @@ impl Orbits {
 
     /// Whether no kernel does more on one rank of an orbit than on another.
     fn are_even(&self, program: &Program, uneven: &[BTreeSet<GroupId>]) -> bool {
-        let groups = program.lists.iter().zip(uneven).flat_map(|(list, uneven)| {
-            let of_list = |group: &GroupId| list.groups.get(group.0 as usize);
-            uneven.iter().filter_map(of_list)
-        });
-        groups.into_iter().all(|group| !group.axes.contains(&self.axis))
+        let turns = |list: &StageProgram, group: &GroupId| {
+            list.groups.get(group.0 as usize).is_some_and(|group| group.axes.contains(&self.axis))
+        };
+        program.lists.iter().zip(uneven).all(|(list, uneven)| !uneven.iter().any(|group| turns(list, group)))
     }
 
     /// Whether all ranks of an orbit run one list at one pace, and send to ranks of the same position.
     fn are_alike(&self, program: &Program, paces: &[f64]) -> bool {
         let of_rank = &program.list_of_rank;
-        let peers = program.lists.iter().flat_map(|list| &list.peers);
-        peers.into_iter().all(|peer| peer.ranks.is_none())
+        program.lists.iter().flat_map(|list| &list.peers).all(|peer| peer.ranks.is_none())
             && of_rank.len() == program.mesh.world_size()
             && self.repeats(of_rank)
             && self.repeats(paces)
