@@ -2,6 +2,7 @@
 //! answer.
 
 use crate::answer::{PlannerError, no_layout};
+use crate::arithmetic::Arithmetic;
 use crate::devices::Devices;
 use crate::members::bucket_sizes;
 use crate::memo::Memo;
@@ -70,6 +71,7 @@ pub(crate) struct Bounds<'a> {
     pub(crate) is_stack: bool,
     pub(crate) devices: Devices,
     pub(crate) offloading: Offloading,
+    pub(crate) arithmetic: Arithmetic,
     /// What the fastest device adds to a step, and to each micro-batch.
     pub(crate) overheads: (Seconds, Seconds),
     /// By the number of ranks.
@@ -108,7 +110,7 @@ impl<'a> Bounds<'a> {
             runs: runs(request, &devices, is_stack),
             shares_parameters: shares_parameters(&graph),
             memory_differs: devices.weights().iter().any(|&weight| weight < 1.0),
-            offloads: offloading.is_open,
+            offloads: offloading.open,
         };
         if space.global_batch == 0 {
             return Err(no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
@@ -123,6 +125,7 @@ impl<'a> Bounds<'a> {
             is_stack,
             devices,
             offloading,
+            arithmetic: Arithmetic::new(request, &graph),
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
                 least(&|kind| costs.parameters(kind).micro_batch_overhead),

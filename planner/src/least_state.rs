@@ -4,6 +4,7 @@
 
 use crate::answer::{PlannerError, first_device};
 use crate::bounds::Bounds;
+use foretell_program::Offload;
 use foretell_units::Bytes;
 
 impl Bounds<'_> {
@@ -11,7 +12,7 @@ impl Bounds<'_> {
     pub(crate) fn refusal_by_state(&self) -> Option<PlannerError> {
         let base = &self.request.base.layout;
         let offload = self.request.fixed.offload.unwrap_or(base.offload);
-        let may_lie_on_hosts = self.offloading.is_open || offload.is_of_optimizer();
+        let may_lie_on_hosts = self.offloading.open.contains(&Offload::Optimizer) || offload.is_of_optimizer();
         let of_each = self.offloading.bytes_of_each_parameter(may_lie_on_hosts);
         let all = self.parameters as f64 * of_each * self.share_of_arena();
         // In devices that have as much memory as that with the least.

@@ -23,6 +23,7 @@
 //! ```
 
 mod answer;
+mod arithmetic;
 mod bounds;
 mod devices;
 mod fixed;

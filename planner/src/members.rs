@@ -71,19 +71,24 @@ impl Space<'_> {
         found
     }
 
-    /// A layout with the optimizer's state on the hosts, where that is considered beside it.
-    pub fn offloaded(&self, layout: &Layout) -> Option<Layout> {
-        (self.offloads && layout.offload.is_none()).then(|| Layout { offload: Offload::Optimizer, ..layout.clone() })
+    /// A layout that has nothing on the hosts, with some of what it keeps there, where that is considered beside it.
+    pub fn offloaded(&self, layout: &Layout, offload: Offload) -> Option<Layout> {
+        self.offloads.contains(&offload).then(|| Layout { offload, ..layout.clone() })
     }
 
     /// The same of a family.
-    pub fn offloaded_family(&self, family: &Family) -> Option<Family> {
-        self.offloaded(&family.layout).map(|layout| Family { layout, ..family.clone() })
+    pub fn offloaded_family(&self, family: &Family, offload: Offload) -> Option<Family> {
+        self.offloaded(&family.layout, offload).map(|layout| Family { layout, ..family.clone() })
     }
 
-    /// How many layouts a layout of the space stands for: itself, and the same with the optimizer's state on the hosts.
+    /// How many layouts a layout of the space stands for: itself, and those that need not be looked at where it fits. With both on the hosts it is
+    /// counted with the optimizer's state alone there.
     pub fn forms(&self, layout: &Layout) -> usize {
-        1 + usize::from(self.offloads && layout.offload.is_none())
+        match layout.offload {
+            Offload::None => 1 + self.offloads.len(),
+            Offload::Optimizer => 1 + usize::from(self.offloads.contains(&Offload::Both)),
+            Offload::Activations | Offload::Both => 1,
+        }
     }
 
     /// How many layouts there are beside so many members of a family whose Programs are those of some of these.

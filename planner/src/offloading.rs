@@ -1,13 +1,13 @@
-//! Whether layouts may have the optimizer's state on the hosts, and what that takes. Activations lie there only where the plan fixes it.
+//! What layouts may have on the hosts, and what that takes.
 //!
 //! A layout that offloads does all that the same layout does without, and copies beside it. So it is in the space only where that does not fit
-//! (`Space::offloaded`): where it does, offloading is needless, and counted so. Faster it is as one kernel more may make a step faster: an
+//! (`search/hosts.rs`): where it does, offloading is needless, and counted so. Faster it is as one kernel more may make a step faster: an
 //! accident of what meets on a link (Graham 1969).
 
 use crate::devices::Devices;
 use crate::pipeline::{Offloaded, UNEVEN};
 use crate::request::Request;
-use foretell_program::{Layout, Plan};
+use foretell_program::{Layout, Offload, Plan};
 use foretell_simulator::CostModel;
 use foretell_topologies::Architecture;
 use foretell_units::{Bytes, DataType};
@@ -15,8 +15,9 @@ use foretell_units::{Bytes, DataType};
 /// What is known of the devices' hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct Offloading {
-    /// Whether layouts that offload are considered beside those that do not.
-    pub(crate) is_open: bool,
+    /// What layouts are considered with on the hosts beside nothing: where devices have hosts of which it is known how much memory they have, and
+    /// the user leaves it open. The optimizer's state only if there is any.
+    pub(crate) open: &'static [Offload],
     /// By the place of a device's kind among those in use, picoseconds in which it copies a byte to its host.
     pub(crate) paces: Vec<f64>,
     /// Bytes of each parameter, of its gradient, and of what the optimizer keeps of it.
@@ -34,7 +35,11 @@ impl Offloading {
             .all(|group| group.host_memory.is_some() && topology.device_kinds()[group.kind].architecture != Architecture::Cpu);
         let is_left_open = fixed.offload.is_none() && base.layout.offload.is_none() && base.stack.is_own();
         Self {
-            is_open: are_known && is_left_open && copies(base) > 0,
+            open: match are_known && is_left_open {
+                false => &[],
+                true if copies(base) == 0 => &[Offload::Activations],
+                true => &[Offload::Optimizer, Offload::Activations, Offload::Both],
+            },
             paces: devices.kinds.iter().map(|&kind| pace(costs, kind)).collect(),
             of_parameter: [base.storage().size().value(), SINGLE_PRECISION, SINGLE_PRECISION * copies(base) as f64],
             first_node: groups.first().and_then(|group| Some((group.host_memory?, group.devices))),

@@ -202,6 +202,20 @@ impl<'a> Pieces<'a> {
         self.on_host(stage) * pace
     }
 
+    /// What micro-batches' activations take to the host and back, where they go there. Where a stage holds one at a time, what goes out
+    /// last is what comes in first: so the way there ends, and the way back begins, no earlier than everything is out.
+    fn returned(&self, stage: usize, micro_batches: usize) -> f64 {
+        let Some(offloaded) = self.offloaded.filter(|offloaded| offloaded.what.is_of_activations()) else { return 0.0 };
+        let pace = offloaded.paces.get(self.of_stage[stage]).copied().unwrap_or(0.0);
+        let returning = (0..self.chunks).map(|chunk| self.of(stage, chunk).returning);
+        let of_each: f64 = if self.schedule.in_flight_bound(self.stages, micro_batches, self.chunks, stage) == 1 {
+            returning.map(|one| one.forward.max(one.bytes * pace) + one.backward.max(one.bytes * pace)).sum()
+        } else {
+            returning.map(|one| one.bytes * pace).sum()
+        };
+        micro_batches as f64 * of_each
+    }
+
     pub(crate) fn of(&self, stage: usize, chunk: usize) -> &Piece {
         let position = self.schedule.position(self.stages, stage, chunk);
         &self.kinds[self.of_stage[stage]][self.cutting.of_position[position]]
@@ -240,6 +254,7 @@ impl<'a> Pieces<'a> {
                 alike += piece.alike.each * count + piece.alike.once;
             }
             let update = update.max(self.copied(stage));
+            most = most.max(self.returned(stage, micro_batches));
             most =
                 most.max(there + needed * count + back).max(there + all * count + update).max(launches).max(sharing).max(alike);
             let own = self.of(stage, 0);

@@ -48,7 +48,23 @@ pub(crate) struct Piece {
     pub(crate) kept: Kept,
     /// What each micro-batch holds.
     pub(crate) held: Held,
+    /// What kernels of a micro-batch's pass take on the way there, and on the way back.
+    kernels: [f64; 2],
+    pub(crate) returning: Returning,
 }
+
+/// What a micro-batch takes to the hosts at least, where activations go there: of the equal blocks but for those that may stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Returning {
+    pub(crate) bytes: f64,
+    /// What the kernels of these blocks take on the way there, and on the way back.
+    pub(crate) forward: f64,
+    pub(crate) backward: f64,
+}
+
+/// Blocks of a chunk of which it is not said that what they leave goes to the host: where the way back follows at once the last two's stays
+/// (`BLOCKS_THAT_STAY` in the compiler), and what the ends of a chunk leave other chunks may read.
+const NOT_RETURNING: usize = 3;
 
 /// Compilers of the models that are compiled to find out what longer ones take: with so few equal blocks.
 pub(crate) struct Stacks<'a>([Option<(usize, Compiler<'a>)>; 3]);
@@ -169,7 +185,7 @@ impl Probe {
     /// What a chunk of `layers` equal blocks takes, with the model's first and last blocks where it has them.
     pub(crate) fn chunk(&self, layers: usize, has_first: bool, has_last: bool) -> Piece {
         let count = layers as f64;
-        match (self.is_cut, has_first, has_last) {
+        let piece = match (self.is_cut, has_first, has_last) {
             (false, ..) | (true, false, false) => self.line(&self.short, count - SHORT as f64),
             (true, true, false) => self.line(&self.first, count - 1.0),
             (true, false, true) => self.line(&self.last, count - 1.0),
@@ -178,7 +194,16 @@ impl Probe {
                 let (first, last) = (self.line(&self.first, -1.0), self.line(&self.last, -1.0));
                 in_turn(&in_turn(&first, &self.line(&self.short, count - SHORT as f64)), &last)
             }
-        }
+        };
+        Piece { returning: self.returning(layers.saturating_sub(NOT_RETURNING)), ..piece }
+    }
+
+    /// What so many equal blocks take to the hosts.
+    fn returning(&self, layers: usize) -> Returning {
+        let steps = layers as f64 / (LONG - SHORT) as f64;
+        let of_all = |value: fn(&Piece) -> f64| (steps * (value(&self.long) - value(&self.short))).max(0.0);
+        let [forward, backward] = [|piece: &Piece| piece.kernels[0], |piece: &Piece| piece.kernels[1]].map(of_all);
+        Returning { bytes: of_all(|piece| piece.held.activations), forward, backward }
     }
 
     /// A piece with so many equal blocks more.
@@ -223,6 +248,8 @@ impl Piece {
             update: choose(self.update, other.update),
             kept: self.kept.with(other.kept, &choose),
             held: self.held.with(other.held, &choose),
+            kernels: [0, 1].map(|way| choose(self.kernels[way], other.kernels[way])),
+            returning: Returning::default(),
         }
     }
 }
@@ -334,6 +361,8 @@ fn in_turn(before: &Piece, after: &Piece) -> Piece {
         update: sum(|piece| piece.update),
         kept: before.kept.with(after.kept, |a, b| a + b),
         held: before.held.with(after.held, |a, b| a + b),
+        kernels: [0, 1].map(|way| before.kernels[way] + after.kernels[way]),
+        returning: Returning::default(),
     }
 }
 
@@ -342,6 +371,14 @@ fn piece(list: &StageProgram, alone: &Alone, plan: &Plan) -> Piece {
         let windows =
             list.passes.iter().filter(|one| pass(one.task.pass)).map(|one| window(list, alone, &plan.overlap, &one.instructions));
         windows.reduce(|a, b| a.with(b, f64::min))
+    };
+    let of_kernels = |pass: &dyn Fn(StagePass) -> bool| {
+        let ranges = list
+            .passes
+            .iter()
+            .filter(|one| pass(one.task.pass))
+            .map(|one| one.instructions.start as usize..one.instructions.end as usize);
+        ranges.map(|range| kernels(list, alone, range)).reduce(f64::min).unwrap_or(0.0)
     };
     let count = list.instructions.len();
     let last = list.passes.last();
@@ -360,5 +397,7 @@ fn piece(list: &StageProgram, alone: &Alone, plan: &Plan) -> Piece {
         update: kernels(list, alone, end..count),
         kept: Kept::of(list),
         held: Held::of(list),
+        kernels: [of_kernels(&|pass| pass == StagePass::Forward), of_kernels(&|pass| pass == StagePass::Backward)],
+        returning: Returning::default(),
     }
 }

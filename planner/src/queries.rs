@@ -35,13 +35,16 @@ pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, Pl
     };
     bounds.memory_limit = Bytes::new(u64::MAX);
     let step = match (bounds.of_members(&family, std::slice::from_ref(layout)), bounds.of_member(layout, micro_batches)) {
-        (Verdict::Least(of_family), Verdict::Least(own)) => Seconds::new(own.max(of_family)),
+        (Verdict::Least(of_family), Verdict::Least(own)) => {
+            let of_arithmetic = bounds.of_arithmetic(&Family { layout: layout.clone(), micro_batches });
+            Seconds::new(own.max(of_family).max(of_arithmetic))
+        }
         _ => return Ok(None),
     };
     Ok(Some(Least { step, memory }))
 }
 
-/// Every layout of a request's space.
+/// Every layout of a request's space: each with everything on the devices, and then in the ways in which it may have something on the hosts.
 ///
 /// # Errors
 /// As [`least`].
@@ -49,7 +52,11 @@ pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let space = Bounds::new(request)?.space;
     let families = with_placed_operators(request, space.families());
     let members = families.iter().flat_map(|family| space.members(family));
-    Ok(members.flat_map(|layout| [space.offloaded(&layout), Some(layout)].into_iter().flatten().rev()).collect())
+    let forms = |layout: Layout| {
+        let on_hosts: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
+        std::iter::once(layout).chain(on_hosts)
+    };
+    Ok(members.flat_map(forms).collect())
 }
 
 /// One layout of each family of a request's space: between them they have all shapes of kernels but those of updates that ZeRO shares out.

@@ -14,6 +14,8 @@ pub(crate) struct Open {
 
 #[derive(Debug)]
 pub(crate) enum What {
+    /// Of which only their arithmetic is known.
+    Unbounded(Box<Family>),
     Family(Box<Family>),
     /// Layouts whose ranks do the same and only lie otherwise on the devices, the least bound first: compiled once for all of them.
     Members(Vec<Member>),
@@ -44,7 +46,7 @@ impl Open {
     /// How many of its layouts were simulated until it was certain that they are not the best.
     pub(crate) fn stopped(&self) -> usize {
         match &self.what {
-            What::Family(_) => 0,
+            What::Unbounded(_) | What::Family(_) => 0,
             What::Members(members) => members.iter().filter(|member| member.is_stopped).count(),
         }
     }

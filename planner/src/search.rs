@@ -1,6 +1,8 @@
 //! The search: families of layouts in the order of their bounds, then their members, then the simulator, until no bound left can be among
 //! the best.
 
+mod hosts;
+
 use crate::answer::{Candidate, Planned, PlannerError, Search, USUAL_MEND, no_layout, nothing_left};
 use crate::bounds::{Bounds, Verdict};
 use crate::objective::Objective;
@@ -25,8 +27,8 @@ const FAMILIES_AT_ONCE: usize = 16;
 const FIRST_SIMULATIONS: usize = 2;
 const SIMULATIONS_AT_ONCE: usize = 4;
 
-/// Families that are bounded together: what is known of those that need not be looked at is forgotten before the next.
-const FAMILIES_BOUNDED_AT_ONCE: usize = 4096;
+/// Families that are bounded together.
+const FAMILIES_BOUNDED_AT_ONCE: usize = 128;
 
 /// How far above the least bound another may be for a layout to be simulated at once, of those that one Program tells of, or of those of one round:
 /// simulations of the best are 1-3 % above their bounds, so that what is further up will hardly have to be.
@@ -57,6 +59,7 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
         bounds,
         search: Search::default(),
         resident: 0,
+        misfits: hosts::Misfits::default(),
         heap: BinaryHeap::new(),
         kept: Vec::new(),
         least: None,
@@ -114,8 +117,9 @@ struct Searcher<'a> {
     request: &'a Request<'a>,
     bounds: Bounds<'a>,
     search: Search,
-    /// Layouts in the space, not counted again with the optimizer's state on the hosts.
+    /// Layouts in the space, not counted again with something on the hosts.
     resident: usize,
+    misfits: hosts::Misfits,
     heap: BinaryHeap<Reverse<Open>>,
     /// The best so far, in order.
     kept: Vec<Kept>,
@@ -127,7 +131,7 @@ struct Searcher<'a> {
 
 impl Searcher<'_> {
     fn run(mut self) -> Result<Planned, PlannerError> {
-        self.open_space()?;
+        self.open_space();
         let (foretold, left) = loop {
             let left = self.look_at_all()?;
             if self.kept.is_empty() {
@@ -152,6 +156,7 @@ impl Searcher<'_> {
                 return Ok(Some(next.bound));
             }
             match next.what {
+                What::Unbounded(_) => self.bound_families()?,
                 What::Family(_) => self.open_families(),
                 What::Members(_) => self.simulate_members()?,
             }
@@ -161,7 +166,9 @@ impl Searcher<'_> {
 
     fn layouts_of(&self, open: &Open) -> usize {
         match &open.what {
-            What::Family(family) => self.bounds.space.members(family).len() * self.bounds.space.forms(&family.layout),
+            What::Unbounded(family) | What::Family(family) => {
+                self.bounds.space.members(family).len() * self.bounds.space.forms(&family.layout)
+            }
             What::Members(members) => members.iter().map(|member| self.bounds.space.forms(&member.layout)).sum(),
         }
     }
@@ -184,48 +191,55 @@ impl Searcher<'_> {
         PlannerError::OutOfTime { layouts: self.search.layouts, out_of_memory: self.search.out_of_memory }
     }
 
-    fn open_space(&mut self) -> Result<(), PlannerError> {
-        let mut families = with_placed_operators(self.request, self.bounds.space.families()).into_iter().enumerate();
-        loop {
-            let together: Vec<(usize, Family)> = families.by_ref().take(FAMILIES_BOUNDED_AT_ONCE).collect();
-            if together.is_empty() {
-                return Ok(());
-            }
-            self.bound_families(together)?;
-        }
-    }
-
-    fn bound_families(&mut self, families: Vec<(usize, Family)>) -> Result<(), PlannerError> {
-        // Those that were not looked at are left out.
-        let bounded = families.into_par_iter().map(|(number, family)| {
-            if (self.request.give_up)() {
-                return None;
-            }
-            let verdict = self.bounds.of_family(&family);
-            // With the optimizer's state on the hosts, where none of it fits without.
-            let offloaded = match verdict {
-                Verdict::OutOfMemory(needed) if !self.is_hopeless(&self.bounds.space.members(&family), needed) => {
-                    self.bounds.space.offloaded_family(&family)
-                }
-                _ => None,
-            };
-            let offloaded = offloaded.map(|family| (self.bounds.of_family(&family), family));
-            let members = self.bounds.space.members(&family).len();
-            Some((number, family, members, verdict, offloaded))
-        });
-        let bounded: Vec<_> = bounded.collect();
-        let is_given_up = bounded.iter().any(Option::is_none);
-        for (number, family, members, verdict, offloaded) in bounded.into_iter().flatten() {
-            let (alike, forms) = (self.bounds.space.alike(&family, members), self.bounds.space.forms(&family.layout));
+    /// Lists and counts the layouts, by families, with what their arithmetic alone says of each.
+    fn open_space(&mut self) {
+        let families = with_placed_operators(self.request, self.bounds.space.families());
+        let space = &self.bounds.space;
+        let of_family = |(number, family): (usize, Family)| {
+            let members = space.members(&family).len();
+            let (alike, forms) = (space.alike(&family, members), space.forms(&family.layout));
+            let bound = self.bounds.of_arithmetic(&family);
+            (Open { bound, index: (number, 0), what: What::Unbounded(Box::new(family)) }, members, alike, forms)
+        };
+        let opened: Vec<_> = families.into_par_iter().enumerate().map(of_family).collect();
+        for (open, members, alike, forms) in opened {
             self.search.layouts += (members + alike) * forms;
             self.resident += members + alike;
             self.search.alike += alike * forms;
-            let all = if offloaded.is_some() { members } else { members * forms };
-            for (verdict, family, layouts) in
-                std::iter::once((verdict, family, all)).chain(offloaded.map(|(verdict, family)| (verdict, family, members)))
-            {
-                if let Some(bound) = self.judge(verdict, layouts) {
-                    self.heap.push(Reverse(Open { bound, index: (number, 0), what: What::Family(Box::new(family)) }));
+            self.heap.push(Reverse(open));
+        }
+    }
+
+    /// Bounds the families of which their arithmetic says the least: no layout of any other takes less than that.
+    fn bound_families(&mut self) -> Result<(), PlannerError> {
+        let mut families = Vec::new();
+        while families.len() < FAMILIES_BOUNDED_AT_ONCE
+            && let Some(Reverse(next)) = self.heap.peek()
+            && matches!(next.what, What::Unbounded(_))
+            && let Some(Reverse(Open { bound, index, what: What::Unbounded(family) })) = self.heap.pop()
+        {
+            families.push((bound, index.0, family));
+        }
+        // Those that were not looked at are left out.
+        let bounded = families.into_par_iter().map(|(of_arithmetic, number, family)| {
+            if self.kept.is_empty() && (self.request.give_up)() {
+                return None;
+            }
+            let verdict = self.bounds.of_family(&family);
+            let on_hosts = match verdict {
+                Verdict::OutOfMemory(needed) => self.family_on_hosts(&family, needed),
+                _ => Vec::new(),
+            };
+            let members = self.bounds.space.members(&family).len();
+            Some((of_arithmetic, number, *family, members, verdict, on_hosts))
+        });
+        let bounded: Vec<_> = bounded.collect();
+        let is_given_up = bounded.iter().any(Option::is_none);
+        for (of_arithmetic, number, family, members, verdict, on_hosts) in bounded.into_iter().flatten() {
+            for (verdict, family) in std::iter::once((verdict, family)).chain(on_hosts) {
+                if let Some(bound) = self.admit((number, None), verdict, &family.layout, members) {
+                    let (bound, what) = (bound.max(of_arithmetic), What::Family(Box::new(family)));
+                    self.heap.push(Reverse(Open { bound, index: (number, 0), what }));
                 }
             }
         }
@@ -262,48 +276,25 @@ impl Searcher<'_> {
         }
         let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
             let verdict = self.bounds.of_member(&layout, micro_batches);
-            let offloaded = match verdict {
-                Verdict::OutOfMemory(needed) if !self.is_hopeless(std::slice::from_ref(&layout), needed) => {
-                    self.offloaded(&layout, micro_batches)
-                }
-                _ => None,
+            let on_hosts = match verdict {
+                Verdict::OutOfMemory(needed) if layout.offload.is_none() => self.layout_on_hosts(&layout, micro_batches, needed),
+                _ => Vec::new(),
             };
-            (of_family, index, layout, verdict, offloaded)
+            (of_family, index, layout, micro_batches, verdict, on_hosts)
         });
         let bounded: Vec<_> = bounded.collect();
         let mut members = Vec::new();
-        for (of_family, index, layout, verdict, offloaded) in bounded {
-            let forms = if offloaded.is_some() { 1 } else { self.bounds.space.forms(&layout) };
-            members.extend(self.member(verdict, index, of_family, layout, forms));
-            if let Some((verdict, layout)) = offloaded {
-                members.extend(self.member(verdict, index, of_family, layout, 1));
+        for (of_family, index, layout, micro_batches, verdict, on_hosts) in bounded {
+            let does_not_fit = matches!(verdict, Verdict::OutOfMemory(_));
+            members.extend(self.member(verdict, index, of_family, layout.clone()));
+            for (verdict, layout) in on_hosts {
+                members.extend(self.member(verdict, index, of_family, layout));
+            }
+            if does_not_fit && let Some(both) = self.with_both(index, &layout) {
+                members.extend(self.member(self.bounds.of_member(&both, micro_batches), index, of_family, both));
             }
         }
         self.push_members(members);
-    }
-
-    /// A layout with the optimizer's state on the hosts, for where it does not fit without, if that is considered; and what is known of it.
-    fn offloaded(&self, layout: &Layout, micro_batches: usize) -> Option<(Verdict, Layout)> {
-        let offloaded = self.bounds.space.offloaded(layout)?;
-        Some((self.bounds.of_member(&offloaded, micro_batches), offloaded))
-    }
-
-    /// Whether none of some layouts fits with the optimizer's state on the hosts, where none needs less than so much without.
-    fn is_hopeless(&self, layouts: &[Layout], needed: Bytes) -> bool {
-        self.bounds.space.offloads && self.bounds.offloading.is_hopeless(layouts, needed, self.bounds.memory_limit)
-    }
-
-    /// A layout that may be worth simulating; of others so many are counted.
-    fn member(
-        &mut self,
-        verdict: Verdict,
-        index: (usize, usize),
-        of_family: f64,
-        layout: Layout,
-        layouts: usize,
-    ) -> Option<Member> {
-        let bound = self.judge(verdict, layouts)?.max(of_family);
-        Some(Member { bound, index, layout, is_stopped: false })
     }
 
     /// Keeps layouts until their turn comes, those together that one Program tells of.
@@ -311,20 +302,9 @@ impl Searcher<'_> {
         self.heap.extend(in_groups(members).into_iter().map(Reverse));
     }
 
-    /// A layout did not fit when it was compiled: has it looked at with the optimizer's state on the hosts.
-    fn push_offloaded(&mut self, index: (usize, usize), bound: f64, layout: &Layout) {
-        let micro_batches = (Plan { layout: layout.clone(), ..self.request.base.clone() }).micro_batches();
-        if let Ok(micro_batches) = micro_batches
-            && let Some((verdict, offloaded)) = self.offloaded(layout, micro_batches)
-        {
-            let member = self.member(verdict, index, bound, offloaded, 1);
-            self.push_members(member.into_iter().collect());
-        }
-    }
-
     /// The layouts that are to be simulated together: those whose bounds are least. Families that may have one of them are opened for that, as far as it
     /// would hardly be settled without.
-    fn next_round(&mut self) -> Vec<Vec<Member>> {
+    fn next_round(&mut self) -> Result<Vec<Vec<Member>>, PlannerError> {
         let mut round: Vec<Vec<Member>> = Vec::new();
         let most = if self.kept.is_empty() { FIRST_SIMULATIONS } else { SIMULATIONS_AT_ONCE };
         let mut least = f64::INFINITY;
@@ -334,8 +314,9 @@ impl Searcher<'_> {
         {
             least = least.min(next.bound);
             match next.what {
-                What::Family(_) if next.bound * (1.0 + self.request.tolerance) <= NEAR * least => self.open_families(),
-                What::Family(_) => break,
+                What::Unbounded(_) if self.may_be_near(next.bound, least) => self.bound_families()?,
+                What::Family(_) if self.may_be_near(next.bound, least) => self.open_families(),
+                What::Unbounded(_) | What::Family(_) => break,
                 What::Members(_) => {
                     if let Some(Reverse(Open { what: What::Members(members), .. })) = self.heap.pop() {
                         round.push(members);
@@ -343,12 +324,17 @@ impl Searcher<'_> {
                 }
             }
         }
-        round
+        Ok(round)
+    }
+
+    /// Whether something with a bound may be looked at together with the first of a round.
+    fn may_be_near(&self, bound: f64, least: f64) -> bool {
+        bound * (1.0 + self.request.tolerance) <= NEAR * least
     }
 
     /// Has the simulator decide among the members whose bounds are least.
     fn simulate_members(&mut self) -> Result<(), PlannerError> {
-        let round = self.next_round();
+        let round = self.next_round()?;
         let begun = round.par_iter().map(|members| self.begin(members)).collect::<Result<Vec<Begun>, PlannerError>>()?;
         let best = begun.iter().filter_map(|one| value_of(one.fate.as_ref()?)).reduce(f64::min);
         let fates: Vec<Vec<Fate>> = round
@@ -362,19 +348,18 @@ impl Searcher<'_> {
             for (Member { bound, index, layout, .. }, fate) in
                 members.by_ref().take(fates.len()).collect::<Vec<_>>().into_iter().zip(fates)
             {
-                let forms = self.bounds.space.forms(&layout);
+                let place = (index.0, Some(index.1));
                 match fate {
-                    Fate::Indivisible(reason) => drop(self.judge(Verdict::Indivisible(reason), forms)),
-                    Fate::OutOfMemory(bytes) => {
-                        self.judge(Verdict::OutOfMemory(bytes), 1);
-                        self.push_offloaded(index, bound, &layout);
+                    Fate::Indivisible(reason) => drop(self.admit(place, Verdict::Indivisible(reason), &layout, 1)),
+                    Fate::OutOfMemory(needed) => {
+                        self.admit(place, Verdict::OutOfMemory(needed), &layout, 1);
+                        self.push_on_hosts(index, bound, &layout, needed);
                     }
-                    Fate::OutOfHostMemory => drop(self.judge(Verdict::OutOfHostMemory, 1)),
+                    Fate::OutOfHostMemory => drop(self.admit(place, Verdict::OutOfHostMemory, &layout, 1)),
                     // As what was not looked at, with a better bound.
                     Fate::Beaten(at_least) => left.push(Member { bound: at_least.max(bound), index, layout, is_stopped: true }),
                     Fate::Simulated(kept) => {
-                        self.search.simulated += 1;
-                        self.search.needless += forms - 1;
+                        self.count_simulated(index, &layout);
                         self.kept.push(*kept);
                     }
                 }
@@ -539,10 +524,10 @@ impl Searcher<'_> {
         let Some((place, needed)) = misfit else { return Ok(Some(all)) };
         places.iter().zip(all).for_each(|(&place, foretold)| self.kept[place].foretold = Some(foretold));
         let misfit = self.kept.remove(places[place]);
-        self.search.simulated -= 1;
-        self.search.needless -= self.bounds.space.forms(&misfit.plan.layout) - 1;
-        self.judge(Verdict::OutOfMemory(needed), 1);
-        self.push_offloaded(misfit.index, 0.0, &misfit.plan.layout);
+        let (index, layout) = (misfit.index, &misfit.plan.layout);
+        self.uncount_simulated(index, layout);
+        self.admit((index.0, Some(index.1)), Verdict::OutOfMemory(needed), layout, 1);
+        self.push_on_hosts(index, 0.0, layout, needed);
         Ok(None)
     }
 

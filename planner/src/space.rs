@@ -2,7 +2,7 @@
 
 use crate::fixed::Fixed;
 use crate::own_meshes::Run;
-use foretell_program::{ContextMethod, Layout, Recompute, Schedule};
+use foretell_program::{ContextMethod, Layout, Offload, Recompute, Schedule};
 use foretell_units::Bytes;
 
 /// The most micro-batches of a step that are considered where the user fixes no micro-batch and the pipeline is short.
@@ -67,9 +67,8 @@ pub struct Space<'a> {
     pub shares_parameters: bool,
     /// Whether these kinds have different memories.
     pub memory_differs: bool,
-    /// Whether every layout is considered with the optimizer's state on the hosts, too: devices have hosts of which it is known how much
-    /// memory they have, the optimizer keeps something, and the user leaves it open.
-    pub offloads: bool,
+    /// What every layout is considered with on the hosts, too ([`Offloading::open`](crate::offloading::Offloading)).
+    pub offloads: &'a [Offload],
 }
 
 /// Layouts that differ only in what their ranks of `data` share and how they are placed.
@@ -350,7 +349,7 @@ mod tests {
             runs: Vec::new(),
             shares_parameters: false,
             memory_differs: false,
-            offloads: false,
+            offloads: &[],
         };
         space.families().iter().flat_map(|family| space.members(family)).collect()
     }

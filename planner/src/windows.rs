@@ -418,6 +418,8 @@ fn only_forward(list: &StageProgram) -> f64 {
 pub(crate) struct Held {
     /// Between the forward pass and the next over the same blocks.
     pub(crate) between: f64,
+    /// Of these, what operators made for others.
+    pub(crate) activations: f64,
     /// The most there are of it at any time of the forward pass, all that included.
     pub(crate) forward: f64,
     /// The same of the backward pass, or that of the input's gradient alone.
@@ -443,7 +445,7 @@ impl Held {
             }
         }
         let mut changes: Vec<(usize, f64)> = Vec::new();
-        let mut between = 0.0;
+        let (mut between, mut activations) = (0.0, 0.0);
         for (root, buffer) in list.buffers.iter().enumerate() {
             // Copies of weights are the step's: they grow neither with samples nor with micro-batches.
             let is_copy = buffer.role == BufferRole::ParameterCopy;
@@ -453,6 +455,7 @@ impl Held {
             let bytes = buffer.bytes.value();
             if first < ranges[0].end && last >= ranges[1].start {
                 between += bytes;
+                activations += if buffer.role == BufferRole::Activation { bytes } else { 0.0 };
             }
             // What dies where another is made may have its place taken over.
             changes.push((2 * first + 1, bytes));
@@ -468,7 +471,7 @@ impl Held {
                 backward = backward.max(now);
             }
         }
-        Self { between, forward, backward }
+        Self { between, activations, forward, backward }
     }
 
     /// The most there are of it at any time.
@@ -479,6 +482,7 @@ impl Held {
     pub(crate) fn with(self, other: Self, choose: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             between: choose(self.between, other.between),
+            activations: choose(self.activations, other.activations),
             forward: choose(self.forward, other.forward),
             backward: choose(self.backward, other.backward),
         }

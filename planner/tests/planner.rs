@@ -209,6 +209,44 @@ fn bounds_are_near_what_is_simulated() {
     }
 }
 
+/// Copies to the hosts and back are most of the step where layers leave much and compute little.
+#[test]
+fn bounds_count_what_goes_to_the_hosts() {
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 32,
+        hidden: 256,
+        heads: 8,
+        ffn: None,
+        vocab: 512,
+        sequence: 1024,
+        tied_embeddings: false,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", DataType::Bf16).expect("the library knows it");
+    let shares = |layout: &Layout, micro_batches: usize| {
+        let plan =
+            Plan { precision: DataType::Bf16, ..Plan::new(layout.clone(), layout.data * layout.micro_batch * micro_batches) };
+        let base = Plan { layout: Layout::default(), ..plan.clone() };
+        let request = Request::new(&model, "model", &DGX, &costs, &base);
+        let program = compile(&model, "model", &plan).expect("it divides the model").training;
+        let (prediction, _) =
+            predict(&program, &DGX, &costs, Oversubscription::Refused, Folding::On).expect("it can be simulated");
+        let with = |offload| {
+            let layout = Layout { offload, ..layout.clone() };
+            least(&request, &layout).expect("it is sound").expect("it was compiled").step / prediction.step_seconds
+        };
+        (with(Offload::None), with(layout.offload))
+    };
+    let alone = Layout { micro_batch: 32, offload: Offload::Activations, ..Layout::default() };
+    let piped = Layout { pipeline: 2, micro_batch: 8, ..alone.clone() };
+    for (layout, micro_batches, share) in [(&alone, 1, 0.9), (&alone, 3, 0.9), (&piped, 8, 0.7)] {
+        let (without, with) = shares(layout, micro_batches);
+        assert!(with <= 1.0 && with >= share && with > 1.5 * without, "{with} beside {without}");
+    }
+}
+
 /// What a pass computes again may be done when its gradient arrives: a stage's micro-batch is as long on its way back as what comes after that.
 #[test]
 fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
@@ -286,7 +324,8 @@ fn bounded(model: &Model, plan: &Plan, topology: &Topology, costs: &CostModel) -
     Ok(())
 }
 
-/// The least step time of all layouts that fit, each simulated: of those that offload, of those that do not fit without.
+/// The least step time of all layouts that fit, each simulated: of those that offload, of those that do not fit without, and with both on the hosts
+/// of those that fit with neither alone there.
 fn by_brute_force(request: &Request<'_>) -> Option<Seconds> {
     let memory = DGX.device_kinds()[0].memory;
     let limit = request.memory_limit.map_or(memory, |limit| limit.min(memory));
@@ -294,12 +333,18 @@ fn by_brute_force(request: &Request<'_>) -> Option<Seconds> {
         let compiled = compile(request.model, request.name, &Plan { layout: layout.clone(), ..request.base.clone() }).ok()?;
         compiled.arenas().iter().all(|&arena| arena <= limit).then_some(compiled)
     };
-    // The same without stands before each that offloads.
-    let mut fits_without = false;
+    // The same with less on the hosts stands before each that offloads.
+    let mut fits: Vec<Offload> = Vec::new();
     let mut needed = |layout: &Layout| {
-        let is_needless = layout.offload == Offload::Optimizer && fits_without;
-        let compiled = if is_needless { None } else { fitting(layout) };
-        fits_without = layout.offload == Offload::None && compiled.is_some();
+        if layout.offload.is_none() {
+            fits.clear();
+        }
+        let compiled = if fits.iter().any(|less| *less == Offload::None || layout.offload == Offload::Both) {
+            None
+        } else {
+            fitting(layout)
+        };
+        fits.extend(compiled.is_some().then_some(layout.offload));
         compiled
     };
     layouts(request)
@@ -450,6 +495,45 @@ fn buckets_are_chosen_counted_and_fixed() {
 }
 
 #[test]
+fn no_more_lies_on_the_hosts_than_must() {
+    let model = gpt(48, 1024, 512, false);
+    let text = "name: one\nnodes:\n  - {name: node, count: 1, devices: {kind: a100-sxm-80g, count: 1}, link: nvswitch-300GB/s, host_memory: 1TiB}\n";
+    let topology = Topology::from_yaml(text, "one.yaml").expect("it is sound");
+    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+    let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 128) };
+    let fixed = "data=1,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=128,bucket=25MiB".parse().expect("well formed");
+    let request = Request { fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
+    let all = layouts(&request).expect("the model is sound");
+    let forms: Vec<Offload> = all.iter().map(|layout| layout.offload).collect();
+    assert_eq!(forms, Offload::ALL);
+    let arena_of = |layout: &Layout| {
+        let compiled = compile(&model, "model", &Plan { layout: layout.clone(), ..base.clone() }).expect("it divides the model");
+        compiled.arenas()[0]
+    };
+    let arenas: Vec<Bytes> = all.iter().map(arena_of).collect();
+    let [none, optimizer, activations, both] = arenas[..] else { panic!("there are four") };
+    assert!(both < optimizer && optimizer < activations && activations < none, "{arenas:?}");
+    // With room for one of them, what there is no room for is counted as such, and what need not be looked at with what fits.
+    for (limit, fitting, misfits) in [(none, Offload::None, 0), (optimizer, Offload::Optimizer, 2), (both, Offload::Both, 3)] {
+        let planned = plan(&Request { memory_limit: Some(limit), ..request.clone() }).expect("one fits");
+        let search = &planned.search;
+        assert_eq!(planned.candidates[0].plan.layout.offload, fitting, "with {limit}");
+        let counted = (search.layouts, search.simulated, search.out_of_memory, search.needless, search.bounded_out);
+        assert_eq!(counted, (4, 1, misfits, 3 - misfits, 0), "with {limit}");
+    }
+    // Where there is room for either, the faster of the two.
+    let planned = plan(&Request { memory_limit: Some(activations), ..request.clone() }).expect("one fits");
+    let step_of = |fixed: &str| {
+        let request = Request { fixed: fixed.parse().expect("well formed"), ..request.clone() };
+        plan(&request).expect("it fits").candidates[0].prediction.step_seconds
+    };
+    let shape = "data=1,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=128,bucket=25MiB,offload=";
+    let steps = ["optimizer", "activations"].map(|offload| step_of(&format!("{shape}{offload}")));
+    assert_eq!(planned.candidates[0].prediction.step_seconds, steps[0].min(steps[1]));
+    assert!(step_of(&format!("{shape}none")) <= steps[0].min(steps[1]));
+}
+
+#[test]
 fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without_is_not() {
     let model = Model::Mlp { widths: vec![4096; 9] };
     let search = |limit: &str, host: &str, fixed: &str| {
@@ -471,12 +555,12 @@ fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without
     let resident = found("8GiB", "1TiB", "");
     assert_eq!(
         (resident.search.layouts, resident.search.needless, resident.search.simulated),
-        (4, 2, 2),
+        (8, 6, 2),
         "in two sizes of buckets"
     );
     assert_eq!(resident.candidates[0].plan.layout.offload, Offload::None);
     let offloaded = found("2GiB", "1TiB", "");
-    assert_eq!((offloaded.search.layouts, offloaded.search.needless, offloaded.search.out_of_memory), (4, 0, 2));
+    assert_eq!((offloaded.search.layouts, offloaded.search.needless, offloaded.search.out_of_memory), (8, 2, 4));
     let best = &offloaded.candidates[0];
     assert_eq!(best.plan.layout.offload, Offload::Optimizer);
     assert!(best.prediction.fits && best.prediction.host_memory_bytes[0] >= Bytes::new(3 << 29));

@@ -15,7 +15,7 @@ use crate::what_if::CostScale;
 use foretell_models::Kernel;
 use foretell_program::{Exchange, Phase, Profile, Reach, Sample};
 use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, LinkClass, Topology};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 
 /// Where an estimate comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -401,6 +401,13 @@ impl CostModel {
     /// What the launch of a collective or a message takes of the host.
     pub fn exchange_launch(&self, kind: usize) -> Seconds {
         self.kinds[kind].graphics.as_ref().map_or(Seconds::ZERO, Graphics::exchange_launch)
+    }
+
+    /// The rate that no product of matrices passes on a kind of device, by its number among the topology's; nothing where the profiles of GPUs do not
+    /// say what products take there.
+    pub fn fastest_products(&self, kind: usize) -> Option<FlopsPerSecond> {
+        let rate = self.kinds.get(kind)?.graphics.as_ref()?.fastest_products();
+        Some(rate * self.scale.speed)
     }
 
     /// A kind that is known by the profiles of GPUs.

@@ -9,7 +9,7 @@ use crate::what_if::CostScale;
 use foretell_models::Kernel;
 use foretell_program::{Footprint, Phase, Slowdown, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
-use foretell_units::{DataType, Seconds};
+use foretell_units::{DataType, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 
 /// A kind of GPU, what joins it to others, and the software that runs on it.
@@ -39,6 +39,16 @@ impl Graphics {
             cluster.link.scale(link.bandwidth / usual);
         }
         Some(cluster)
+    }
+
+    /// The rate that no product of matrices passes.
+    pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
+        let gpu = &self.cluster.gpu;
+        let rate =
+            |format| gpu.peak(format) * (gpu.product_efficiency(format) * self.stack.product_share(&self.cluster.device, format));
+        // Where a run is in eight bits, products that these cannot do are in sixteen.
+        let (own, other) = (rate(self.format), rate(ProductFormat::Bf16));
+        if self.format.is_cast() && other > own { other } else { own }
     }
 
     /// The same with other figures, for what-if questions.
