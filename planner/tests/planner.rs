@@ -511,8 +511,8 @@ fn no_more_lies_on_the_hosts_than_must() {
         compiled.arenas()[0]
     };
     let arenas: Vec<Bytes> = all.iter().map(arena_of).collect();
-    let [none, optimizer, activations, both] = arenas[..] else { panic!("there are four") };
-    assert!(both < optimizer && optimizer < activations && activations < none, "{arenas:?}");
+    let [none, optimizer, activations, both] = <[Bytes; 4]>::try_from(arenas).expect("there are four");
+    assert!(both < optimizer && optimizer < activations && activations < none, "{both} {optimizer} {activations} {none}");
     // With room for one of them, what there is no room for is counted as such, and what need not be looked at with what fits.
     for (limit, fitting, misfits) in [(none, Offload::None, 0), (optimizer, Offload::Optimizer, 2), (both, Offload::Both, 3)] {
         let planned = plan(&Request { memory_limit: Some(limit), ..request.clone() }).expect("one fits");
