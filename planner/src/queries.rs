@@ -64,5 +64,6 @@ pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
 /// # Errors
 /// As [`least`].
 pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
-    Ok(Bounds::new(request)?.space.families().into_iter().map(|family| family.layout).collect())
+    let families = with_placed_operators(request, Bounds::new(request)?.space.families());
+    Ok(families.into_iter().map(|family| family.layout).collect())
 }

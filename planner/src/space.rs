@@ -67,7 +67,7 @@ pub struct Space<'a> {
     pub shares_parameters: bool,
     /// Whether these kinds have different memories.
     pub memory_differs: bool,
-    /// What every layout is considered with on the hosts, too ([`Offloading::open`](crate::offloading::Offloading)).
+    /// What every layout is considered with on the hosts, too: nothing where it is not known how much memory these have, or the user says what lies there.
     pub offloads: &'a [Offload],
 }
 
