@@ -1,5 +1,5 @@
 //! How long searches take, and what they find: `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with
-//! CASE one of `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `mixed` (5,000 A100s and 5,000 H100s), `resnet50` (on
+//! CASE one of `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `llama3-70b` (on 256 H100s), `mixed` (5,000 A100s and 5,000 H100s), `resnet50` (on
 //! eight A100s) and `uneven` (16 A100s and 24 H100s).
 #![allow(clippy::unwrap_used)]
 
@@ -47,12 +47,14 @@ fn main() {
         )
     };
     let llama = r#"{"family": "llama", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "sequence": 4096}"#;
+    let llama70 = r#"{"family": "llama", "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "sequence": 8192}"#;
     let (model, topology, devices, batch, fixed) = match case.as_str() {
         "turing-530b" => (gpt(105, 20480, 128), "dgx-a100-80g", 5128, 2520, ""),
         "gpt3-175b" => (gpt(96, 12288, 96), "dgx-a100-80g", 512, 512, ""),
         "gpt-175b" => (gpt(96, 12288, 96), "dgx-h100", 1024, 1536, ""),
         "mixed" => (gpt(96, 12288, 96), "mixed", 0, 10_000, ""),
         "uneven" => (llama.to_owned(), "uneven", 0, 480, ""),
+        "llama3-70b" => (llama70.to_owned(), "dgx-h100", 256, 512, ""),
         "resnet50" => (serde_json::to_string(&Model::named("resnet50").unwrap()).unwrap(), "dgx-a100-80g", 8, 256, ""),
         other => return eprintln!("there is no case `{other}`"),
     };

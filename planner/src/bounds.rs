@@ -349,7 +349,7 @@ impl<'a> Bounds<'a> {
 
     /// The share of our arena that the request's stack holds at least.
     pub(crate) fn share_of_arena(&self) -> f64 {
-        if self.request.base.stack.is_own() { 1.0 } else { SHARE_OF_OTHERS }
+        share_of_arena(self.request.base)
     }
 
     /// What a second of a step weighs in the request's objective.
@@ -418,6 +418,11 @@ impl<'a> Bounds<'a> {
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
         })
     }
+}
+
+/// The share of our arena that a plan's stack holds at least.
+pub(crate) fn share_of_arena(plan: &Plan) -> f64 {
+    if plan.stack.is_own() { 1.0 } else { SHARE_OF_OTHERS }
 }
 
 /// What a layout holds at least, by pieces without ZeRO whose micro-batches have so many times fewer samples.

@@ -4,6 +4,7 @@
 //! (`search/hosts.rs`): where it does, offloading is needless, and counted so. Faster it is as one kernel more may make a step faster: an
 //! accident of what meets on a link (Graham 1969).
 
+use crate::bounds::share_of_arena;
 use crate::devices::Devices;
 use crate::pipeline::{Offloaded, UNEVEN};
 use crate::request::Request;
@@ -22,6 +23,8 @@ pub(crate) struct Offloading {
     pub(crate) paces: Vec<f64>,
     /// Bytes of each parameter, of its gradient, and of what the optimizer keeps of it.
     of_parameter: [f64; 3],
+    /// Bytes that our arena has at most on the device with the least memory, where a layout fits.
+    limit: f64,
     /// The memory of the first node's host, and how many devices share it.
     first_node: Option<(Bytes, usize)>,
 }
@@ -42,6 +45,7 @@ impl Offloading {
             },
             paces: devices.kinds.iter().map(|&kind| pace(costs, kind)).collect(),
             of_parameter: [base.storage().size().value(), SINGLE_PRECISION, SINGLE_PRECISION * copies(base) as f64],
+            limit: devices.least_memory().value() / share_of_arena(base),
             first_node: groups.first().and_then(|group| Some((group.host_memory?, group.devices))),
         }
     }
@@ -54,7 +58,7 @@ impl Offloading {
 
     /// What of a layout lies on the hosts, if it offloads.
     pub(crate) fn of<'a>(&self, layout: &Layout, paces: &'a [f64], shards: usize) -> Option<Offloaded<'a>> {
-        (!layout.offload.is_none()).then_some(Offloaded { what: layout.offload, paces, shards })
+        (!layout.offload.is_none()).then_some(Offloaded { what: layout.offload, paces, shards, limit: self.limit })
     }
 
     /// The pace of a kind by its number in the topology; of the fastest where it is not said.

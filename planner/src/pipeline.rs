@@ -88,13 +88,31 @@ pub(crate) struct Timetable {
     pub(crate) micro_batches: usize,
     pub(crate) orders: Vec<Vec<Task>>,
     in_flight: InFlight,
+    /// By stage, the micro-batches and chunks whose way back follows their way there at once, in order.
+    returning: Vec<Vec<(usize, usize)>>,
+    /// Whether chunks that follow each other are of different stages.
+    alternates: bool,
 }
 
 impl Timetable {
     pub(crate) fn new(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let orders = schedule.orders(stages, micro_batches, chunks);
         let in_flight = InFlight::of(&orders, chunks);
-        Self { schedule, stages, chunks, micro_batches, orders, in_flight }
+        let returning = |order: &Vec<Task>| {
+            let pairs = order.windows(2).filter(|pair| pair[0].returns_with(&pair[1]));
+            let mut found: Vec<(usize, usize)> = pairs.map(|pair| (pair[0].micro_batch, pair[0].chunk)).collect();
+            found.sort_unstable();
+            found
+        };
+        let returning = orders.iter().map(returning).collect();
+        let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+        let alternates = (1..stages * chunks).all(|position| stage_of(position - 1) != stage_of(position));
+        Self { schedule, stages, chunks, micro_batches, orders, in_flight, returning, alternates }
+    }
+
+    /// Whether the way back of a stage's pass follows it at once.
+    fn returns_at_once(&self, stage: usize, task: &Task) -> bool {
+        self.returning[stage].binary_search(&(task.micro_batch, task.chunk)).is_ok()
     }
 
     pub(crate) fn in_flight(&self) -> &InFlight {
@@ -152,6 +170,8 @@ pub(crate) struct Offloaded<'a> {
     pub(crate) paces: &'a [f64],
     /// Ranks that share out what the pieces have, at most.
     pub(crate) shards: usize,
+    /// What the device with the least memory has.
+    pub(crate) limit: f64,
 }
 
 /// Bytes that the states of a stage may be fewer than its pieces' together: buckets are rounded.
@@ -198,15 +218,16 @@ impl<'a> Pieces<'a> {
 
     /// How long a stage's optimizer state takes back to the host. All of it goes there after the last pass, when it has been updated.
     fn copied(&self, stage: usize) -> f64 {
-        let pace = self.offloaded.and_then(|offloaded| offloaded.paces.get(self.of_stage[stage]).copied()).unwrap_or(0.0);
-        self.on_host(stage) * pace
+        self.on_host(stage) * self.pace_to_host(stage)
     }
 
     /// What micro-batches' activations take to the host and back, where they go there. Where a stage holds one at a time, what goes out
     /// last is what comes in first: so the way there ends, and the way back begins, no earlier than everything is out.
     fn returned(&self, stage: usize, micro_batches: usize) -> f64 {
-        let Some(offloaded) = self.offloaded.filter(|offloaded| offloaded.what.is_of_activations()) else { return 0.0 };
-        let pace = offloaded.paces.get(self.of_stage[stage]).copied().unwrap_or(0.0);
+        if !self.offloaded.is_some_and(|offloaded| offloaded.what.is_of_activations()) {
+            return 0.0;
+        }
+        let pace = self.pace_to_host(stage);
         let returning = (0..self.chunks).map(|chunk| self.of(stage, chunk).returning);
         let of_each: f64 = if self.schedule.in_flight_bound(self.stages, micro_batches, self.chunks, stage) == 1 {
             returning.map(|one| one.forward.max(one.bytes * pace) + one.backward.max(one.bytes * pace)).sum()
@@ -214,6 +235,34 @@ impl<'a> Pieces<'a> {
             returning.map(|one| one.bytes * pace).sum()
         };
         micro_batches as f64 * of_each
+    }
+
+    /// Picoseconds in which a stage's devices copy a byte to the host.
+    fn pace_to_host(&self, stage: usize) -> f64 {
+        self.offloaded.and_then(|offloaded| offloaded.paces.get(self.of_stage[stage]).copied()).unwrap_or(0.0)
+    }
+
+    /// Bytes that a pass leaves to go to the host: until they are there they lie on the device.
+    fn leaves(&self, timetable: &Timetable, stage: usize, task: &Task) -> f64 {
+        let is_meant = self.offloaded.is_some_and(|offloaded| offloaded.what.is_of_activations());
+        if !is_meant || task.pass != StagePass::Forward {
+            return 0.0;
+        }
+        let returning = self.of(stage, task.chunk).returning;
+        let all_leave = timetable.alternates && !timetable.returns_at_once(stage, task);
+        if all_leave { returning.of_all } else { returning.bytes }
+    }
+
+    /// Bytes that there is room for on a stage's devices beside what they keep.
+    fn room(&self, stage: usize) -> f64 {
+        let Some(offloaded) = self.offloaded else { return f64::INFINITY };
+        let kept = |chunk: usize| {
+            let kept = self.of(stage, chunk).kept;
+            kept.total() - if offloaded.what.is_of_optimizer() { kept.optimizer_state } else { 0.0 }
+        };
+        let kept: f64 = (0..self.chunks).map(kept).sum();
+        let weight = self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0);
+        (offloaded.limit / weight - kept + UNEVEN).max(0.0)
     }
 
     pub(crate) fn of(&self, stage: usize, chunk: usize) -> &Piece {
@@ -301,6 +350,9 @@ impl<'a> Pieces<'a> {
         let most = Cell::new(self.least_time(*micro_batches, Update::Counted));
         // Until when exchanges that kernels wait for go on in each stage; zero where that is not known.
         let exchanged = vec![Cell::new(0.0f64); *stages];
+        // Until when what passes have left by then goes to the host, at least, and for how long what there is room for on the device may be late.
+        let leaving = vec![Cell::new(0.0f64); *stages];
+        let late: Vec<f64> = (0..*stages).map(|stage| self.room(stage) * self.pace_to_host(stage)).collect();
         let times = |stage: usize, task: &Task, free: u64, ready: u64| {
             let (free_at, ready_at, exchanged_at) = (free as f64, ready as f64, exchanged[stage].get());
             let after = |beginning: f64, value: f64| if value > 0.0 { beginning + value } else { 0.0 };
@@ -318,6 +370,11 @@ impl<'a> Pieces<'a> {
                 let gathered: f64 = (0..task.chunk).map(|chunk| self.of(stage, chunk).gathers).sum();
                 let head = self.of(stage, task.chunk).head;
                 (over, passed) = (over.max(gathered + head.busy), passed.max(gathered + head.passed));
+            }
+            let leaves = self.leaves(timetable, stage, task) * self.pace_to_host(stage);
+            if leaves > 0.0 {
+                leaving[stage].set(leaving[stage].get().max(free_at.max(ready_at)) + leaves);
+                over = over.max(leaving[stage].get() - late[stage]);
             }
             // Within a stage the order of its list is enough.
             let receiver = self.receiver(timetable, stage, task);

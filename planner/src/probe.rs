@@ -57,6 +57,8 @@ pub(crate) struct Piece {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Returning {
     pub(crate) bytes: f64,
+    /// With those that may stay: what there is where they do not.
+    pub(crate) of_all: f64,
     /// What the kernels of these blocks take on the way there, and on the way back.
     pub(crate) forward: f64,
     pub(crate) backward: f64,
@@ -195,15 +197,20 @@ impl Probe {
                 in_turn(&in_turn(&first, &self.line(&self.short, count - SHORT as f64)), &last)
             }
         };
-        Piece { returning: self.returning(layers.saturating_sub(NOT_RETURNING)), ..piece }
+        Piece { returning: self.returning(layers), ..piece }
     }
 
     /// What so many equal blocks take to the hosts.
     fn returning(&self, layers: usize) -> Returning {
-        let steps = layers as f64 / (LONG - SHORT) as f64;
-        let of_all = |value: fn(&Piece) -> f64| (steps * (value(&self.long) - value(&self.short))).max(0.0);
-        let [forward, backward] = [|piece: &Piece| piece.kernels[0], |piece: &Piece| piece.kernels[1]].map(of_all);
-        Returning { bytes: of_all(|piece| piece.held.activations), forward, backward }
+        let of_each = |value: fn(&Piece) -> f64| (value(&self.long) - value(&self.short)).max(0.0) / (LONG - SHORT) as f64;
+        let (bytes, all) = (of_each(|piece| piece.held.activations), layers as f64);
+        let sure = layers.saturating_sub(NOT_RETURNING) as f64;
+        Returning {
+            bytes: bytes * sure,
+            of_all: bytes * all,
+            forward: of_each(|piece| piece.kernels[0]) * sure,
+            backward: of_each(|piece| piece.kernels[1]) * sure,
+        }
     }
 
     /// A piece with so many equal blocks more.

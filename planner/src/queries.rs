@@ -12,7 +12,7 @@ use foretell_units::{Bytes, Seconds};
 /// What a layout takes and needs at least.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Least {
-    /// No simulation of it is faster.
+    /// No simulation of it is faster, if it fits.
     pub step: Seconds,
     /// No stage's arena is smaller than the largest must be.
     pub memory: Bytes,
@@ -23,7 +23,7 @@ pub struct Least {
 /// # Errors
 /// As [`crate::plan`] of the request's model and sizes.
 pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, PlannerError> {
-    let unlimited = Request { memory_limit: None, objective: Objective::Time, ..request.clone() };
+    let unlimited = Request { objective: Objective::Time, ..request.clone() };
     let mut bounds = Bounds::new(&unlimited)?;
     let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
     let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };

@@ -146,6 +146,22 @@ proptest! {
         bounded(&model, &plan, &DGX, &costs)?;
     }
 
+    /// Where hosts are so far that all waits for what goes there.
+    #[test]
+    fn where_hosts_are_far_neither(
+        layers in 5usize..10, hidden in prop_oneof![Just(16usize), Just(256)], plan in plans(), both in any::<bool>(),
+        rate in prop_oneof![Just("20MB/s"), Just("500MB/s"), Just("10GB/s")]
+    ) {
+        let text = format!(
+            "name: far\ndevices:\n  far: {{base: a100-sxm-80g, host_link: {rate}}}\nnodes:\n  - {{name: node, count: 1, \
+                devices: {{kind: far, count: 8}}, link: nvswitch-300GB/s, nics: {{count: 8, bandwidth: 200Gbit/s}}, host_memory: 1TiB}}\n"
+        );
+        let topology = Topology::from_yaml(&text, "far.yaml").expect("it is sound");
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", plan.unstated_format()).expect("the library knows it");
+        let layout = Layout { offload: if both { Offload::Both } else { Offload::Activations }, ..plan.layout.clone() };
+        bounded(&gpt(layers, hidden, 64, false), &Plan { layout, ..plan }, &topology, &costs)?;
+    }
+
     #[test]
     fn on_unequal_devices_neither(model in models(), plan in plans(), stack in prop_oneof![Just("foretell"), Just("megatron-core")]) {
         let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.unstated_format()).expect("the library knows it");
@@ -320,6 +336,10 @@ fn bounded(model: &Model, plan: &Plan, topology: &Topology, costs: &CostModel) -
         prop_assert_eq!(again, Ok(step));
     }
     let arena = compiled.training.arenas().into_iter().max().expect("there is a stage");
+    // Nor where there is no more room than it needs, and hosts are so far that all waits for them.
+    let tight = Request { memory_limit: Some(arena), ..request.clone() };
+    let least_there = self::least(&tight, &plan.layout).expect("it is sound").expect("it was compiled");
+    prop_assert!(least_there.step <= step, "{} above {step} in {arena}", least_there.step);
     prop_assert!(least.memory <= arena, "{} above {arena}", least.memory);
     Ok(())
 }
