@@ -129,7 +129,8 @@ pub fn words(layout: &Layout) -> String {
     let mut add = |condition: bool, text: String| words.extend(condition.then_some(text));
     add(layout.context > 1, format!("context {}", layout.context));
     add(layout.expert > 1, format!("expert {}", layout.expert));
-    add(layout.pipeline > 1, format!("{} of {} chunks", layout.schedule, layout.virtual_stages));
+    let chunks = if layout.virtual_stages > 1 { format!(" of {} chunks", layout.virtual_stages) } else { String::new() };
+    add(layout.pipeline > 1, format!("{}{chunks}", layout.schedule));
     add(layout.zero > 0, format!("ZeRO {}", layout.zero));
     add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
     add(layout.sequence_parallel, "sequence parallel".into());

@@ -263,6 +263,53 @@ fn bounds_count_what_goes_to_the_hosts() {
     }
 }
 
+/// In a pipeline's beginning passes forward leave more than the link to the host takes: where there is no room for it, the next pass waits.
+#[test]
+fn bounds_count_what_waits_for_the_link_to_the_host() {
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 32,
+        hidden: 2048,
+        heads: 16,
+        ffn: None,
+        vocab: 512,
+        sequence: 1024,
+        tied_embeddings: false,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let gpipe =
+        Layout { pipeline: 4, micro_batch: 2, offload: Offload::Activations, schedule: Schedule::Gpipe, ..Layout::default() };
+    let interleaved = Layout { schedule: Schedule::Interleaved, virtual_stages: 8, ..gpipe.clone() };
+    let mut gained: f64 = 0.0;
+    for rate in [12, 16, 20, 24, 28, 32, 40] {
+        let text = format!(
+            "name: near\ndevices:\n  near: {{base: a100-sxm-80g, host_link: {rate}GB/s}}\nnodes:\n  - {{name: node, count: 1, \
+                devices: {{kind: near, count: 8}}, link: nvswitch-300GB/s, nics: {{count: 8, bandwidth: 200Gbit/s}}, host_memory: 1TiB}}\n"
+        );
+        let topology = Topology::from_yaml(&text, "near.yaml").expect("it is sound");
+        let costs =
+            CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
+        for layout in [&gpipe, &interleaved] {
+            let plan = Plan { precision: DataType::Bf16, ..Plan::new(layout.clone(), 48) };
+            let program = compile(&model, "model", &plan).expect("it divides the model").training;
+            let (prediction, _) =
+                predict(&program, &topology, &costs, Oversubscription::Refused, Folding::On).expect("it can be simulated");
+            let base = Plan { layout: Layout::default(), ..plan.clone() };
+            let step = prediction.step_seconds;
+            let share = |memory_limit: Option<Bytes>| {
+                let request = Request { memory_limit, ..Request::new(&model, "model", &topology, &costs, &base) };
+                least(&request, layout).expect("it is sound").expect("it was compiled").step / step
+            };
+            let (roomy, tight) = (share(None), share(program.arenas().into_iter().max()));
+            println!("{rate} {} {roomy:.4} {tight:.4}", layout.schedule);
+            assert!(roomy <= tight && tight <= 1.0, "{rate} GB/s, {}: {roomy} and {tight}", layout.schedule);
+            gained = gained.max(tight / roomy);
+        }
+    }
+    assert!(gained > 1.05, "{gained}");
+}
+
 /// What a pass computes again may be done when its gradient arrives: a stage's micro-batch is as long on its way back as what comes after that.
 #[test]
 fn what_is_computed_again_hides_behind_the_wait_for_a_gradient() {
