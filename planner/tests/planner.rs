@@ -263,6 +263,36 @@ fn bounds_count_what_goes_to_the_hosts() {
     }
 }
 
+/// The ranks of `context` wait for the one that has the end of the sequence, as our own executor shares it out.
+#[test]
+fn bounds_count_the_part_of_a_sequence_that_has_the_most() {
+    let none = DropoutRate::NONE;
+    let model = Model::Gpt {
+        layers: 8,
+        hidden: 256,
+        heads: 8,
+        ffn: None,
+        vocab: 512,
+        sequence: 32_768,
+        tied_embeddings: false,
+        dropout: none,
+        attention_dropout: none,
+    };
+    let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", DataType::Bf16).expect("the library knows it");
+    for context in [2, 4] {
+        let layout = Layout { context, micro_batch: 1, ..Layout::default() };
+        let plan = Plan { precision: DataType::Bf16, ..Plan::new(layout.clone(), 2) };
+        let base = Plan { layout: Layout::default(), ..plan.clone() };
+        let program = compile(&model, "model", &plan).expect("it divides the model").training;
+        let (prediction, _) =
+            predict(&program, &DGX, &costs, Oversubscription::Refused, Folding::On).expect("it can be simulated");
+        let request = Request::new(&model, "model", &DGX, &costs, &base);
+        let least = least(&request, &layout).expect("it is sound").expect("it was compiled").step;
+        let share = least / prediction.step_seconds;
+        assert!((0.95..=1.0).contains(&share), "{context}: {share}");
+    }
+}
+
 /// In a pipeline's beginning passes forward leave more than the link to the host takes: where there is no room for it, the next pass waits.
 #[test]
 fn bounds_count_what_waits_for_the_link_to_the_host() {

@@ -6,15 +6,18 @@ use crate::calls::Call;
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::interpreter::Prices;
-use crate::lists::Step;
+use crate::lists::{LoweredList, Step};
 use crate::lowering::{Lowered, SimulatedRank, Threads};
 use crate::representatives;
 use crate::simulation::{Options, Oversubscription, Quantile};
+use crate::work::Work;
 use foretell_program::{CollectiveRole, Program, Rank};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, Picoseconds, Seconds};
+use std::collections::BTreeMap;
 
-/// What the instructions of one list take alone, on the fastest of the devices that run it.
+/// What the instructions of one list take alone, on the fastest of the devices that run it: on a rank that has no less to do than any other, where
+/// ranks have uneven parts of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alone {
     /// Of each instruction: a kernel's time on its device; a collective's once all have reached it; a message's, at its sender.
@@ -102,7 +105,7 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Alo
     // A bucket is closed by the tensor that makes it full.
     let full = bucket.value() + calls.map(|call| call.bytes).fold(0.0, f64::max);
     let mut lists: Vec<Option<Alone>> = vec![None; program.lists.len()];
-    for rank in &lowered.ranks {
+    for rank in those_with_most(lowered) {
         let found = of_rank(lowered, &prices, rank, full);
         let list = &mut lists[rank.list];
         *list = Some(match list.take() {
@@ -111,6 +114,22 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Alo
         });
     }
     lists.into_iter().flatten().collect()
+}
+
+/// Of the ranks of each list on each kind of device those that have the most to do: where parts of a sequence are uneven the others wait for them.
+fn those_with_most<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
+    let total = |list: &LoweredList, work: &Work| -> Picoseconds {
+        (0..list.steps.len() as u32).map(|instruction| work.duration(list, instruction, Quantile::Median)).sum()
+    };
+    let totals = |list: &LoweredList| -> Vec<Picoseconds> { list.work.iter().map(|work| total(list, work)).collect() };
+    let totals: Vec<Vec<Picoseconds>> = lowered.lists.iter().map(totals).collect();
+    let total = move |rank: &SimulatedRank| totals[rank.list][rank.work];
+    let mut most: BTreeMap<(usize, usize), Picoseconds> = BTreeMap::new();
+    for rank in &lowered.ranks {
+        let known = most.entry((rank.list, rank.kind)).or_default();
+        *known = (*known).max(total(rank));
+    }
+    lowered.ranks.iter().filter(move |rank| most.get(&(rank.list, rank.kind)) == Some(&total(rank)))
 }
 
 fn is_bucketed(call: &Call) -> bool {

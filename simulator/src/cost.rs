@@ -416,6 +416,11 @@ impl CostModel {
         kind < self.kind_count() && self.graphics(kind).is_some()
     }
 
+    /// Whether ranks on a kind of device that share out a sequence have as much of it to do as each other ([`StackKind::balances_parts`]).
+    pub(crate) fn balances_parts(&self, kind: usize) -> bool {
+        self.graphics(kind).is_some_and(|graphics| graphics.stack.balances_parts)
+    }
+
     pub(crate) fn graphics(&self, kind: usize) -> Option<&Graphics> {
         self.kinds[kind].graphics.as_ref()
     }

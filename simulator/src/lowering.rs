@@ -16,7 +16,7 @@ use crate::parties::{Channel, GroupSet};
 use crate::rings::{Collectives, Hop};
 use crate::room::{LoadedLinks, links_that_may_be_full};
 use crate::simulation::{Options, Oversubscription, Quantile};
-use crate::work::{BlockWork, Work, uneven_groups, work_of};
+use crate::work::{BlockWork, Work, balanced_parts, uneven_groups, work_of};
 use foretell_program::{GroupId, Program, Rank, StageProgram};
 use foretell_topologies::{DeviceId, Topology};
 use rayon::prelude::*;
@@ -156,10 +156,11 @@ impl<'a> Lowered<'a> {
         };
         let uneven: Vec<BTreeSet<GroupId>> =
             program.lists.iter().zip(&lists).map(|(stage, list)| uneven_groups(stage, list)).collect();
+        let are_balanced = (0..costs.kind_count()).all(|kind| costs.balances_parts(kind));
         // A lab's devices may be fewer cores.
         let processors = world.min(devices).min(costs.cores.unwrap_or(usize::MAX).max(1));
         let orbits = turning.filter(|_| processors == world && placement.first_device == 0);
-        let mut orbits = orbits.and_then(|paces| Orbits::new(program, topology, paces, &uneven));
+        let mut orbits = orbits.and_then(|paces| Orbits::new(program, topology, paces, if are_balanced { &[] } else { &uneven }));
         let (mut ranks, pairing) = loop {
             let orbits_now = orbits.as_ref();
             let world = World { program, topology, costs, first_device: placement.first_device, devices, orbits: orbits_now };
@@ -171,20 +172,25 @@ impl<'a> Lowered<'a> {
             }
         };
         let mut uncalibrated_kernels = BTreeSet::new();
-        let mut known: BTreeMap<(usize, usize, Vec<usize>), usize> = BTreeMap::new();
+        let mut known: BTreeMap<(usize, usize, Vec<[usize; 2]>), usize> = BTreeMap::new();
         for rank in &mut ranks {
             let list = &program.lists[rank.list];
             let place = |group: &GroupId| {
                 let coordinates = program.mesh.coordinates(rank.rank);
                 let mesh = program.mesh.stage_at(coordinates);
-                list.groups.get(group.0 as usize).map_or(0, |group| mesh.part_along(&group.axes, coordinates))
+                let Some(group) = list.groups.get(group.0 as usize) else { return [0; 2] };
+                if costs.balances_parts(rank.kind) {
+                    balanced_parts(group.axes.iter().map(|&axis| mesh.size(axis)).product())
+                } else {
+                    [mesh.part_along(&group.axes, coordinates); 2]
+                }
             };
-            let places: Vec<usize> = uneven[rank.list].iter().map(place).collect();
+            let places: Vec<[usize; 2]> = uneven[rank.list].iter().map(place).collect();
             let lowered = &mut lists[rank.list];
             rank.work = *known.entry((rank.list, rank.kind, places.clone())).or_insert_with(|| {
                 let places_in = |group: GroupId| {
                     let at = uneven[rank.list].iter().position(|&one| one == group);
-                    [at.and_then(|at| places.get(at)).copied().unwrap_or(0); 2]
+                    at.and_then(|at| places.get(at)).copied().unwrap_or_default()
                 };
                 let work = work_of(program, (list, lowered), costs, rank.kind, &places_in, &mut uncalibrated_kernels);
                 lowered.work.push(work);

@@ -15,7 +15,7 @@ use crate::lowering::{Lowered, SimulatedRank, Threads, codes};
 use crate::network::Shape;
 use crate::parties::{Channel, GroupSet, Spreads};
 use crate::simulation::{Quantile, Recording, Scenario, Simulation, run};
-use crate::work::{uneven_groups, work_of};
+use crate::work::{balanced_parts, uneven_groups, work_of};
 use foretell_program::{Axis, Group, GroupId, Program, Rank};
 use foretell_topologies::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,12 +55,15 @@ pub(crate) fn lower<'a>(
             return Err(unlike(format!("nothing is known of collectives on the devices of stage {stage}")));
         }
         let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
-        // Of ranks whose parts differ (causal attention over `context`) the mean does what every rank does where parts are balanced, as
-        // frameworks have them: of an even number it lies between the two in the middle.
+        // Of ranks whose parts differ (causal attention over `context`) the others wait for the one that has the most.
         let uneven = uneven_groups(list, &lists[stage]);
         let places_in = |group: GroupId| {
             let members = || list.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
-            if uneven.contains(&group) { [members().saturating_sub(1) / 2, members() / 2] } else { [0, 0] }
+            match uneven.contains(&group) {
+                true if costs.balances_parts(kind) => balanced_parts(members()),
+                true => [members().saturating_sub(1); 2],
+                false => [0, 0],
+            }
         };
         let work = work_of(program, (list, &lists[stage]), costs, kind, &places_in, &mut uncalibrated_kernels);
         lists[stage].work.push(work);

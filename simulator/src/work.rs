@@ -65,6 +65,12 @@ pub(crate) fn uneven_groups(stage: &StageProgram, list: &LoweredList) -> BTreeSe
     uneven.collect()
 }
 
+/// The members whose parts a rank is taken to do that is one of so many in a group whose kernels do more on one member than on another, the last
+/// the most: their mean is that of all where parts are balanced, of an even number that of the two in the middle.
+pub(crate) fn balanced_parts(members: usize) -> [usize; 2] {
+    [members.saturating_sub(1) / 2, members / 2]
+}
+
 /// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place in each group that
 /// `places_in` says: the mean of two, which are the same for a rank that is one of them. Each distinct kernel is estimated once.
 pub(crate) fn work_of(

@@ -17,6 +17,10 @@ fn selective() -> foretell_program::Recompute {
     foretell_program::Recompute::Selective
 }
 
+fn yes() -> bool {
+    true
+}
+
 fn one() -> f64 {
     1.0
 }
@@ -237,6 +241,10 @@ pub struct StackKind {
     /// Whether Megatron's sequence parallelism is on where tensor parallelism is, unless the run says.
     #[serde(default)]
     pub sequence_parallel: bool,
+    /// Whether each rank of `context` has as much of a causal sequence to do as any other, as frameworks share it out: a part from its beginning
+    /// and one from its end (Megatron Core, torchtitan). Our own executor's parts are contiguous, so that the last has the most.
+    #[serde(default = "yes")]
+    pub balances_parts: bool,
     /// The vocabulary is made a multiple of this and the tensor-parallel size together; 1 where it is left as it is.
     #[serde(default = "each")]
     pub vocabulary_multiple: usize,
