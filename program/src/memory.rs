@@ -5,7 +5,7 @@
 //! of an input that dies with it. A place that another stream may still be using is left alone for a while, and whoever takes it
 //! over waits for those who used it: so the plan is right whatever the streams' relative speeds.
 
-use crate::program::{BufferId, BufferRole, InstructionId, MemoryKind, Operation, StageProgram, Stream, StreamId};
+use crate::program::{BufferId, BufferRole, InstructionId, MemoryKind, Operation, Phase, StageProgram, Stream, StreamId};
 use arena::{Arena, BlockId, NO_BLOCK};
 use foretell_models::Kernel;
 use foretell_units::Bytes;
@@ -21,12 +21,44 @@ const ALIGNMENT: u64 = 64;
 /// Without it the next kernel would take the place of what is being sent, and wait for it.
 const GRACE: usize = 64;
 
+/// The most that it is of activations that go to the host from a stage of a pipeline, and the share of the instructions that made all of them that are
+/// out at once. Copying them takes longer than the forward pass that leaves them, and is caught up with beside the pass back that follows: with
+/// no more than [`GRACE`] passes forward wait for the link one by one; with this a stage holds that share of what it sends away.
+const GRACE_TO_HOST: usize = 256;
+const SHARE_ON_ITS_WAY: f64 = 0.125;
+
 /// Places all buffers of a stage, sets their lifetimes and the arenas' sizes, and adds the dependencies that sharing a place needs.
 pub(crate) fn plan(program: &mut StageProgram) {
     let kept = place_persistent(program);
     let mut planner = Planner::new(program, kept);
     planner.run();
     planner.finish_plan();
+}
+
+/// The grace of activations that go to the host. Where there is no pipeline the way there is all of the model, so that it comes to the link's pace in
+/// the end.
+fn grace_to_host(program: &StageProgram) -> usize {
+    if program.peers.is_empty() {
+        return GRACE;
+    }
+    let (mut copies, mut out, mut most, mut forward) = (0usize, 0usize, 0usize, 0usize);
+    for instruction in &program.instructions {
+        let is_activation = |buffer: &BufferId| program.buffer(*buffer).role == BufferRole::Activation;
+        match *instruction.operation {
+            Operation::Copy { to: MemoryKind::Host, .. } if instruction.reads.iter().any(is_activation) => {
+                copies += 1;
+                out += 1;
+                most = most.max(out);
+            }
+            Operation::Copy { to: MemoryKind::Device, .. } if instruction.writes.iter().any(is_activation) => {
+                out = out.saturating_sub(1);
+            }
+            Operation::Compute { .. } if instruction.phase == Phase::Forward => forward += 1,
+            _ => {}
+        }
+    }
+    let of_a_copy = (copies + forward) as f64 / copies.max(1) as f64;
+    ((most as f64 * of_a_copy * SHARE_ON_ITS_WAY) as usize).clamp(GRACE, GRACE_TO_HOST)
 }
 
 /// By memory, where what is kept ends.
@@ -81,6 +113,7 @@ struct Planner<'a> {
     waiting: VecDeque<(usize, BufferId)>,
     /// What an instruction is the last to touch: kept to be filled again.
     finished: Vec<BufferId>,
+    grace_to_host: usize,
 }
 
 impl<'a> Planner<'a> {
@@ -108,7 +141,8 @@ impl<'a> Planner<'a> {
         for (buffer, lot) in program.buffers.iter_mut().zip(&lots) {
             buffer.lifetime = (lot.first != NEVER).then_some((InstructionId(lot.first), InstructionId(lot.last)));
         }
-        Self { program, lots, arenas: kept.map(Arena::new), waiting: VecDeque::new(), finished: Vec::new() }
+        let (arenas, grace_to_host) = (kept.map(Arena::new), grace_to_host(program));
+        Self { program, lots, arenas, waiting: VecDeque::new(), finished: Vec::new(), grace_to_host }
     }
 
     fn lot(&self, buffer: BufferId) -> &Lot {
@@ -222,11 +256,22 @@ impl<'a> Planner<'a> {
         let role = self.program.buffers[buffer.0 as usize].role;
         let is_parameter = matches!(role, BufferRole::Parameter | BufferRole::ParameterCopy);
         let is_over = |id: InstructionId| is_parameter && last_kernel.is_some_and(|kernel| id < kernel);
-        let other_last = users.iter().any(|&(stream, id)| !compute(stream) && id.0 as usize + GRACE > index && !is_over(id));
-        if other_last {
-            self.waiting.push_back((index + GRACE, buffer));
-        } else {
-            self.release(buffer);
+        let to_host = if role == BufferRole::Activation { self.grace_to_host } else { GRACE };
+        let grace = |&(stream, id): &(StreamId, InstructionId)| {
+            let grace = match self.program.streams[stream.0 as usize] {
+                Stream::Compute => 0,
+                Stream::CopyTo(MemoryKind::Host) => to_host,
+                _ => GRACE,
+            };
+            if id.0 as usize + grace > index && !is_over(id) { grace } else { 0 }
+        };
+        match users.iter().map(grace).max().unwrap_or(0) {
+            0 => self.release(buffer),
+            grace => {
+                let until = index + grace;
+                let place = self.waiting.partition_point(|&(other, _)| other <= until);
+                self.waiting.insert(place, (until, buffer));
+            }
         }
     }
 
