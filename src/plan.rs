@@ -74,7 +74,7 @@ pub struct Choices {
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Bytes>,
     /// Choices that are yours: data, tensor, pipeline, context, expert, micro_batch, schedule, virtual_stages, recompute, zero, shard_group,
-    /// offload, collective, sequence_parallel, bucket, stage_places, stages
+    /// offload, collective, sequence_parallel, context_method, bucket, shares, cuts, placement, stage_places, stages
     #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
     pub fix: Fixed,
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]

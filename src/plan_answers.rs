@@ -28,8 +28,8 @@ pub fn explanation(
         stopped => format!(" ({stopped} of them as their simulations went on)"),
     };
     let mut text = format!(
-        "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload what fits without, {} do not divide the model, {} do \
-         not fit, {} cannot be better by their bounds{}, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
+        "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload or recompute what fits without, {} do not divide \
+         the model, {} do not fit, {} cannot be better by their bounds{}, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -130,11 +130,11 @@ pub fn words(layout: &Layout) -> String {
     add(layout.context > 1, format!("context {}", layout.context));
     add(layout.expert > 1, format!("expert {}", layout.expert));
     let chunks = if layout.virtual_stages > 1 { format!(" of {} chunks", layout.virtual_stages) } else { String::new() };
-    add(layout.pipeline > 1, format!("{}{chunks}", layout.schedule));
+    add(layout.follows_schedule(), format!("{}{chunks}", layout.schedule));
     add(layout.zero > 0, format!("ZeRO {}", layout.zero));
     add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
     add(layout.sequence_parallel, "sequence parallel".into());
-    add(layout.recompute != Recompute::None, format!("recompute {:?}", layout.recompute).to_lowercase());
+    add(layout.recompute != Recompute::None, format!("recompute {}", layout.recompute));
     add(layout.offload.is_of_optimizer(), "optimizer state on the hosts".into());
     add(layout.offload.is_of_activations(), "activations on the hosts".into());
     add(!layout.collective.is_automatic(), format!("all-reduces by {}", layout.collective.name()));

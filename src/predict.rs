@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, Recompute, StageLayout};
+use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, device_memory, device_memory_by_stage,
@@ -244,15 +244,9 @@ pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
         data: sizes(&|stage| stage.data),
         tensor: sizes(&|stage| stage.tensor),
         pipeline: layout.pipeline,
-        schedule: if layout.pipeline > 1 { layout.schedule.name().into() } else { "-".into() },
+        schedule: if layout.follows_schedule() { layout.schedule.name().into() } else { "-".into() },
         micro_batch: layout.micro_batch,
-        recompute: match layout.recompute {
-            Recompute::None => "none".into(),
-            Recompute::Selective => "selective".into(),
-            Recompute::Full => "full".into(),
-            Recompute::FullLayers(layers) => format!("full, {layers} layers"),
-            Recompute::AllBut(kept) => format!("all but {kept}"),
-        },
+        recompute: layout.recompute.to_string(),
         step: prediction.step_seconds,
         samples_per_second: prediction.samples_per_second,
         memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),

@@ -27,7 +27,7 @@ pub struct Search {
     pub alike: usize,
     /// Layouts that do not divide the model or the batch.
     pub indivisible: usize,
-    /// Layouts that offload what fits without: they do the same, and copy beside it.
+    /// Layouts that offload, or compute some blocks again, where the same fits without: they do the same, and more beside it.
     pub needless: usize,
     /// Layouts that a lower bound showed to be slower than those returned, or that recompute what fits without.
     pub bounded_out: usize,
@@ -140,7 +140,13 @@ pub enum PlannerError {
 }
 
 /// Why nothing is left: of what does not fit, that which needs the least; or what the compiler said.
-pub(crate) fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: Bytes, reason: Option<String>) -> PlannerError {
+pub(crate) fn nothing_left(
+    request: &Request<'_>,
+    blocks: usize,
+    least: Option<Bytes>,
+    limit: Bytes,
+    reason: Option<String>,
+) -> PlannerError {
     match least {
         Some(needed) => PlannerError::OutOfMemory {
             needed,
@@ -148,8 +154,32 @@ pub(crate) fn nothing_left(request: &Request<'_>, least: Option<Bytes>, limit: B
             limit,
             hint: format!("use more devices, a smaller global batch, or a smaller model; `--fix` less{}", untold_hosts(request)),
         },
-        None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
+        None => match contradiction(request, blocks) {
+            Some((reason, hint)) => no_layout(request, reason, hint),
+            None => no_layout(request, reason.unwrap_or_default(), USUAL_MEND),
+        },
     }
+}
+
+/// What of the user's choices no layout of a model of so many blocks can have, if that is plain, and the mend.
+fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'static str)> {
+    let (fixed, batch, devices) = (&request.fixed, request.base.global_batch, request.devices);
+    let sizes = [fixed.data, fixed.tensor, fixed.pipeline, fixed.context, fixed.expert];
+    let ranks = sizes.into_iter().flatten().fold(1, usize::saturating_mul);
+    if ranks > devices {
+        return Some((format!("what is fixed makes {ranks} ranks"), "`--fix` smaller sizes, or use more nodes"));
+    }
+    let chunks = fixed.pipeline.unwrap_or(1).saturating_mul(fixed.virtual_stages.unwrap_or(1));
+    if chunks > blocks {
+        let reason = format!("a pipeline of {chunks} chunks is fixed, and the model has {blocks} blocks to cut it between");
+        return Some((reason, "`--fix` a shorter pipeline, or fewer `virtual_stages`"));
+    }
+    let at_once = [fixed.data, fixed.expert, fixed.micro_batch].into_iter().flatten().fold(1, usize::saturating_mul);
+    if !batch.is_multiple_of(at_once) {
+        let reason = format!("by what is fixed ranks take {at_once} samples at a time, which do not divide {batch}");
+        return Some((reason, "choose a global batch that they divide, or `--fix` another `micro_batch`, `data` or `expert`"));
+    }
+    None
 }
 
 /// What the topology calls its first kind of device.

@@ -14,7 +14,7 @@ use crate::search::seconds;
 use crate::setting::{room_in_buckets, runs, shares_parameters, speeds};
 use crate::space::{Family, Space};
 use foretell_models::GraphOptions;
-use foretell_program::{Compiler, Layout, Offload, Plan, Schedule, StageLayout, work_of_blocks};
+use foretell_program::{Compiler, Layout, Offload, Plan, Recompute, Schedule, StageLayout, work_of_blocks};
 use foretell_simulator::Quantile;
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
@@ -92,6 +92,7 @@ impl<'a> Bounds<'a> {
         let offloading = Offloading::new(request, &devices);
         let is_stack = request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_LAYERS);
         let has_attention = graph.operators.iter().any(|operator| operator.kind.is_attention());
+        let gradients = room_in_buckets(&graph);
         let space = Space {
             base: &request.base.layout,
             fixed: &request.fixed,
@@ -102,8 +103,10 @@ impl<'a> Bounds<'a> {
             sequence: graph.tokens_per_sample.filter(|_| has_attention),
             experts: request.model.experts(),
             has_attention,
-            buckets: bucket_sizes(request.base.layout.bucket, request.base.stack.is_own(), request.fixed.bucket),
-            gradients: room_in_buckets(&graph),
+            is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
+            is_stack,
+            buckets: bucket_sizes(request.base.layout.bucket, gradients, request.base.stack.is_own(), request.fixed.bucket),
+            gradients,
             work: work_of_blocks(&graph),
             speeds: speeds(request),
             kinds: devices.places(request.devices),
@@ -364,10 +367,17 @@ impl<'a> Bounds<'a> {
 
     pub(crate) fn cutting(&self, layout: &Layout) -> Arc<Cutting> {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
-        if let Some(cuts) = &layout.cuts {
-            return Arc::new(Cutting::new(cuts));
+        let cutting = match &layout.cuts {
+            Some(cuts) => Arc::new(Cutting::new(cuts)),
+            None => self.cuttings.get((stages, chunks), || Arc::new(Cutting::usual(&self.space.work, stages, chunks))),
+        };
+        match &layout.recompute {
+            Recompute::FullLayers(layers) => Arc::new(cutting.recomputing(vec![*layers; stages], layout.schedule)),
+            Recompute::FullLayersOfStages(layers) if layers.len() == stages => {
+                Arc::new(cutting.recomputing(layers.clone(), layout.schedule))
+            }
+            _ => cutting,
         }
-        self.cuttings.get((stages, chunks), || Arc::new(Cutting::usual(&self.space.work, stages, chunks)))
     }
 
     /// A layout's probes on each kind of device.
@@ -398,6 +408,11 @@ impl<'a> Bounds<'a> {
     }
 
     pub(crate) fn probe_with(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, messages: Messages) -> Probed {
+        if let Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) = layout.recompute {
+            // A short model has too few blocks to compute some of them again.
+            let of = |recompute| self.probe_with(&Layout { recompute, ..layout.clone() }, micro_batches, kind, messages);
+            return Ok(Arc::new(Probe::of_some(&*of(Recompute::None)?, of(Recompute::Full)?)));
+        }
         let is_cut = layout.pipeline > 1;
         let splits = layout.schedule.splits_backward();
         let schedule = if splits { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward };

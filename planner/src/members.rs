@@ -1,13 +1,21 @@
 //! The layouts of a family: what ranks of `data` share, how ranks lie on the devices, and how gradients are bundled.
 
 use crate::space::{Family, Space};
-use foretell_program::{Axis, Layout, Offload, StageLayout, cuts_by_speed};
+use foretell_program::{Axis, Layout, Offload, Recompute, StageLayout, cuts_by_speed};
 use foretell_units::Bytes;
 use std::ops::Range;
 
 /// Buckets that are considered beside the plan's own (25 MiB unless it says otherwise, PyTorch DDP's default): fuller ones spend less on latency where many
-/// ranks reduce, and leave more to be reduced after the last pass. Megatron's have 40 million elements at least.
+/// ranks reduce, and leave more to be reduced and updated after the last pass. Megatron's have 40 million elements at least.
 const FULLER_BUCKETS: [Bytes; 1] = [Bytes::new(160 << 20)];
+
+/// The same where all gradients go into at most [`FEW_BUCKETS`] of them: of more none is enough of a step for its size to be worth a search.
+const SMALLER_BUCKETS: [Bytes; 2] = [Bytes::new(5 << 20), Bytes::new(50 << 20)];
+const FEW_BUCKETS: u64 = 128;
+
+/// Into how many parts the blocks of the stage that holds the most are divided, of which some are computed again and the others not: so the best that
+/// fits recomputes at most such a part more than it must.
+const PARTS_RECOMPUTED: usize = 8;
 
 /// Kinds of devices along a pipeline of which all orders are considered.
 const MOST_KINDS: usize = 3;
@@ -16,19 +24,24 @@ const MOST_KINDS: usize = 3;
 /// to nothing. Where kinds differ in memory it matters for any number, since the first stages hold the most micro-batches.
 const MOST_ORDERED_STAGES: usize = 8;
 
-/// Sizes of buckets that a search considers: the user's alone; or the plan's own and, where the plan's stack leaves them open, fuller ones.
-pub(crate) fn bucket_sizes(own: Bytes, are_open: bool, fixed: Option<Bytes>) -> Vec<Bytes> {
+/// Sizes of buckets that a search considers, ascending, where all gradients take so much room: the user's alone; or the plan's own and, where the plan's
+/// stack leaves them open, others.
+pub(crate) fn bucket_sizes(own: Bytes, gradients: Bytes, are_open: bool, fixed: Option<Bytes>) -> Vec<Bytes> {
     if let Some(fixed) = fixed {
         return vec![fixed];
     }
-    let fuller = FULLER_BUCKETS.into_iter().filter(|&bucket| are_open && bucket > own);
-    [own].into_iter().chain(fuller).collect()
+    let fuller = FULLER_BUCKETS.into_iter().filter(|&bucket| bucket > own);
+    let smaller = SMALLER_BUCKETS.into_iter().filter(|bucket| gradients.count().div_ceil(bucket.count()) <= FEW_BUCKETS);
+    let mut sizes: Vec<Bytes> = fuller.chain(smaller).filter(|_| are_open).chain([own]).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
-/// Whether fuller buckets are considered: where several ranks reduce gradients together. With a pipeline reductions go on beside other micro-batches, and
-/// what they would save is next to nothing: 0.08 % of a step of Turing-NLG's, 0.01 % of GPT-3's (docs/performance.md).
+/// Whether the size of buckets is open: with a pipeline reductions go on beside other micro-batches, and what others would save is next to nothing:
+/// 0.08 % of a step of Turing-NLG's, 0.01 % of GPT-3's (docs/performance.md).
 fn matters(layout: &Layout) -> bool {
-    layout.pipeline == 1 && (layout.data > 1 || layout.expert > 1 || layout.context > 1)
+    layout.pipeline == 1
 }
 
 impl Space<'_> {
@@ -37,12 +50,12 @@ impl Space<'_> {
         let mut members = Vec::new();
         let stages = family.layout.stages.iter().flatten().map(|stage| stage.data);
         let data = stages.fold(family.layout.data, usize::max);
-        // With a pipeline ZeRO's later stages gather and reduce for each micro-batch anew: DeepSpeed refuses them, and we leave them to `fixed`.
-        let usual: &[usize] = match (data, family.layout.pipeline) {
-            (1, _) => &[0],
-            (_, 1) if family.layout.shares.is_some() => &[0, 1],
-            (_, 1) => &[0, 1, 2, 3],
-            _ => &[0, 1],
+        // With a pipeline ZeRO's later stages gather and reduce for each micro-batch anew: DeepSpeed refuses them, and we leave them to `fixed`. So they
+        // do for each half of the way back, where it is split.
+        let usual: &[usize] = match data {
+            1 => &[0],
+            _ if family.layout.follows_schedule() || family.layout.shares.is_some() => &[0, 1],
+            _ => &[0, 1, 2, 3],
         };
         let zeros = self.fixed.zero.as_ref().map_or(usual, std::slice::from_ref);
         let lying = self.lying(&family.layout);
@@ -63,6 +76,10 @@ impl Space<'_> {
             let placed = Layout { placement, ..layout.clone() };
             for stage_places in self.orders(&placed) {
                 let member = Layout { stage_places, ..placed.clone() };
+                if let Some(cuts) = &self.fixed.cuts {
+                    found.push(Layout { cuts: Some(cuts.clone()), ..member });
+                    continue;
+                }
                 let cuts = self.cuts_by_speed(&member);
                 found.extend(cuts.map(|cuts| Layout { cuts: Some(cuts), ..member.clone() }));
                 found.push(member);
@@ -81,11 +98,56 @@ impl Space<'_> {
         self.offloaded(&family.layout, offload).map(|layout| Family { layout, ..family.clone() })
     }
 
+    /// A layout that computes none of its blocks again, or some of each stage's, with more and more of them, where that is considered beside it: no stage
+    /// of one computes fewer again than in those before.
+    pub fn partly_recomputed(&self, layout: &Layout) -> Vec<Layout> {
+        let is_even = layout.stages.is_none() && layout.operators.is_empty();
+        let is_open = self.fixed.recompute.is_none() && layout.offload.is_none();
+        let least = match &layout.recompute {
+            Recompute::None => 0,
+            Recompute::FullLayers(layers) => *layers,
+            Recompute::FullLayersOfStages(layers) => layers.iter().copied().max().unwrap_or(0),
+            Recompute::Selective | Recompute::Full | Recompute::AllBut(_) => return Vec::new(),
+        };
+        if !self.is_stack || !is_even || !is_open {
+            return Vec::new();
+        }
+        let most = self.blocks.saturating_sub(2).div_ceil(layout.pipeline.max(1));
+        let mut some: Vec<usize> = (1..PARTS_RECOMPUTED).map(|part| (part * most).div_ceil(PARTS_RECOMPUTED)).collect();
+        some.retain(|&layers| least < layers && layers < most);
+        some.dedup();
+        let of = |layers: usize| Layout { recompute: self.recomputing(layout, layers, most), ..layout.clone() };
+        some.into_iter().map(of).collect()
+    }
+
+    /// So many of the `most` blocks of the stage that holds the most micro-batches computed again, and of each other as few as have it hold no more.
+    fn recomputing(&self, layout: &Layout, layers: usize, most: usize) -> Recompute {
+        let micro_batches = self.global_batch / layout.samples_at_once().max(1);
+        let held = |stage| layout.schedule.in_flight_bound(layout.pipeline, micro_batches, layout.virtual_stages, stage);
+        let held: Vec<usize> = (0..layout.pipeline).map(held).collect();
+        let kept = held.iter().copied().max().unwrap_or(0) * (most - layers);
+        let of_stages: Vec<usize> = held.iter().map(|&held| most.saturating_sub(kept / held.max(1))).collect();
+        if of_stages.iter().all(|&own| own == layers) {
+            Recompute::FullLayers(layers)
+        } else {
+            Recompute::FullLayersOfStages(of_stages)
+        }
+    }
+
+    /// Whether a layout is looked at because the same does not fit with fewer of its blocks computed again.
+    pub fn is_partly_recomputed(&self, layout: &Layout) -> bool {
+        let is_of_some = matches!(layout.recompute, Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_));
+        is_of_some && self.fixed.recompute.is_none()
+    }
+
     /// How many layouts a layout of the space stands for: itself, and those that need not be looked at where it fits. With both on the hosts it is
     /// counted with the optimizer's state alone there.
     pub fn forms(&self, layout: &Layout) -> usize {
         match layout.offload {
-            Offload::None => 1 + self.offloads.len(),
+            Offload::None => {
+                let on_hosts = if self.is_partly_recomputed(layout) { 0 } else { self.offloads.len() };
+                1 + on_hosts + self.partly_recomputed(layout).len()
+            }
             Offload::Optimizer => 1 + usize::from(self.offloads.contains(&Offload::Both)),
             Offload::Activations | Offload::Both => 1,
         }
@@ -101,7 +163,11 @@ impl Space<'_> {
     /// Sizes of buckets by which Programs differ: all that are larger than one into which all gradients go are like it.
     fn different_buckets(&self, layout: &Layout) -> &[Bytes] {
         let enough = self.buckets.iter().position(|&bucket| bucket >= self.gradients).map_or(self.buckets.len(), |last| last + 1);
-        &self.buckets[..if matters(layout) { enough } else { 1 }]
+        if matters(layout) {
+            return &self.buckets[..enough];
+        }
+        let own = self.buckets.iter().position(|&bucket| bucket == self.base.bucket).unwrap_or(0);
+        &self.buckets[own..=own]
     }
 
     /// Cuts such that the stage that takes longest takes as little as can be, where stages lie on devices of several speeds.
@@ -179,7 +245,8 @@ impl Space<'_> {
         if let Some(fixed) = self.fixed.shard_group.or(self.base.shard_group) {
             return vec![Some(fixed)];
         }
-        if zero < 3 {
+        // With a pipeline what is gathered once a step hides beside other micro-batches.
+        if zero < 3 && layout.follows_schedule() {
             return vec![None];
         }
         let in_node = self.node / (layout.tensor * layout.context * layout.expert).max(1);
@@ -189,7 +256,7 @@ impl Space<'_> {
 
     /// Orders of the axes over the devices: the usual one; and where a stage's `tensor` leaves room in a node, its pipeline there in place of `data`.
     fn placements(&self, layout: &Layout) -> Vec<Option<Vec<Axis>>> {
-        if let Some(fixed) = &self.base.placement {
+        if let Some(fixed) = self.fixed.placement.as_ref().or(self.base.placement.as_ref()) {
             return vec![Some(fixed.clone())];
         }
         let inner = layout.tensor * layout.context * layout.expert;

@@ -12,10 +12,22 @@ use std::sync::Arc;
 /// Which blocks each chunk of a pipeline has.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cutting {
-    /// Different chunks: how many equal blocks, and whether the model's first and last are with them.
-    kinds: Vec<(usize, bool, bool)>,
+    /// Different chunks.
+    kinds: Vec<Chunk>,
     /// The kind of the chunk at each position of the model.
     of_position: Vec<usize>,
+}
+
+/// What blocks a chunk has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Chunk {
+    /// How many equal blocks.
+    layers: usize,
+    /// How many of these are computed again, where that is said of each.
+    again: usize,
+    /// Whether the model's first and last blocks are with them.
+    has_first: bool,
+    has_last: bool,
 }
 
 impl Cutting {
@@ -26,31 +38,53 @@ impl Cutting {
 
     /// That of so many blocks for each chunk.
     pub(crate) fn new(cuts: &[usize]) -> Self {
-        let mut kinds = Vec::new();
         let positions = cuts.len();
-        let of_position = cuts.iter().enumerate().map(|(position, &blocks)| {
+        let chunks = cuts.iter().enumerate().map(|(position, &blocks)| {
             let (has_first, has_last) = (position == 0, position + 1 == positions);
-            let kind =
-                (blocks - usize::from(has_first) - usize::from(has_last && blocks > usize::from(has_first)), has_first, has_last);
-            kinds.iter().position(|one| *one == kind).unwrap_or_else(|| {
-                kinds.push(kind);
+            let layers = blocks - usize::from(has_first) - usize::from(has_last && blocks > usize::from(has_first));
+            Chunk { layers, again: 0, has_first, has_last }
+        });
+        Self::of(chunks)
+    }
+
+    fn of(chunks: impl Iterator<Item = Chunk>) -> Self {
+        let mut kinds = Vec::new();
+        let of_position = chunks.map(|chunk| {
+            kinds.iter().position(|one| *one == chunk).unwrap_or_else(|| {
+                kinds.push(chunk);
                 kinds.len() - 1
             })
         });
         let of_position = of_position.collect();
         Self { kinds, of_position }
     }
+
+    /// The same where so many blocks of each stage, the first, are computed again.
+    pub(crate) fn recomputing(&self, mut left: Vec<usize>, schedule: Schedule) -> Self {
+        let stages = left.len();
+        let chunks = self.of_position.len() / stages.max(1);
+        let chunks = self.of_position.iter().enumerate().map(|(position, &kind)| {
+            let chunk = self.kinds[kind];
+            let left = &mut left[schedule.place(stages, chunks, position).0];
+            let again = chunk.layers.min(*left);
+            *left -= again;
+            Chunk { again, ..chunk }
+        });
+        Self::of(chunks)
+    }
 }
 
-/// What each stage holds when it holds the most micro-batches.
+/// What each stage holds when it holds the most micro-batches, and when most of them wait for their pass of the parameters' gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InFlight(Vec<Holding>);
+pub(crate) struct InFlight(Vec<[Holding; 2]>);
 
 /// What a stage holds at some time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Holding {
-    /// By chunk, micro-batches.
+    /// By chunk, micro-batches between the way there and the way back.
     held: Vec<usize>,
+    /// By chunk, those between the way back and the pass of the parameters' gradients, where that is one of its own.
+    waiting: Vec<usize>,
     /// The chunk whose forward pass runs then, and that of the next pass back, before which nothing is given up; where it is known.
     forward: Option<usize>,
     backward: Option<usize>,
@@ -60,19 +94,22 @@ impl InFlight {
     /// At least: without going through all micro-batches.
     pub(crate) fn least(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Self {
         let all = schedule.beginnings(stages, micro_batches, chunks).into_iter().map(|orders| Self::of(&orders, chunks));
-        let less = |one: Self, other: Self| Self(one.0.into_iter().zip(other.0).map(|(one, other)| one.least(other)).collect());
+        let of_stage = |([one, two], [other, another]): ([Holding; 2], [Holding; 2])| [one.least(other), two.least(another)];
+        let less = |one: Self, other: Self| Self(one.0.into_iter().zip(other.0).map(of_stage).collect());
         all.reduce(less).unwrap_or(Self(Vec::new()))
     }
 
     fn of(orders: &[Vec<Task>], chunks: usize) -> Self {
-        Self(orders.iter().map(|order| most_held(order, chunks)).collect())
+        Self(orders.iter().map(|order| [most_held(order, chunks), most_waiting(order, chunks)]).collect())
     }
 }
 
 impl Holding {
     fn least(self, other: Self) -> Self {
+        let less = |one: Vec<usize>, other: Vec<usize>| one.into_iter().zip(other).map(|(one, other)| one.min(other)).collect();
         Self {
-            held: self.held.into_iter().zip(other.held).map(|(one, other)| one.min(other)).collect(),
+            held: less(self.held, other.held),
+            waiting: less(self.waiting, other.waiting),
             forward: self.forward.filter(|_| self.forward == other.forward),
             backward: self.backward.filter(|_| self.backward == other.backward),
         }
@@ -121,30 +158,65 @@ impl Timetable {
 }
 
 fn most_held(order: &[Task], chunks: usize) -> Holding {
-    let (mut now, mut total) = (vec![0usize; chunks], 0usize);
-    let (mut most, mut most_total) = (Holding { held: now.clone(), ..Holding::default() }, 0);
+    let mut now = Holding::none(chunks);
+    let (mut most, mut most_total) = (now.clone(), 0);
     for task in order {
-        match task.pass {
-            StagePass::Forward => {
-                now[task.chunk] += 1;
-                total += 1;
-                if total > most_total {
-                    most_total = total;
-                    most = Holding { held: now.clone(), forward: Some(task.chunk), backward: None };
-                }
-            }
-            // Some of it may be over when only the parameters' gradients are left.
-            StagePass::Backward | StagePass::InputGradient => {
-                if total == most_total && most.backward.is_none() {
-                    most.backward = Some(task.chunk);
-                }
-                now[task.chunk] = now[task.chunk].saturating_sub(1);
-                total = total.saturating_sub(1);
-            }
-            StagePass::WeightGradient => {}
+        if matches!(task.pass, StagePass::Backward | StagePass::InputGradient)
+            && now.total() == most_total
+            && most.backward.is_none()
+        {
+            most.backward = Some(task.chunk);
+        }
+        now.pass(task);
+        if now.total() > most_total {
+            most_total = now.total();
+            most = Holding { forward: Some(task.chunk), ..now.clone() };
         }
     }
     most
+}
+
+/// Before the last pass on the way there: what follows it may be in another order where there are more micro-batches.
+fn most_waiting(order: &[Task], chunks: usize) -> Holding {
+    let last = order.iter().rposition(|task| task.pass == StagePass::Forward).map_or(0, |last| last + 1);
+    let mut now = Holding::none(chunks);
+    let mut most = now.clone();
+    // Where there is no pass of its own for them, nothing waits.
+    if order.iter().any(|task| task.pass == StagePass::WeightGradient) {
+        for task in &order[..last] {
+            now.pass(task);
+            let counts = |holding: &Holding| (holding.waiting.iter().sum::<usize>(), holding.total());
+            if counts(&now) > counts(&most) {
+                most = now.clone();
+            }
+        }
+    }
+    most
+}
+
+impl Holding {
+    fn none(chunks: usize) -> Self {
+        Self { held: vec![0; chunks], waiting: vec![0; chunks], ..Self::default() }
+    }
+
+    /// Micro-batches on the way.
+    fn total(&self) -> usize {
+        self.held.iter().sum()
+    }
+
+    /// What is held after a task.
+    fn pass(&mut self, task: &Task) {
+        let (held, waiting) = (&mut self.held[task.chunk], &mut self.waiting[task.chunk]);
+        match task.pass {
+            StagePass::Forward => *held += 1,
+            // Some of it may be over when only the parameters' gradients are left.
+            StagePass::Backward | StagePass::InputGradient => {
+                *held = held.saturating_sub(1);
+                *waiting += usize::from(task.pass == StagePass::InputGradient);
+            }
+            StagePass::WeightGradient => *waiting = waiting.saturating_sub(1),
+        }
+    }
 }
 
 /// The pieces of a layout in the chunks of its pipeline.
@@ -396,15 +468,16 @@ impl<'a> Pieces<'a> {
         let offload = self.offloaded.map_or(Offload::None, |offloaded| offloaded.what);
         // What is on its way to the host or back is not counted.
         let of_activations = if offload.is_of_activations() { 0.0 } else { 1.0 };
-        let of_stage = |stage: usize| -> f64 {
-            let Holding { held, forward, backward } = &in_flight.0[stage];
+        let of_time = |stage: usize, holding: &Holding| -> f64 {
+            let Holding { held, waiting, forward, backward } = holding;
             let of_chunk = |chunk: usize| {
                 let piece = self.of(stage, chunk);
                 let mut kept = piece.kept.shared_out(zero, ranks);
                 if offload.is_of_optimizer() {
                     kept.optimizer_state = 0.0;
                 }
-                kept.total() + of_activations * piece.held.between * times * held[chunk] as f64
+                let held = piece.held.between * held[chunk] as f64 + piece.held.for_weights * waiting[chunk] as f64;
+                kept.total() + of_activations * times * held
             };
             // What a pass has beside that while it runs.
             let beside = |chunk: &Option<usize>, most: fn(Held) -> f64| {
@@ -420,20 +493,22 @@ impl<'a> Pieces<'a> {
             let extra = if may_be_last { 0.0 } else { extra };
             (all + of_activations * extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
         };
-        (0..self.stages).map(of_stage).fold(0.0, f64::max)
+        let times = |stage: usize| in_flight.0[stage].iter().map(move |holding| (stage, holding));
+        (0..self.stages).flat_map(times).map(|(stage, holding)| of_time(stage, holding)).fold(0.0, f64::max)
     }
 }
 
 /// Every kind of chunk on devices of one kind.
 fn pieces_on(probe: &Probe, cutting: &Cutting, schedule: Schedule, stages: usize, chunks: usize) -> Vec<Piece> {
-    let mut kinds: Vec<Piece> = cutting.kinds.iter().map(|&(layers, first, last)| probe.chunk(layers, first, last)).collect();
+    let mut kinds: Vec<Piece> =
+        cutting.kinds.iter().map(|chunk| probe.chunk(chunk.layers, chunk.again, chunk.has_first, chunk.has_last)).collect();
     let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
     let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
     if let Some(&kind) = cutting.of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
         // Where the model's first and last blocks share a table, a stage that has both has it once: what the table adds to what is kept and updated is
         // counted with the first. Nor need the stage bring together what two have of the table's gradient, which follows the last pass; or is
         // part of it where the probe has one micro-batch, as much less than half of what the last block adds to the backward pass.
-        let without = |kind: usize| probe.chunk(cutting.kinds[kind].0, false, false);
+        let without = |kind: usize| probe.chunk(cutting.kinds[kind].layers, cutting.kinds[kind].again, false, false);
         let half = |without: f64, with: f64| 0.5 * (without + with);
         if let Some(&first) = cutting.of_position.first() {
             kinds[first].tail = without(first).tail;

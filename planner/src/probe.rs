@@ -15,6 +15,7 @@ use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, Picoseconds};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Blocks of the shorter and of the longer stack that are compiled.
 const SHORT: usize = 1;
@@ -98,6 +99,8 @@ pub(crate) struct Probe {
     /// An equal block and the last.
     last: Piece,
     is_cut: bool,
+    /// Where some of the blocks are computed again: the same with all of them.
+    all_again: Option<Arc<Self>>,
     /// What is done once a step is then in no pass that it tells of.
     pub(crate) has_several_micro_batches: bool,
     /// How much longer at least than it says messages take between stages of which no two ranks that send to each other share a node.
@@ -179,13 +182,50 @@ impl Probe {
             long,
             last,
             is_cut,
+            all_again: None,
             has_several_micro_batches: micro_batches > 1,
             between_nodes: between_nodes.get(),
         })
     }
 
-    /// What a chunk of `layers` equal blocks takes, with the model's first and last blocks where it has them.
-    pub(crate) fn chunk(&self, layers: usize, has_first: bool, has_last: bool) -> Piece {
+    /// That of a plan which computes some of the blocks again, from that of one that computes none again, and of one that does all.
+    pub(crate) fn of_some(none: &Self, all: Arc<Self>) -> Self {
+        Self { all_again: Some(all), ..none.clone() }
+    }
+
+    /// What a chunk of `layers` equal blocks takes, so many of which are computed again, with the model's first and last blocks where it has them.
+    pub(crate) fn chunk(&self, layers: usize, again: usize, has_first: bool, has_last: bool) -> Piece {
+        let piece = self.chunk_as_it_is(layers, has_first, has_last);
+        let Some(all) = self.all_again.as_ref().filter(|_| again > 0) else { return piece };
+        if again >= layers {
+            // What is done again before a gradient has arrived takes no time of the chain: only where the last block is computed again, too.
+            return all.chunk_as_it_is(layers, has_first, has_last);
+        }
+        let of_each = |probe: &Self| probe.long.with(&probe.short, |long, short| (long - short) / (LONG - SHORT) as f64);
+        let more = of_each(all).with(&of_each(self), |all, none| all - none);
+        let count = again as f64;
+        // Of what there is none it is not known whether there is a chain.
+        let with = |own: f64, more: f64| if own > 0.0 { (own + count * more).max(0.0) } else { own };
+        let between = with(piece.held.between, more.held.between);
+        // Beside that a block that is computed again has no less than another.
+        let less = piece.held.between - between;
+        Piece {
+            backward: piece.backward.with(more.backward, with),
+            weights: piece.weights.with(more.weights, |own, more| with(own, more.min(0.0))),
+            held: Held {
+                between,
+                for_weights: with(piece.held.for_weights, more.held.for_weights),
+                forward: piece.held.forward - less,
+                backward: piece.held.backward - less,
+                ..piece.held
+            },
+            // How much is left to go to the hosts is not said.
+            returning: Returning::default(),
+            ..piece
+        }
+    }
+
+    fn chunk_as_it_is(&self, layers: usize, has_first: bool, has_last: bool) -> Piece {
         let count = layers as f64;
         let piece = match (self.is_cut, has_first, has_last) {
             (false, ..) | (true, false, false) => self.line(&self.short, count - SHORT as f64),

@@ -54,7 +54,8 @@ pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let members = families.iter().flat_map(|family| space.members(family));
     let forms = |layout: Layout| {
         let on_hosts: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
-        std::iter::once(layout).chain(on_hosts)
+        let some_recomputed = space.partly_recomputed(&layout);
+        std::iter::once(layout).chain(on_hosts).chain(some_recomputed)
     };
     Ok(members.flat_map(forms).collect())
 }

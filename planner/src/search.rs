@@ -10,7 +10,7 @@ use crate::placements::with_placed_operators;
 use crate::queue::{Member, Open, What, in_groups};
 use crate::request::Request;
 use crate::space::Family;
-use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program};
+use foretell_program::{Footprint, Layout, MOST_RANKS, MOST_SAMPLES, Plan, Program, Recompute};
 use foretell_simulator::{
     Deadline, Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
 };
@@ -135,7 +135,13 @@ impl Searcher<'_> {
         let (foretold, left) = loop {
             let left = self.look_at_all()?;
             if self.kept.is_empty() {
-                return Err(nothing_left(self.request, self.least, self.bounds.memory_limit, self.reason));
+                return Err(nothing_left(
+                    self.request,
+                    self.bounds.space.blocks,
+                    self.least,
+                    self.bounds.memory_limit,
+                    self.reason,
+                ));
             }
             if let Some(foretold) = self.with_evaluation()? {
                 break (foretold, left);
@@ -486,18 +492,31 @@ impl Searcher<'_> {
     fn returned(&self) -> Vec<usize> {
         let top = self.request.top.max(1);
         let kind = |kept: &Kept| {
-            let Layout { data, tensor, pipeline, context, expert, zero, recompute, offload, .. } = kept.plan.layout;
+            let Layout { data, tensor, pipeline, context, expert, zero, ref recompute, offload, .. } = kept.plan.layout;
+            // However many blocks.
+            let is_of_some = matches!(recompute, Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_));
+            let recompute = if is_of_some { Recompute::FullLayers(0) } else { recompute.clone() };
             (data, tensor, pipeline, context, expert, zero == 3, recompute, offload)
         };
-        let mut places: Vec<usize> = Vec::new();
+        // What takes as long to the picosecond, and differs in what is computed again alone, computes nothing again that it does not.
+        let is_like = |one: &Kept, other: &Kept| {
+            let alone = |kept: &Kept| Layout { recompute: Recompute::None, ..kept.plan.layout.clone() };
+            one.value.total_cmp(&other.value).is_eq() && alone(one) == alone(other)
+        };
+        let mut different: Vec<usize> = Vec::new();
         for (place, kept) in self.kept.iter().enumerate() {
-            if places.len() < top && places.iter().all(|&other| kind(&self.kept[other]) != kind(kept)) {
+            if !different.iter().any(|&other| is_like(&self.kept[other], kept)) {
+                different.push(place);
+            }
+        }
+        let mut places: Vec<usize> = Vec::new();
+        for &place in &different {
+            if places.len() < top && places.iter().all(|&other| kind(&self.kept[other]) != kind(&self.kept[place])) {
                 places.push(place);
             }
         }
-        let rest = (0..self.kept.len()).filter(|place| !places.contains(place)).take(top - places.len());
-        let rest: Vec<usize> = rest.collect();
-        places.extend(rest);
+        different.retain(|place| !places.contains(place));
+        places.extend(different.into_iter().take(top - places.len()));
         places.sort_unstable();
         places
     }

@@ -4,6 +4,7 @@ use crate::fixed::Fixed;
 use crate::own_meshes::Run;
 use foretell_program::{ContextMethod, Layout, Offload, Recompute, Schedule};
 use foretell_units::Bytes;
+use std::collections::BTreeMap;
 
 /// The most micro-batches of a step that are considered where the user fixes no micro-batch and the pipeline is short.
 const MOST_MICRO_BATCHES: usize = 64;
@@ -16,6 +17,9 @@ const FEWEST_POSITIONS: usize = 2048;
 
 /// Over more nodes than so many each operator's activations are not shared out: they would go over the network twice in every layer.
 const MOST_NODES_OF_TENSOR: usize = 4;
+
+/// Devices of which every number may share out operators: some clusters have nodes of three.
+const FEW_DEVICES: usize = 32;
 
 /// The most chunks of a stage that are considered: more cost more messages than they save of the bubble.
 const MOST_CHUNKS: usize = 12;
@@ -51,6 +55,10 @@ pub struct Space<'a> {
     pub experts: Option<usize>,
     /// Whether recomputing attention alone is of use.
     pub has_attention: bool,
+    /// Whether there are blocks that may be computed again.
+    pub is_recomputable: bool,
+    /// Whether it is a stack of enough equal blocks for it to matter how many of them are computed again.
+    pub is_stack: bool,
     /// Sizes of buckets of gradients that are considered, ascending; at least one.
     pub buckets: Vec<Bytes>,
     /// Room that all gradients take in buckets, were they on one rank.
@@ -82,10 +90,12 @@ pub struct Family {
 
 impl Space<'_> {
     /// Every family of layouts over at most as many devices as there are. Where all three of `data`, `tensor` and `pipeline` are fixed that is
-    /// the one mesh, if there are as many devices. Else a mesh always has a divisor of the devices: what is left idle then is whole
-    /// nodes' worth.
+    /// the one mesh, if there are as many devices. Else a mesh has a divisor of the devices, or leaves some idle that the batch, the model or what is fixed
+    /// has no use for.
     pub fn families(&self) -> Vec<Family> {
         let mut families = self.own_meshes();
+        let has_cuts = |family: &Family| self.fixed.cuts.as_ref().is_none_or(|cuts| cuts.len() == family.layout.pipeline);
+        families.retain(|family| self.fixed.shares.is_none() && has_cuts(family));
         if self.fixed.stages.is_some() {
             return families;
         }
@@ -95,14 +105,15 @@ impl Space<'_> {
                 let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices / ranks);
                 for [data, tensor, pipeline] in self.meshes(devices) {
                     let possible = pipeline <= self.blocks && tensor.checked_mul(context).is_some();
-                    let is_even = self.global_batch.is_multiple_of(data * expert);
-                    let shares = if expert == 1 && pipeline == 1 { self.shares_by_speed(data, tensor * context) } else { vec![] };
+                    let is_even = self.global_batch.is_multiple_of(data * expert) && self.fixed.shares.is_none();
+                    let shares = self.shares([data, tensor, pipeline, context, expert]);
                     if !possible || !is_even && shares.is_empty() {
                         continue;
                     }
                     let splits = [None, Some(1)].into_iter().filter(|split| split.is_none() || expert > 1 && tensor > 1);
                     for expert_tensor in splits {
-                        let methods: &[ContextMethod] = if context > 1 { &ContextMethod::ALL } else { &[ContextMethod::Gather] };
+                        let usual: &[ContextMethod] = if context > 1 { &ContextMethod::ALL } else { &[ContextMethod::Gather] };
+                        let methods = self.fixed.context_method.as_ref().map_or(usual, std::slice::from_ref);
                         for (sequence_parallel, &context_method) in pairs(&self.sequence_parallel(tensor), methods) {
                             let mesh = Layout {
                                 data,
@@ -134,6 +145,18 @@ impl Space<'_> {
             }
         }
         families
+    }
+
+    /// Unequal shares of samples that ranks of a mesh's `data` may have: the user's, or such as suit devices of several speeds.
+    fn shares(&self, [data, tensor, pipeline, context, expert]: [usize; 5]) -> Vec<Vec<usize>> {
+        match &self.fixed.shares {
+            Some(shares) => {
+                let is_whole = self.global_batch.is_multiple_of(shares.iter().fold(0, |all, share| all.saturating_add(*share)));
+                if shares.len() == data && is_whole && expert == 1 { vec![shares.clone()] } else { Vec::new() }
+            }
+            None if expert == 1 && pipeline == 1 => self.shares_by_speed(data, tensor * context),
+            None => Vec::new(),
+        }
     }
 
     /// Shares of samples for ranks of `data` on devices of several speeds, each on so many devices that follow each other: about in the proportion of
@@ -186,39 +209,64 @@ impl Space<'_> {
                 }
             }
         }
-        if fixed.data.is_none() {
-            self.add_nearly_full(devices, &mut meshes);
-        }
+        self.add_with_idle(devices, &mut meshes);
         meshes
     }
 
-    /// Meshes that leave some devices idle for a batch or a model that all of them do not divide: as many ranks of `data` as there can be, if at least
-    /// three of four devices have work.
-    fn add_nearly_full(&self, devices: usize, meshes: &mut Vec<[usize; 3]>) {
-        let fixed_pipeline = self.fixed.pipeline;
+    /// Meshes that leave some devices idle, for a batch, a model or a choice of the user's that all of them do not divide: for each `tensor` and
+    /// `pipeline` as many ranks of `data` as there can be, if that is more than what divides the devices gives them.
+    fn add_with_idle(&self, devices: usize, meshes: &mut Vec<[usize; 3]>) {
+        let fixed = self.fixed;
+        if fixed.data.is_some() && fixed.tensor.is_some() && fixed.pipeline.is_some() {
+            return;
+        }
         let layers = self.blocks.saturating_sub(2).max(1);
-        let mut stages: Vec<usize> = [devices, self.blocks, layers].into_iter().flat_map(divisors).collect();
-        stages.extend(fixed_pipeline);
+        let mut stages: Vec<usize> =
+            [devices, self.blocks, layers].into_iter().flat_map(divisors).chain(fixed.pipeline).collect();
         stages.sort_unstable();
         stages.dedup();
-        for tensor in self.tensors(devices) {
-            for &pipeline in stages.iter().filter(|&&size| fixed_pipeline.is_none_or(|fixed| fixed == size)) {
+        stages.retain(|&size| size <= devices.min(self.blocks) && fixed.pipeline.is_none_or(|fixed| fixed == size));
+        let of_batch = divisors(self.global_batch);
+        // Ranks of `data` that share out the batch, of each `tensor` and `pipeline`: the most so far.
+        let mut most: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for &[data, tensor, pipeline] in meshes.iter().filter(|[data, ..]| self.global_batch.is_multiple_of(*data)) {
+            let most = most.entry((tensor, pipeline)).or_insert(data);
+            *most = data.max(*most);
+        }
+        for tensor in self.tensors_with_idle(devices) {
+            for &pipeline in &stages {
                 let room = devices / tensor / pipeline;
-                let Some(data) = divisors(self.global_batch).into_iter().rev().find(|&data| data <= room) else { continue };
-                if 4 * data * tensor * pipeline >= 3 * devices && !meshes.contains(&[data, tensor, pipeline]) {
+                let fits = |&&data: &&usize| data <= room && fixed.data.is_none_or(|fixed| fixed == data);
+                let Some(&data) = of_batch.iter().rev().find(fits) else { continue };
+                if most.get(&(tensor, pipeline)).is_none_or(|&most| data > most) {
                     meshes.push([data, tensor, pipeline]);
                 }
             }
         }
     }
 
-    /// Sizes of `tensor` of so many devices: up to [`MOST_NODES_OF_TENSOR`] nodes, such that groups do not lie over parts of nodes.
+    /// Sizes of `tensor` of so many devices: up to [`MOST_NODES_OF_TENSOR`] nodes, such that groups do not lie over parts of nodes unless there are only
+    /// [`FEW_DEVICES`].
     fn tensors(&self, devices: usize) -> Vec<usize> {
+        divisors(devices).into_iter().filter(|&size| self.may_share_out_operators(size)).collect()
+    }
+
+    /// The same where some devices may be idle: those that divide the devices or a node, and powers of two, which divide most models.
+    fn tensors_with_idle(&self, devices: usize) -> Vec<usize> {
+        let powers =
+            (0..usize::BITS).map(|power| 1 << power).take_while(|&size| size <= devices.min(MOST_NODES_OF_TENSOR * self.node));
+        let mut sizes: Vec<usize> =
+            divisors(devices).into_iter().chain(divisors(self.node.max(1))).chain(powers).chain(self.fixed.tensor).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes.retain(|&size| size > 0 && size <= devices && self.may_share_out_operators(size));
+        sizes
+    }
+
+    fn may_share_out_operators(&self, size: usize) -> bool {
         let node = self.node.max(1);
-        let is_whole = |size: usize| self.devices <= node || size.is_multiple_of(node) || node.is_multiple_of(size);
-        let is_usual = |size: usize| size <= MOST_NODES_OF_TENSOR * node && is_whole(size);
-        let is_possible = |&size: &usize| self.fixed.tensor.map_or(is_usual(size), |fixed| fixed == size);
-        divisors(devices).into_iter().filter(is_possible).collect()
+        let is_whole = self.devices <= FEW_DEVICES || size.is_multiple_of(node) || node.is_multiple_of(size);
+        self.fixed.tensor.map_or(size <= MOST_NODES_OF_TENSOR * node && is_whole, |fixed| fixed == size)
     }
 
     /// Sizes of `context`: long sequences are worth being shared out, so that each rank has [`FEWEST_POSITIONS`] at least.
@@ -262,9 +310,11 @@ impl Space<'_> {
                 continue;
             }
             let selective = self.has_attention.then_some(Recompute::Selective);
-            let usual: Vec<Recompute> = [Recompute::None].into_iter().chain(selective).chain([Recompute::Full]).collect();
-            for (schedule, virtual_stages) in schedules(mesh.pipeline, self.blocks, micro_batches, self.fixed) {
-                for &recompute in self.fixed.recompute.as_ref().map_or(&usual[..], std::slice::from_ref) {
+            let full = self.is_recomputable.then_some(Recompute::Full);
+            let usual: Vec<Recompute> = [Recompute::None].into_iter().chain(selective).chain(full).collect();
+            for (schedule, virtual_stages) in schedules(mesh, self.blocks, micro_batches, self.fixed) {
+                for recompute in self.fixed.recompute.as_ref().map_or(&usual[..], std::slice::from_ref) {
+                    let recompute = recompute.clone();
                     let layout = Layout { micro_batch, schedule, virtual_stages, recompute, ..mesh.clone() };
                     families.push(Family { layout, micro_batches });
                 }
@@ -274,12 +324,21 @@ impl Space<'_> {
     }
 }
 
-/// The schedules, each with a number of chunks, that may be of use for a pipeline and that do not contradict what is fixed.
-fn schedules(stages: usize, blocks: usize, micro_batches: usize, fixed: &Fixed) -> Vec<(Schedule, usize)> {
+/// The schedules, each with a number of chunks, that may be of use for a mesh's pipeline and that do not contradict what is fixed.
+fn schedules(mesh: &Layout, blocks: usize, micro_batches: usize, fixed: &Fixed) -> Vec<(Schedule, usize)> {
     let mut found = Vec::new();
+    let stages = mesh.pipeline;
+    // What is exchanged on the way back may go on beside what no other waits for.
+    let is_exchanged = mesh.tensor.max(mesh.context).max(mesh.expert) > 1;
     for schedule in Schedule::ALL {
-        // Without a pipeline the order that holds least is as fast as any; and GPipe is nowhere faster than 1F1B, which holds less.
-        let sensible = if stages > 1 { schedule != Schedule::Gpipe } else { schedule == Schedule::OneForwardOneBackward };
+        // Without a pipeline the order that holds least is as fast as any where nothing is exchanged; and GPipe is nowhere faster than 1F1B, which
+        // holds less.
+        let sensible = match schedule {
+            Schedule::Gpipe => false,
+            Schedule::OneForwardOneBackward => true,
+            Schedule::ZeroBubbleH1 => stages > 1 || is_exchanged,
+            Schedule::Interleaved | Schedule::ZeroBubbleV => stages > 1,
+        };
         if !fixed.schedule.map_or(sensible, |fixed| fixed == schedule) {
             continue;
         }
@@ -287,15 +346,12 @@ fn schedules(stages: usize, blocks: usize, micro_batches: usize, fixed: &Fixed) 
         let usual: Vec<usize> = if schedule == Schedule::Interleaved { chunk_counts(blocks, stages) } else { vec![1, 2] };
         let considered = fixed.virtual_stages.as_ref().map_or(&usual[..], std::slice::from_ref);
         for &chunks in considered.iter().filter(|&&chunks| schedule.allows(chunks)) {
-            // With a smaller last group of micro-batches interleaving saves little, and with one alone nothing.
-            let is_worth_it = match schedule {
-                Schedule::Interleaved => micro_batches.is_multiple_of(stages),
-                // A pipeline that is never full is mostly bubble, whatever fills it.
-                Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleV => micro_batches >= stages,
-                Schedule::Gpipe | Schedule::OneForwardOneBackward => true,
-            };
+            // With a smaller last group of micro-batches interleaving saves little, and with one alone nothing. What splits the backward pass
+            // is worth it with any number: the fewer there are, the more of the step is the way back.
+            let is_worth_it = schedule != Schedule::Interleaved || micro_batches.is_multiple_of(stages);
             let is_chosen = fixed.schedule.is_some() || fixed.virtual_stages.is_some();
-            if (is_worth_it || is_chosen) && stages.checked_mul(chunks).is_some_and(|positions| positions <= blocks) {
+            let is_cut = |positions: usize| fixed.cuts.as_ref().map_or(positions <= blocks, |cuts| cuts.len() == positions);
+            if (is_worth_it || is_chosen) && stages.checked_mul(chunks).is_some_and(is_cut) {
                 found.push((schedule, chunks));
             }
         }
@@ -308,10 +364,11 @@ fn pairs<'a, A: Copy, B>(some: &'a [A], others: &'a [B]) -> impl Iterator<Item =
     some.iter().flat_map(|&one| others.iter().map(move |other| (one, other)))
 }
 
-/// How many chunks an interleaved stage may have: 2 and 4; and those that share out the blocks between the first and the last evenly.
+/// How many chunks an interleaved stage may have: 2 to 4; and those that share out the blocks evenly, with the first and the last or without.
 fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
     let inner = blocks.saturating_sub(2);
-    (2..=MOST_CHUNKS).filter(|&chunks| chunks == 2 || chunks == 4 || inner > 0 && inner.is_multiple_of(stages * chunks)).collect()
+    let is_even = |chunks: usize| [blocks, inner].iter().any(|&blocks| blocks > 0 && blocks.is_multiple_of(stages * chunks));
+    (2..=MOST_CHUNKS).filter(|&chunks| chunks <= 4 || is_even(chunks)).collect()
 }
 
 pub(crate) fn greatest_common_divisor(one: usize, other: usize) -> usize {
@@ -341,6 +398,8 @@ mod tests {
             sequence: None,
             experts: None,
             has_attention: false,
+            is_recomputable: true,
+            is_stack: false,
             buckets: vec![base.bucket],
             gradients: Bytes::ZERO,
             work: vec![1.0; blocks],

@@ -420,6 +420,8 @@ pub(crate) struct Held {
     pub(crate) between: f64,
     /// Of these, what operators made for others.
     pub(crate) activations: f64,
+    /// Between the pass of the input's gradient and that of the parameters', where that is one of its own.
+    pub(crate) for_weights: f64,
     /// The most there are of it at any time of the forward pass, all that included.
     pub(crate) forward: f64,
     /// The same of the backward pass, or that of the input's gradient alone.
@@ -431,8 +433,9 @@ impl Held {
     pub(crate) fn of(list: &StageProgram) -> Self {
         let mut passes = list.passes.iter().filter(|pass| pass.task.micro_batch == 0);
         let (Some(forward), Some(backward)) = (passes.next(), passes.next()) else { return Self::default() };
-        let last = passes.next_back().unwrap_or(backward);
-        let ranges = [forward, backward, last].map(|pass| pass.instructions.start as usize..pass.instructions.end as usize);
+        let weights = passes.next_back();
+        let ranges = [forward, backward, weights.unwrap_or(backward)]
+            .map(|pass| pass.instructions.start as usize..pass.instructions.end as usize);
         let is_own = |index: usize| ranges.iter().any(|range| range.contains(&index));
         // The first and the last instruction that touch each buffer, if all that do are the micro-batch's.
         let mut touched: Vec<Option<(usize, usize)>> = vec![None; list.buffers.len()];
@@ -445,7 +448,7 @@ impl Held {
             }
         }
         let mut changes: Vec<(usize, f64)> = Vec::new();
-        let (mut between, mut activations) = (0.0, 0.0);
+        let (mut between, mut activations, mut for_weights) = (0.0, 0.0, 0.0);
         for (root, buffer) in list.buffers.iter().enumerate() {
             // Copies of weights are the step's: they grow neither with samples nor with micro-batches.
             let is_copy = buffer.role == BufferRole::ParameterCopy;
@@ -456,6 +459,9 @@ impl Held {
             if first < ranges[0].end && last >= ranges[1].start {
                 between += bytes;
                 activations += if buffer.role == BufferRole::Activation { bytes } else { 0.0 };
+            }
+            if weights.is_some() && first < ranges[1].end && last >= ranges[2].start {
+                for_weights += bytes;
             }
             // What dies where another is made may have its place taken over.
             changes.push((2 * first + 1, bytes));
@@ -471,7 +477,7 @@ impl Held {
                 backward = backward.max(now);
             }
         }
-        Self { between, activations, forward, backward }
+        Self { between, activations, for_weights, forward, backward }
     }
 
     /// The most there are of it at any time.
@@ -483,6 +489,7 @@ impl Held {
         Self {
             between: choose(self.between, other.between),
             activations: choose(self.activations, other.activations),
+            for_weights: choose(self.for_weights, other.for_weights),
             forward: choose(self.forward, other.forward),
             backward: choose(self.backward, other.backward),
         }

@@ -62,7 +62,10 @@ prop_compose! {
         pipeline in 1usize..6,
         micro_batch in 1usize..5,
         micro_batches in 1usize..5,
-        recompute in proptest::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
+        recompute in proptest::sample::select(vec![
+            Recompute::None, Recompute::Selective, Recompute::Full, Recompute::FullLayers(1), Recompute::FullLayers(3),
+            Recompute::FullLayersOfStages(vec![]),
+        ]),
         adam in any::<bool>(),
         zero in 0usize..4,
         sequence_parallel in any::<bool>(),
@@ -78,6 +81,12 @@ prop_compose! {
         let placement = inside.then(|| vec![Axis::Tensor, Axis::Pipeline]);
         let stage_places = (turned > 0).then(|| (0..pipeline).map(|stage| (stage + turned) % pipeline).collect());
         let bucket = Bytes::new(kib << 10);
+        // Fewer and fewer of each stage's blocks.
+        let recompute = if matches!(recompute, Recompute::FullLayersOfStages(_)) {
+            Recompute::FullLayersOfStages((0..pipeline).map(|stage| (pipeline - stage) % 4).collect())
+        } else {
+            recompute
+        };
         let mesh = Layout { data, tensor, pipeline, virtual_stages, micro_batch, schedule, recompute, ..Layout::default() };
         let layout = Layout { zero, sequence_parallel, placement, stage_places, bucket, offload, collective, ..mesh };
         let optimizer = if adam { Optimizer::AdamW } else { Optimizer::Sgd };
@@ -582,8 +591,8 @@ fn buckets_are_chosen_counted_and_fixed() {
     };
     let pure = "data=8,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=8,offload=none";
     let (small, large) = (best(1024, pure), best(4096, pure));
-    assert_eq!((small.search.layouts, small.search.alike), (2, 1), "16 MiB of gradients are in one bucket anyway");
-    assert_eq!((large.search.layouts, large.search.alike, large.search.simulated), (2, 0, 2));
+    assert_eq!((small.search.layouts, small.search.alike), (4, 2), "16 MiB of gradients are in one bucket of 25 MiB anyway");
+    assert_eq!((large.search.layouts, large.search.alike), (4, 0));
     let fixed = best(4096, &format!("{pure},bucket=1MiB"));
     assert_eq!((fixed.search.layouts, fixed.candidates[0].plan.layout.bucket), (1, Bytes::new(1 << 20)));
     let [usual, chosen] =
@@ -643,21 +652,18 @@ fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without
             CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
         let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 64) };
         let memory_limit = Some(limit.parse().expect("a size"));
-        let fixed =
-            format!("data=2,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=32{fixed}").parse().expect("well formed");
+        let fixed = format!("data=2,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=32,bucket=25MiB{fixed}")
+            .parse()
+            .expect("well formed");
         plan(&Request { memory_limit, fixed, ..Request::new(&model, "model", &topology, &costs, &base) })
     };
     let found = |limit: &str, host: &str, fixed: &str| search(limit, host, fixed).expect("something fits");
     // Weights of 256 MiB, gradients of 512 MiB, and a state of 1.5 GiB.
     let resident = found("8GiB", "1TiB", "");
-    assert_eq!(
-        (resident.search.layouts, resident.search.needless, resident.search.simulated),
-        (8, 6, 2),
-        "in two sizes of buckets"
-    );
+    assert_eq!((resident.search.layouts, resident.search.needless, resident.search.simulated), (4, 3, 1));
     assert_eq!(resident.candidates[0].plan.layout.offload, Offload::None);
     let offloaded = found("2GiB", "1TiB", "");
-    assert_eq!((offloaded.search.layouts, offloaded.search.needless, offloaded.search.out_of_memory), (8, 2, 4));
+    assert_eq!((offloaded.search.layouts, offloaded.search.needless, offloaded.search.out_of_memory), (4, 1, 2));
     let best = &offloaded.candidates[0];
     assert_eq!(best.plan.layout.offload, Offload::Optimizer);
     assert!(best.prediction.fits && best.prediction.host_memory_bytes[0] >= Bytes::new(3 << 29));
@@ -869,7 +875,7 @@ fn sizes_beyond_any_machine_are_refused_at_once() {
     let text = refusal(|request| request.devices = usize::MAX).to_string();
     assert!(text.contains("more than 1048576 are not laid out); hint: use fewer nodes"), "{text}");
     let text = refusal(|request| request.fixed = "data=3,tensor=3,pipeline=1".parse().expect("well formed")).to_string();
-    assert!(text.contains("divides 8 devices as asked; hint: "), "{text}");
+    assert!(text.contains("divides 8 devices as asked (what is fixed makes 9 ranks); hint: "), "{text}");
     let costs = CostModel::new(None, &DGX);
     let model = Model::named("mlp").expect("in the zoo");
     let base = Plan::new(Layout::default(), usize::MAX);

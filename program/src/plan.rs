@@ -262,6 +262,7 @@ impl Plan {
         self.layout.validate_stages()?;
         self.validate_chunks()?;
         self.layout.validate_operators()?;
+        self.layout.validate_recompute()?;
         if zero > 3 {
             return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");
         }

@@ -90,7 +90,7 @@ fn evaluation_makes_what_its_products_read_and_no_more() {
 fn weights_are_made_once_a_step_and_again_where_they_come_and_go() {
     let weights = 4 * LAYERS;
     for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
-        let layout = Layout { recompute, ..Layout::default() };
+        let layout = Layout { recompute: recompute.clone(), ..Layout::default() };
         assert_eq!(quantised_weights(&list(&gpt(), &plan(layout, 3))).len(), weights, "{recompute:?}");
     }
     let whole = Layout { data: 2, zero: 2, ..Layout::default() };
@@ -154,10 +154,9 @@ fn the_router_of_experts_and_the_experts_stay_as_they_are() {
 #[test]
 fn nothing_is_made_that_nobody_reads() {
     let layouts = [Recompute::None, Recompute::Full, Recompute::Selective].into_iter().flat_map(|recompute| {
-        let zeros = [0, 1, 2, 3].into_iter().map(move |zero| Layout { data: 2, zero, recompute, ..Layout::default() });
-        let parts =
-            [false, true].map(|sequence_parallel| Layout { tensor: 2, sequence_parallel, recompute, ..Layout::default() });
-        zeros.chain(parts)
+        let own = Layout { recompute, ..Layout::default() };
+        let parts = [false, true].map(|sequence_parallel| Layout { tensor: 2, sequence_parallel, ..own.clone() });
+        [0, 1, 2, 3].into_iter().map(move |zero| Layout { data: 2, zero, ..own.clone() }).chain(parts)
     });
     for layout in layouts {
         for model in [gpt(), llama()] {

@@ -163,7 +163,7 @@ pub struct LayoutRow {
     pub tensor: Vec<usize>,
     /// Stages.
     pub pipeline: usize,
-    /// The pipeline schedule's name.
+    /// The pipeline schedule's name, or a dash where it changes nothing.
     pub schedule: String,
     /// Samples of one micro-batch.
     pub micro_batch: usize,
@@ -200,7 +200,7 @@ pub fn layouts_table(layouts: &[LayoutRow]) -> String {
             of_stages(&layout.data),
             of_stages(&layout.tensor),
             layout.pipeline.to_string(),
-            if layout.pipeline > 1 { layout.schedule.clone() } else { "-".to_owned() },
+            layout.schedule.clone(),
             layout.micro_batch.to_string(),
             layout.recompute.clone(),
             layout.step.to_string(),

@@ -42,11 +42,11 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         _ => 0,
     };
     let recompute = match row.recompute.to_lowercase() {
-        _ if stack.recomputes_as_known => stack.recompute,
+        _ if stack.recomputes_as_known => stack.recompute.clone(),
         text if text.starts_with("full") => Recompute::Full,
-        text if text.starts_with("selective") => stack.selective,
+        text if text.starts_with("selective") => stack.selective.clone(),
         text if text.starts_with("none") => Recompute::None,
-        _ => stack.recompute,
+        _ => stack.recompute.clone(),
     };
     let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.sequence_parallel, |value| value != 0.0);
     let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {

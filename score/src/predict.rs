@@ -44,19 +44,19 @@ const BEYOND: f64 = 1.15;
 /// # Errors
 /// [`Refusal`] where the compiler cannot lay the run out.
 pub fn prepare(run: &Run) -> Result<Prepared, Refusal> {
-    let first = run.plan.layout.recompute;
+    let first = &run.plan.layout.recompute;
     let prepared = compile(run, first)?;
     let capacity = Bytes::new((run.cluster.gpu.memory.value() * BEYOND) as u64);
     if run.recompute_is_stated || allocated(&prepared.memory(run)) <= capacity {
         return Ok(prepared);
     }
     let more: &[Recompute] = match first {
-        Recompute::None => &[run.stack.selective, Recompute::Full],
+        Recompute::None => &[run.stack.selective.clone(), Recompute::Full],
         Recompute::Selective | Recompute::AllBut(_) => &[Recompute::Full],
         _ => &[],
     };
     let mut prepared = prepared;
-    for &recompute in more {
+    for recompute in more {
         prepared = compile(run, recompute)?;
         if allocated(&prepared.memory(run)) <= capacity {
             break;
@@ -71,9 +71,9 @@ pub(crate) fn allocated(held: &Footprint) -> Bytes {
     allocated.total()
 }
 
-fn compile(run: &Run, recompute: Recompute) -> Result<Prepared, Refusal> {
+fn compile(run: &Run, recompute: &Recompute) -> Result<Prepared, Refusal> {
     let micro_batches = run.plan.micro_batches().map_err(|error| Refusal(error.to_string()))?;
-    let layout = &Layout { recompute, ..run.plan.layout.clone() };
+    let layout = &Layout { recompute: recompute.clone(), ..run.plan.layout.clone() };
     let period = if layout.schedule == Schedule::Interleaved { layout.pipeline } else { 1 };
     if layout.schedule == Schedule::Interleaved && !micro_batches.is_multiple_of(layout.pipeline) {
         return Err(Refusal(format!(

@@ -246,7 +246,7 @@ mod tests {
                 format!("{table},a,GPT,12,1024,16,50257,1024,A100-SXM4-80GB,2,1,2,1,8,full,fp16,Megatron-DeepSpeed (1F1B)");
             let rows = read_rows(&format!("{header}\n{cells}\n")).expect("rows");
             let run = Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run");
-            (run.plan.layout.recompute, run.stack_name)
+            (run.plan.layout.recompute.clone(), run.stack_name)
         };
         use foretell_program::Recompute;
         assert_eq!(recompute("vtrain_single_node"), (Recompute::None, "megatron-deepspeed-node".into()));

@@ -1,5 +1,5 @@
-//! What of the search is about hosts: a layout that does not fit is looked at with some of what it keeps on them. First with the optimizer's
-//! state there, and with activations; where it fits with neither, with both.
+//! What of the search is about layouts that do not fit. Such a one is looked at with some of what it keeps on the hosts: first with the optimizer's
+//! state there, and with activations; where it fits with neither, with both. And with some of its blocks computed again.
 
 use super::{Member, Searcher};
 use crate::bounds::Verdict;
@@ -29,27 +29,38 @@ impl Searcher<'_> {
     /// What is known of a family on the hosts, none of whose layouts holds less than `needed` with everything on the devices.
     pub(super) fn family_on_hosts(&self, family: &Family, needed: Bytes) -> Vec<(Verdict, Family)> {
         let space = &self.bounds.space;
-        let is_open = space.offloads.contains(&Offload::Optimizer);
-        let is_hopeless = is_open && self.is_hopeless(&space.members(family), needed);
-        on_hosts(
-            |offload| space.offloaded_family(family, offload),
-            |family| match family.layout.offload {
-                Offload::Optimizer if is_hopeless => Verdict::OutOfMemory(needed),
-                _ => self.bounds.of_family(family),
-            },
-        )
+        let some = space.partly_recomputed(&family.layout).into_iter().map(|layout| Family { layout, ..family.clone() });
+        let mut found = with_some_recomputed(some, |family| self.bounds.of_family(family));
+        if !space.is_partly_recomputed(&family.layout) {
+            let is_open = space.offloads.contains(&Offload::Optimizer);
+            let is_hopeless = is_open && self.is_hopeless(&space.members(family), needed);
+            found.extend(on_hosts(
+                |offload| space.offloaded_family(family, offload),
+                |family| match family.layout.offload {
+                    Offload::Optimizer if is_hopeless => Verdict::OutOfMemory(needed),
+                    _ => self.bounds.of_family(family),
+                },
+            ));
+        }
+        found
     }
 
     /// The same of a layout.
     pub(super) fn layout_on_hosts(&self, layout: &Layout, micro_batches: usize, needed: Bytes) -> Vec<(Verdict, Layout)> {
-        let is_hopeless = self.is_hopeless(std::slice::from_ref(layout), needed);
-        on_hosts(
-            |offload| self.bounds.space.offloaded(layout, offload),
-            |layout| match layout.offload {
-                Offload::Optimizer if is_hopeless => Verdict::OutOfMemory(needed),
-                _ => self.bounds.of_member(layout, micro_batches),
-            },
-        )
+        let space = &self.bounds.space;
+        let some = space.partly_recomputed(layout).into_iter();
+        let mut found = with_some_recomputed(some, |layout| self.bounds.of_member(layout, micro_batches));
+        if !space.is_partly_recomputed(layout) {
+            let is_hopeless = self.is_hopeless(std::slice::from_ref(layout), needed);
+            found.extend(on_hosts(
+                |offload| space.offloaded(layout, offload),
+                |layout| match layout.offload {
+                    Offload::Optimizer if is_hopeless => Verdict::OutOfMemory(needed),
+                    _ => self.bounds.of_member(layout, micro_batches),
+                },
+            ));
+        }
+        found
     }
 
     /// Whether none of some layouts fits with the optimizer's state on the hosts, where none needs less than so much without.
@@ -95,7 +106,7 @@ impl Searcher<'_> {
         self.misfits.add(place, offload);
     }
 
-    /// Counts a layout that was simulated, and as needless what has more on the hosts.
+    /// Counts a layout that was simulated, and as needless what has more on the hosts or computes more again.
     pub(super) fn count_simulated(&mut self, (family, member): (usize, usize), layout: &Layout) {
         let both = self.counts_with_activations((family, Some(member)), layout);
         self.search.simulated += 1;
@@ -148,6 +159,21 @@ impl Searcher<'_> {
         }
         self.push_members(members);
     }
+}
+
+/// What is known of things of which more and more is computed again, up to the first that may fit: it stands for those after it, which are needless if
+/// it does.
+fn with_some_recomputed<T>(things: impl Iterator<Item = T>, verdict: impl Fn(&T) -> Verdict) -> Vec<(Verdict, T)> {
+    let mut found = Vec::new();
+    for thing in things {
+        let verdict = verdict(&thing);
+        let may_fit = !matches!(verdict, Verdict::OutOfMemory(_));
+        found.push((verdict, thing));
+        if may_fit {
+            break;
+        }
+    }
+    found
 }
 
 /// What is known of a thing by what of it is on the hosts: of each that is looked at, in the order of [`Offload::ALL`].

@@ -144,8 +144,9 @@ impl<'a> StageEmitter<'a> {
         emitter.stream(Stream::Compute);
         emitter.keep_state();
         emitter.keep_sums();
-        if plan.layout.recompute != Recompute::None {
-            emitter.needed_again = emitter.find_needed_again();
+        let recompute = plan.layout.recompute.of_stage(stage);
+        if recompute != Recompute::None {
+            emitter.needed_again = emitter.find_needed_again(&recompute);
         }
         emitter
     }

@@ -25,14 +25,13 @@ impl StageEmitter<'_> {
     }
 
     /// Of each block that may be recomputed, the forward operators whose outputs gradients read, and those that these read.
-    pub(super) fn find_needed_again(&self) -> Vec<Vec<OperatorId>> {
+    pub(super) fn find_needed_again(&self, recompute: &Recompute) -> Vec<Vec<OperatorId>> {
         let graph = &self.lowering.graph;
-        let recompute = self.plan.layout.recompute;
         let mut repeated = self.forward_operators().iter().map(|id| graph.operators[id.0].block).collect::<Vec<_>>();
         repeated.dedup();
         repeated.retain(|&block| graph.blocks[block].recomputable);
         if let Recompute::FullLayers(layers) = recompute {
-            repeated.truncate(layers);
+            repeated.truncate(*layers);
         }
         let is_kept = self.kept_nevertheless(recompute);
         let mut needed = vec![false; graph.operators.len()];
@@ -63,11 +62,11 @@ impl StageEmitter<'_> {
     }
 
     /// Of each operator, whether what it makes is kept where its block is computed again.
-    fn kept_nevertheless(&self, recompute: Recompute) -> Vec<bool> {
+    fn kept_nevertheless(&self, recompute: &Recompute) -> Vec<bool> {
         let graph = &self.lowering.graph;
         let kept = match recompute {
             Recompute::Selective => return graph.operators.iter().map(|operator| !operator.kind.is_attention()).collect(),
-            Recompute::AllBut(kept) => kept,
+            Recompute::AllBut(kept) => *kept,
             _ => return vec![false; graph.operators.len()],
         };
         let sharding = &self.lowering.sharding;

@@ -149,6 +149,11 @@ impl Layout {
         })
     }
 
+    /// Whether the schedule changes anything: of one stage only such a schedule does as splits the backward pass.
+    pub fn follows_schedule(&self) -> bool {
+        self.pipeline > 1 || self.schedule.splits_backward()
+    }
+
     /// Samples of one micro-batch over all ranks of a stage; the largest number where that is beyond any machine.
     pub fn samples_at_once(&self) -> usize {
         self.stage(0).parts().and_then(|parts| parts.checked_mul(self.micro_batch)).unwrap_or(usize::MAX)
@@ -202,6 +207,18 @@ impl Layout {
         StageMesh::new(size, &samples).ok_or_else(|| mismatch(samples.len()))
     }
 
+    /// Refuses to say of more or fewer stages than there are how many blocks they compute again.
+    pub(super) fn validate_recompute(&self) -> Result<(), PlanError> {
+        match &self.recompute {
+            Recompute::FullLayersOfStages(layers) if layers.len() != self.pipeline => Err(PlanError::Invalid {
+                field: "recompute",
+                reason: format!("numbers of layers for {} stages, and there are {}", layers.len(), self.pipeline),
+                hint: "give as many as `pipeline` says, in the stages' order".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses to say how `tensor` shares out operators where there is no `tensor`.
     pub(super) fn validate_operators(&self) -> Result<(), PlanError> {
         if self.operators.is_empty() || (0..self.different_stages()).any(|stage| self.stage(stage).tensor > 1) {
@@ -247,10 +264,18 @@ pub enum ContextMethod {
 impl ContextMethod {
     /// Every method there is.
     pub const ALL: [Self; 2] = [Self::Gather, Self::Ring];
+
+    /// The name used in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gather => "gather",
+            Self::Ring => "ring",
+        }
+    }
 }
 
 /// What is computed again in the backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: every activation that the backward pass needs is kept.
@@ -262,6 +287,8 @@ pub enum Recompute {
     Full,
     /// The first so many repeated blocks of each stage, from their input.
     FullLayers(usize),
+    /// The same, of each stage its own number: the first stages hold the most micro-batches (AdaPipe, Sun et al. 2024).
+    FullLayersOfStages(Vec<usize>),
     /// Every repeated block from its input, but for what operators of these kinds made: a policy as PyTorch's selective checkpoints and JAX's
     /// `remat` have it.
     AllBut(Kept),
@@ -322,6 +349,38 @@ impl From<Kept> for Vec<Keep> {
             (kept.sums, Keep::Sums),
         ];
         all.into_iter().filter_map(|(is_kept, kind)| is_kept.then_some(kind)).collect()
+    }
+}
+
+impl Recompute {
+    /// What a stage computes again.
+    pub fn of_stage(&self, stage: usize) -> Self {
+        match self {
+            Recompute::FullLayersOfStages(layers) => match layers.get(stage) {
+                None | Some(0) => Recompute::None,
+                Some(&layers) => Recompute::FullLayers(layers),
+            },
+            other => other.clone(),
+        }
+    }
+}
+
+impl std::fmt::Display for Recompute {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Recompute::None => formatter.write_str("none"),
+            Recompute::Selective => formatter.write_str("selective"),
+            Recompute::Full => formatter.write_str("full"),
+            Recompute::FullLayers(layers) => write!(formatter, "full, {layers} layers"),
+            Recompute::FullLayersOfStages(layers) => {
+                let runs = layers.chunk_by(|one, other| one == other).map(|run| match run {
+                    [one] => one.to_string(),
+                    _ => format!("{}x{}", run.len(), run[0]),
+                });
+                write!(formatter, "full, {} layers", runs.collect::<Vec<_>>().join("+"))
+            }
+            Recompute::AllBut(kept) => write!(formatter, "all but {kept}"),
+        }
     }
 }
 

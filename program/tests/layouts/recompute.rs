@@ -12,6 +12,25 @@ fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
     assert!(full.lists[0].arena.value() < 0.8 * none.lists[0].arena.value(), "{} {}", full.lists[0].arena, none.lists[0].arena);
 }
 
+#[test]
+fn stages_compute_as_many_blocks_again_as_is_said_of_each() {
+    let model = gpt(r#""layers": 6, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 32"#);
+    let layout = |recompute| Layout { micro_batch: 1, pipeline: 2, recompute, ..Layout::default() };
+    let of = |recompute| program(&model, layout(recompute), 4);
+    let again = of(Recompute::FullLayersOfStages(vec![2, 1]));
+    let attentions = |program: &Program| [0, 1].map(|stage| count(&program.lists[stage], "attention"));
+    // Three blocks a stage, four micro-batches.
+    assert_eq!(attentions(&of(Recompute::None)), [12, 12]);
+    assert_eq!(attentions(&again), [20, 16]);
+    // Stage by stage it is what all of them do with that number.
+    for (stage, layers) in [(0, 2), (1, 1)] {
+        let uniform = of(Recompute::FullLayers(layers));
+        assert_eq!(format!("{:?}", again.lists[stage]), format!("{:?}", uniform.lists[stage]), "stage {stage}");
+    }
+    let of_none = of(Recompute::FullLayersOfStages(vec![0, 0]));
+    assert_eq!(format!("{:?}", of_none.lists), format!("{:?}", of(Recompute::None).lists));
+}
+
 /// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama block, and what attention and reduce-scatters left.
 #[test]
 fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
@@ -48,7 +67,7 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
     let titan = all_but(&[Keep::Attention, Keep::OddProducts, Keep::Sums]);
     let (none, holds_none) = again(Recompute::None, 1);
     let (products, holds_products) = again(all_but(&[Keep::Attention, Keep::Products]), 1);
-    let (odd, holds_odd) = again(titan, 1);
+    let (odd, holds_odd) = again(titan.clone(), 1);
     let (full, holds_full) = again(Recompute::Full, 1);
     // The last product of a block is read by no gradient.
     assert_eq!((none, products, odd, full), ((0.0, 0.0), (0.0, 0.0), (3.0, 0.0), (6.0, 1.0)));
@@ -56,7 +75,7 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
     assert_eq!(again(all_but(&[]), 1), (full, holds_full));
     assert_eq!(again(all_but(&[Keep::Projections]), 1).0, (3.0, 1.0));
     // Of the product after attention what is kept is its sum over the ranks of `tensor`.
-    assert_eq!(again(titan, 2).0, (2.0, 0.0));
+    assert_eq!(again(titan.clone(), 2).0, (2.0, 0.0));
     let text = serde_json::to_string(&titan).expect("it can be written");
     assert_eq!(text, r#"{"all_but":["attention","odd_products","sums"]}"#);
     assert_eq!(serde_json::from_str::<Recompute>(&text).expect("it reads back"), titan);

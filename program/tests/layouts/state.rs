@@ -190,7 +190,8 @@ fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_a
         (Recompute::Full, 4, vec![0.95, 0.97, 1.0, 1.05]),
     ];
     for (recompute, pipeline, shares) in shares {
-        let [resident, offloaded] = [Offload::None, Offload::Activations].map(|offload| compiled(recompute, pipeline, offload));
+        let [resident, offloaded] =
+            [Offload::None, Offload::Activations].map(|offload| compiled(recompute.clone(), pipeline, offload));
         for ((with, without), share) in offloaded.training.lists.iter().zip(&resident.training.lists).zip(shares) {
             let (out, back) = (moved(with, MemoryKind::Host), moved(with, MemoryKind::Device));
             assert!(out > 0 && out == back, "what goes out comes back");

@@ -18,7 +18,7 @@ fn layouts_stand_in_columns() {
         data: vec![data],
         tensor: vec![1],
         pipeline,
-        schedule: "1f1b".into(),
+        schedule: if pipeline > 1 { "1f1b".into() } else { "-".into() },
         micro_batch: 4,
         recompute: "none".into(),
         step: Seconds::new(step),
