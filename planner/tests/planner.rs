@@ -172,6 +172,22 @@ proptest! {
     }
 
     #[test]
+    fn however_the_blocks_are_cut_neither(
+        layers in 5usize..10, hidden in prop_oneof![Just(16usize), Just(256)], plan in plans(), mixed in any::<bool>(),
+        places in prop::collection::vec(0usize..100, 12), again in prop::collection::vec(0usize..4, 6)
+    ) {
+        // Each chunk has a block, and the others are anyhow.
+        let chunks = plan.layout.pipeline * plan.layout.virtual_stages;
+        let mut cuts = vec![1; chunks];
+        (chunks..layers + 2).zip(places).for_each(|(_, place)| cuts[place % chunks] += 1);
+        let recompute = Recompute::FullLayersOfStages(again[..plan.layout.pipeline].to_vec());
+        let plan = Plan { layout: Layout { cuts: Some(cuts), recompute, ..plan.layout.clone() }, ..plan };
+        let topology: &Topology = if mixed { &MIXED } else { &DGX };
+        let costs = CostModel::new(None, topology);
+        bounded(&gpt(layers, hidden, 64, false), &plan, topology, &costs)?;
+    }
+
+    #[test]
     fn on_unequal_devices_neither(model in models(), plan in plans(), stack in prop_oneof![Just("foretell"), Just("megatron-core")]) {
         let costs = CostModel::new(None, &MIXED).with_stack(&MIXED, stack, plan.unstated_format()).expect("the library knows it");
         bounded(&model, &plan, &MIXED, &costs)?;
