@@ -9,8 +9,9 @@ use std::ops::Range;
 /// ranks reduce, and leave more to be reduced and updated after the last pass. Megatron's have 40 million elements at least.
 const FULLER_BUCKETS: [Bytes; 1] = [Bytes::new(160 << 20)];
 
-/// The same where all gradients go into at most [`FEW_BUCKETS`] of them: of more none is enough of a step for its size to be worth a search.
-const SMALLER_BUCKETS: [Bytes; 2] = [Bytes::new(5 << 20), Bytes::new(50 << 20)];
+/// The same where all gradients go into at most [`FEW_BUCKETS`] of them: of more none is enough of a step for its size to be worth a search. The largest
+/// leaves all of a small model's to be reduced when no kernel is slowed by it any more.
+const OF_FEW_BUCKETS: [Bytes; 3] = [Bytes::new(5 << 20), Bytes::new(50 << 20), Bytes::new(400 << 20)];
 const FEW_BUCKETS: u64 = 128;
 
 /// Into how many parts the blocks of the stage that holds the most are divided, of which some are computed again and the others not: so the best that
@@ -31,8 +32,8 @@ pub(crate) fn bucket_sizes(own: Bytes, gradients: Bytes, are_open: bool, fixed: 
         return vec![fixed];
     }
     let fuller = FULLER_BUCKETS.into_iter().filter(|&bucket| bucket > own);
-    let smaller = SMALLER_BUCKETS.into_iter().filter(|bucket| gradients.count().div_ceil(bucket.count()) <= FEW_BUCKETS);
-    let mut sizes: Vec<Bytes> = fuller.chain(smaller).filter(|_| are_open).chain([own]).collect();
+    let others = OF_FEW_BUCKETS.into_iter().filter(|bucket| gradients.count().div_ceil(bucket.count()) <= FEW_BUCKETS);
+    let mut sizes: Vec<Bytes> = fuller.chain(others).filter(|_| are_open).chain([own]).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes

@@ -18,6 +18,9 @@ const FEWEST_POSITIONS: usize = 2048;
 /// Over more nodes than so many each operator's activations are not shared out: they would go over the network twice in every layer.
 const MOST_NODES_OF_TENSOR: usize = 4;
 
+/// Micro-batches for each stage of a pipeline that GPipe, which holds them all, is considered with: as its authors ran it (Huang et al. 2019).
+const MOST_HELD_PER_STAGE: usize = 4;
+
 /// Devices of which every number may share out operators: some clusters have nodes of three.
 const FEW_DEVICES: usize = 32;
 
@@ -331,10 +334,10 @@ fn schedules(mesh: &Layout, blocks: usize, micro_batches: usize, fixed: &Fixed) 
     // What is exchanged on the way back may go on beside what no other waits for.
     let is_exchanged = mesh.tensor.max(mesh.context).max(mesh.expert) > 1;
     for schedule in Schedule::ALL {
-        // Without a pipeline the order that holds least is as fast as any where nothing is exchanged; and GPipe is nowhere faster than 1F1B, which
-        // holds less.
+        // Without a pipeline the order that holds least is as fast as any where nothing is exchanged. GPipe is faster than 1F1B, which holds less, where
+        // messages between stages take so long that those few micro-batches do not hide them.
         let sensible = match schedule {
-            Schedule::Gpipe => false,
+            Schedule::Gpipe => stages > 1 && micro_batches <= MOST_HELD_PER_STAGE * stages,
             Schedule::OneForwardOneBackward => true,
             Schedule::ZeroBubbleH1 => stages > 1 || is_exchanged,
             Schedule::Interleaved | Schedule::ZeroBubbleV => stages > 1,

@@ -491,7 +491,9 @@ proptest! {
             costs = costs.with_stack(&DGX, "foretell", DataType::Fp32).expect("the library knows it");
         }
         let base = Plan::new(Layout::default(), batch);
-        let mut request = Request { devices, ..Request::new(&model, "model", &DGX, &costs, &base) };
+        // Of all layouts the best, and not one that is as good as; on four devices in one size of buckets, as compiling all of them takes long.
+        let fixed = if devices == 4 { "bucket=25MiB" } else { "" }.parse().expect("well formed");
+        let mut request = Request { devices, fixed, tolerance: 0.0, ..Request::new(&model, "model", &DGX, &costs, &base) };
         if limited {
             // Between the smallest and the largest arena: some layouts do not fit.
             let arenas: Vec<Bytes> = layouts(&request)
@@ -607,8 +609,8 @@ fn buckets_are_chosen_counted_and_fixed() {
     };
     let pure = "data=8,tensor=1,pipeline=1,zero=0,recompute=none,micro_batch=8,offload=none";
     let (small, large) = (best(1024, pure), best(4096, pure));
-    assert_eq!((small.search.layouts, small.search.alike), (4, 2), "16 MiB of gradients are in one bucket of 25 MiB anyway");
-    assert_eq!((large.search.layouts, large.search.alike), (4, 0));
+    assert_eq!((small.search.layouts, small.search.alike), (5, 3), "16 MiB of gradients are in one bucket of 25 MiB anyway");
+    assert_eq!((large.search.layouts, large.search.alike), (5, 0));
     let fixed = best(4096, &format!("{pure},bucket=1MiB"));
     assert_eq!((fixed.search.layouts, fixed.candidates[0].plan.layout.bucket), (1, Bytes::new(1 << 20)));
     let [usual, chosen] =
