@@ -143,7 +143,7 @@ impl<'a> Bounds<'a> {
 
     /// Of all members of a family: what their ranks of `data` do together is not counted.
     pub(crate) fn of_family(&self, family: &Family) -> Verdict {
-        self.of_members(family, &self.space.members(family))
+        self.of_members(family, &self.members(family))
     }
 
     /// Of some layouts of a family, which need not be of the space.
@@ -260,9 +260,7 @@ impl<'a> Bounds<'a> {
         let mut ways: Vec<Way> = Vec::new();
         let mut seen: Vec<&Layout> = Vec::new();
         for member in members {
-            let lies_alike = |other: &&Layout| {
-                !self.devices.are_mixed() || other.placement == member.placement && other.stage_places == member.stage_places
-            };
+            let lies_alike = |other: &Layout| !self.devices.are_mixed() || lie_alike(other, member);
             if !seen.iter().any(|other| other.cuts == member.cuts && lies_alike(other)) {
                 seen.push(member);
                 let whole = Layout { zero: 0, shard_group: None, ..member.clone() };
@@ -433,6 +431,11 @@ impl<'a> Bounds<'a> {
             Err(ProbeError::Simulation(error)) => Err(error.to_string()),
         })
     }
+}
+
+/// Whether the ranks of two layouts of a family lie on the same devices.
+pub(crate) fn lie_alike(one: &Layout, other: &Layout) -> bool {
+    one.placement == other.placement && one.stage_places == other.stage_places
 }
 
 /// The share of our arena that a plan's stack holds at least.

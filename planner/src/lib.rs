@@ -26,6 +26,7 @@ mod answer;
 mod arithmetic;
 mod bounds;
 mod devices;
+mod fitting;
 mod fixed;
 mod least_state;
 mod members;

@@ -102,15 +102,13 @@ impl Space<'_> {
     /// A layout that computes none of its blocks again, or some of each stage's, with more and more of them, where that is considered beside it: no stage
     /// of one computes fewer again than in those before.
     pub fn partly_recomputed(&self, layout: &Layout) -> Vec<Layout> {
-        let is_even = layout.stages.is_none() && layout.operators.is_empty();
-        let is_open = self.fixed.recompute.is_none() && layout.offload.is_none();
         let least = match &layout.recompute {
             Recompute::None => 0,
             Recompute::FullLayers(layers) => *layers,
             Recompute::FullLayersOfStages(layers) => layers.iter().copied().max().unwrap_or(0),
             Recompute::Selective | Recompute::Full | Recompute::AllBut(_) => return Vec::new(),
         };
-        if !self.is_stack || !is_even || !is_open {
+        if !self.recomputes_some(layout) {
             return Vec::new();
         }
         let most = self.blocks.saturating_sub(2).div_ceil(layout.pipeline.max(1));
@@ -119,6 +117,12 @@ impl Space<'_> {
         some.dedup();
         let of = |layers: usize| Layout { recompute: self.recomputing(layout, layers, most), ..layout.clone() };
         some.into_iter().map(of).collect()
+    }
+
+    /// Whether it is open how many of a layout's blocks are computed again.
+    pub fn recomputes_some(&self, layout: &Layout) -> bool {
+        let is_even = layout.stages.is_none() && layout.operators.is_empty();
+        self.is_stack && is_even && self.fixed.recompute.is_none() && layout.offload.is_none()
     }
 
     /// So many of the `most` blocks of the stage that holds the most micro-batches computed again, and of each other as few as have it hold no more.
@@ -141,13 +145,13 @@ impl Space<'_> {
         is_of_some && self.fixed.recompute.is_none()
     }
 
-    /// How many layouts a layout of the space stands for: itself, and those that need not be looked at where it fits. With both on the hosts it is
-    /// counted with the optimizer's state alone there.
-    pub fn forms(&self, layout: &Layout) -> usize {
+    /// How many layouts a layout of the space stands for: itself, and those that need not be looked at where it fits, of which so many compute some blocks
+    /// again. With both on the hosts it is counted with the optimizer's state alone there.
+    pub fn forms(&self, layout: &Layout, some_recomputed: usize) -> usize {
         match layout.offload {
             Offload::None => {
                 let on_hosts = if self.is_partly_recomputed(layout) { 0 } else { self.offloads.len() };
-                1 + on_hosts + self.partly_recomputed(layout).len()
+                1 + on_hosts + some_recomputed
             }
             Offload::Optimizer => 1 + usize::from(self.offloads.contains(&Offload::Both)),
             Offload::Activations | Offload::Both => 1,
@@ -171,7 +175,8 @@ impl Space<'_> {
         &self.buckets[own..=own]
     }
 
-    /// Cuts such that the stage that takes longest takes as little as can be, where stages lie on devices of several speeds.
+    /// Cuts such that the stage that takes longest takes as little as can be by its devices' peaks, where stages lie on devices of several speeds. Where
+    /// probes tell what stages take, they are cut by that ([`Bounds::members`](crate::bounds::Bounds::members)).
     fn cuts_by_speed(&self, layout: &Layout) -> Option<Vec<usize>> {
         if let Some(stages) = layout.stages.as_ref().filter(|_| layout.cuts.is_none() && layout.virtual_stages == 1) {
             let mut end = 0;
@@ -191,7 +196,9 @@ impl Space<'_> {
             .map(|stage| self.speeds[self.devices_of(layout, stage)].iter().copied().fold(f64::INFINITY, f64::min))
             .collect();
         let is_mixed = speeds.iter().any(|&speed| speed != speeds[0]);
-        is_mixed.then(|| cuts_by_speed(&self.work, &speeds))
+        let kinds = &self.kinds[..stage_ranks(layout) * layout.pipeline];
+        let may_hold_less = self.memory_differs && kinds.iter().any(|&kind| kind != kinds[0]);
+        (is_mixed || may_hold_less).then(|| cuts_by_speed(&self.work, &speeds))
     }
 
     /// Orders of the stages along the devices: the usual one, and where they lie on a few kinds of devices all orders of these, since the

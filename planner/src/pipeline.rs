@@ -80,7 +80,7 @@ pub(crate) struct InFlight(Vec<[Holding; 2]>);
 
 /// What a stage holds at some time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Holding {
+pub(crate) struct Holding {
     /// By chunk, micro-batches between the way there and the way back.
     held: Vec<usize>,
     /// By chunk, those between the way back and the pass of the parameters' gradients, where that is one of its own.
@@ -97,6 +97,16 @@ impl InFlight {
         let of_stage = |([one, two], [other, another]): ([Holding; 2], [Holding; 2])| [one.least(other), two.least(another)];
         let less = |one: Self, other: Self| Self(one.0.into_iter().zip(other.0).map(of_stage).collect());
         all.reduce(less).unwrap_or(Self(Vec::new()))
+    }
+
+    /// The most micro-batches that a stage holds between the way there and the way back.
+    pub(crate) fn most(&self, stage: usize) -> usize {
+        self.0[stage].iter().map(|holding| holding.held.iter().sum()).max().unwrap_or(0)
+    }
+
+    /// What a stage holds at these times.
+    pub(crate) fn of_stage(&self, stage: usize) -> &[Holding] {
+        &self.0[stage]
     }
 
     fn of(orders: &[Vec<Task>], chunks: usize) -> Self {
@@ -466,36 +476,38 @@ impl<'a> Pieces<'a> {
     /// some among ranks, and the micro-batches that it has begun, with so many times the samples of the pieces'.
     pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
         let offload = self.offloaded.map_or(Offload::None, |offloaded| offloaded.what);
-        // What is on its way to the host or back is not counted.
-        let of_activations = if offload.is_of_activations() { 0.0 } else { 1.0 };
         let of_time = |stage: usize, holding: &Holding| -> f64 {
-            let Holding { held, waiting, forward, backward } = holding;
-            let of_chunk = |chunk: usize| {
-                let piece = self.of(stage, chunk);
-                let mut kept = piece.kept.shared_out(zero, ranks);
-                if offload.is_of_optimizer() {
-                    kept.optimizer_state = 0.0;
-                }
-                let held = piece.held.between * held[chunk] as f64 + piece.held.for_weights * waiting[chunk] as f64;
-                kept.total() + of_activations * times * held
-            };
-            // What a pass has beside that while it runs.
-            let beside = |chunk: &Option<usize>, most: fn(Held) -> f64| {
-                chunk.map_or(0.0, |chunk| {
-                    let held = self.of(stage, chunk).held;
-                    most(held) - held.between
-                })
-            };
-            let extra = beside(forward, |held| held.forward).max(beside(backward, |held| held.backward));
-            let all: f64 = (0..self.chunks).map(of_chunk).sum();
-            // Beside a pass after which no other comes, gathered parameters go one after the other.
-            let may_be_last = gathers_for_a_step(zero, ranks) && held.iter().sum::<usize>() <= 1;
-            let extra = if may_be_last { 0.0 } else { extra };
-            (all + of_activations * extra) * self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0)
+            let pieces: Vec<&Piece> = (0..self.chunks).map(|chunk| self.of(stage, chunk)).collect();
+            let weight = self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0);
+            stage_needs(&pieces, holding, zero, ranks, times, offload) * weight
         };
         let times = |stage: usize| in_flight.0[stage].iter().map(move |holding| (stage, holding));
         (0..self.stages).flat_map(times).map(|(stage, holding)| of_time(stage, holding)).fold(0.0, f64::max)
     }
+}
+
+/// The bytes that a stage of these chunks holds at some time at least ([`Pieces::least_memory`]).
+pub(crate) fn stage_needs(pieces: &[&Piece], holding: &Holding, zero: usize, ranks: usize, times: f64, offload: Offload) -> f64 {
+    let Holding { held, waiting, forward, backward } = holding;
+    // What is on its way to the host or back is not counted.
+    let of_activations = if offload.is_of_activations() { 0.0 } else { 1.0 };
+    let of_chunk = |(chunk, piece): (usize, &&Piece)| {
+        let mut kept = piece.kept.shared_out(zero, ranks);
+        if offload.is_of_optimizer() {
+            kept.optimizer_state = 0.0;
+        }
+        let held = piece.held.between * held[chunk] as f64 + piece.held.for_weights * waiting[chunk] as f64;
+        kept.total() + of_activations * times * held
+    };
+    // What a pass has beside that while it runs.
+    let beside = |chunk: &Option<usize>, most: fn(Held) -> f64| {
+        chunk.map_or(0.0, |chunk| most(pieces[chunk].held) - pieces[chunk].held.between)
+    };
+    let extra = beside(forward, |held| held.forward).max(beside(backward, |held| held.backward));
+    let all: f64 = pieces.iter().enumerate().map(of_chunk).sum();
+    // Beside a pass after which no other comes, gathered parameters go one after the other.
+    let may_be_last = gathers_for_a_step(zero, ranks) && held.iter().sum::<usize>() <= 1;
+    all + of_activations * if may_be_last { 0.0 } else { extra }
 }
 
 /// Every kind of chunk on devices of one kind.

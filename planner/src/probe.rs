@@ -105,6 +105,8 @@ pub(crate) struct Probe {
     pub(crate) has_several_micro_batches: bool,
     /// How much longer at least than it says messages take between stages of which no two ranks that send to each other share a node.
     pub(crate) between_nodes: f64,
+    /// The bytes of the largest message between its stages.
+    pub(crate) message: f64,
 }
 
 /// Whether messages between stages take any time: they do not where it is not known of which sizes they are, and whose.
@@ -142,7 +144,7 @@ impl Probe {
         (messages, sums): (Messages, Sums),
     ) -> Result<Self, ProbeError> {
         let is_cut = plan.layout.pipeline == PROBE_STAGES;
-        let between_nodes = Cell::new(0.0);
+        let (between_nodes, message) = (Cell::new(0.0), Cell::new(0.0));
         let summarise = |layers: usize, cuts: Option<Vec<usize>>| -> Result<Vec<Piece>, ProbeError> {
             let Some(stack) = stacks.of(layers) else { return Ok(Vec::new()) };
             let layout = Layout { cuts, ..plan.layout.clone() };
@@ -157,6 +159,7 @@ impl Probe {
             if is_cut && sums == Sums::LeftOut {
                 leave_out_sums_over_stages(&program.lists, &mut alone);
             }
+            message.set(largest_message(&program));
             match messages {
                 Messages::Counted => {
                     // On devices of a kind that is said it is not known which share a node.
@@ -185,6 +188,7 @@ impl Probe {
             all_again: None,
             has_several_micro_batches: micro_batches > 1,
             between_nodes: between_nodes.get(),
+            message: message.get(),
         })
     }
 
@@ -299,6 +303,16 @@ impl Piece {
             returning: Returning::default(),
         }
     }
+}
+
+/// The bytes of the largest message between stages.
+fn largest_message(program: &Program) -> f64 {
+    let instructions = program.lists.iter().flat_map(|list| &list.instructions);
+    let bytes = instructions.filter_map(|instruction| match *instruction.operation {
+        Operation::Send { bytes, .. } => Some(bytes.value()),
+        _ => None,
+    });
+    bytes.fold(0.0, f64::max)
 }
 
 /// Gives all messages of a size the time of the fastest: which neighbours share a node differs from stage to stage. How much longer those of any size

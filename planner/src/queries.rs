@@ -49,12 +49,14 @@ pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, Pl
 /// # Errors
 /// As [`least`].
 pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
-    let space = Bounds::new(request)?.space;
+    let bounds = Bounds::new(request)?;
+    let space = &bounds.space;
     let families = with_placed_operators(request, space.families());
-    let members = families.iter().flat_map(|family| space.members(family));
-    let forms = |layout: Layout| {
+    let members =
+        families.iter().flat_map(|family| bounds.members(family).into_iter().map(|layout| (layout, family.micro_batches)));
+    let forms = |(layout, micro_batches): (Layout, usize)| {
         let on_hosts: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
-        let some_recomputed = space.partly_recomputed(&layout);
+        let some_recomputed = bounds.partly_recomputed(&layout, micro_batches);
         std::iter::once(layout).chain(on_hosts).chain(some_recomputed)
     };
     Ok(members.flat_map(forms).collect())

@@ -18,7 +18,7 @@ use foretell_topologies::Architecture;
 use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 /// Families that are opened, and layouts that are simulated, before the incumbents are looked at again: fixed, so that the answer does not depend on
@@ -60,6 +60,7 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
         search: Search::default(),
         resident: 0,
         misfits: hosts::Misfits::default(),
+        fitted: BTreeMap::new(),
         heap: BinaryHeap::new(),
         kept: Vec::new(),
         least: None,
@@ -92,7 +93,8 @@ struct Foretold {
 /// What became of a layout that was to be simulated.
 enum Fate {
     Indivisible(String),
-    OutOfMemory(Bytes),
+    /// By stage, what the fullest device holds, weighed.
+    OutOfMemory(Vec<f64>),
     OutOfHostMemory,
     /// It cannot be the best: its value is at least this.
     Beaten(f64),
@@ -120,6 +122,8 @@ struct Searcher<'a> {
     /// Layouts in the space, not counted again with something on the hosts.
     resident: usize,
     misfits: hosts::Misfits,
+    /// Of layouts that were fitted anew, how many times, and the room that their stages then had.
+    fitted: BTreeMap<(usize, usize), (usize, Vec<f64>)>,
     heap: BinaryHeap<Reverse<Open>>,
     /// The best so far, in order.
     kept: Vec<Kept>,
@@ -173,9 +177,9 @@ impl Searcher<'_> {
     fn layouts_of(&self, open: &Open) -> usize {
         match &open.what {
             What::Unbounded(family) | What::Family(family) => {
-                self.bounds.space.members(family).len() * self.bounds.space.forms(&family.layout)
+                self.bounds.space.members(family).len() * self.bounds.forms(&family.layout)
             }
-            What::Members(members) => members.iter().map(|member| self.bounds.space.forms(&member.layout)).sum(),
+            What::Members(members) => members.iter().map(|member| self.bounds.forms(&member.layout)).sum(),
         }
     }
 
@@ -203,7 +207,7 @@ impl Searcher<'_> {
         let space = &self.bounds.space;
         let of_family = |(number, family): (usize, Family)| {
             let members = space.members(&family).len();
-            let (alike, forms) = (space.alike(&family, members), space.forms(&family.layout));
+            let (alike, forms) = (space.alike(&family, members), self.bounds.forms(&family.layout));
             let bound = self.bounds.of_arithmetic(&family);
             (Open { bound, index: (number, 0), what: What::Unbounded(Box::new(family)) }, members, alike, forms)
         };
@@ -277,11 +281,11 @@ impl Searcher<'_> {
             && matches!(next.what, What::Family(_))
             && let Some(Reverse(Open { bound, index, what: What::Family(family) })) = self.heap.pop()
         {
-            let members = self.bounds.space.members(&family).into_iter().enumerate();
+            let members = self.bounds.members(&family).into_iter().enumerate();
             opened.extend(members.map(|(member, layout)| (bound, (index.0, member), layout, family.micro_batches)));
         }
         let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
-            let verdict = self.bounds.of_member(&layout, micro_batches);
+            let (verdict, layout) = self.bounds.of_fitted(layout, micro_batches);
             let on_hosts = match verdict {
                 Verdict::OutOfMemory(needed) if layout.offload.is_none() => self.layout_on_hosts(&layout, micro_batches, needed),
                 _ => Vec::new(),
@@ -357,10 +361,7 @@ impl Searcher<'_> {
                 let place = (index.0, Some(index.1));
                 match fate {
                     Fate::Indivisible(reason) => drop(self.admit(place, Verdict::Indivisible(reason), &layout, 1)),
-                    Fate::OutOfMemory(needed) => {
-                        self.admit(place, Verdict::OutOfMemory(needed), &layout, 1);
-                        self.push_on_hosts(index, bound, &layout, needed);
-                    }
+                    Fate::OutOfMemory(held) => self.does_not_fit(index, bound, &layout, &held),
                     Fate::OutOfHostMemory => drop(self.admit(place, Verdict::OutOfHostMemory, &layout, 1)),
                     // As what was not looked at, with a better bound.
                     Fate::Beaten(at_least) => left.push(Member { bound: at_least.max(bound), index, layout, is_stopped: true }),
@@ -435,9 +436,9 @@ impl Searcher<'_> {
         let request = self.request;
         let (memory, by_component) = self.memory_of(program);
         let weights = self.bounds.devices.weights_of_stages(program);
-        let needed = most_weighed(&memory, &weights);
-        if needed > self.bounds.memory_limit {
-            return Ok(Fate::OutOfMemory(needed));
+        let held = weighed(&memory, &weights);
+        if most(&held) > self.bounds.memory_limit {
+            return Ok(Fate::OutOfMemory(held));
         }
         if !host_memory(program, request.topology).fits {
             return Ok(Fate::OutOfHostMemory);
@@ -538,15 +539,14 @@ impl Searcher<'_> {
             Ok(foretold)
         });
         let all = all.collect::<Result<Vec<Foretold>, PlannerError>>()?;
-        let needed = all.iter().map(|one| most_weighed(&one.memory, &one.weights));
-        let misfit = needed.enumerate().find(|(_, needed)| *needed > self.bounds.memory_limit);
-        let Some((place, needed)) = misfit else { return Ok(Some(all)) };
+        let held = all.iter().map(|one| weighed(&one.memory, &one.weights));
+        let misfit = held.enumerate().find(|(_, held)| most(held) > self.bounds.memory_limit);
+        let Some((place, held)) = misfit else { return Ok(Some(all)) };
         places.iter().zip(all).for_each(|(&place, foretold)| self.kept[place].foretold = Some(foretold));
         let misfit = self.kept.remove(places[place]);
         let (index, layout) = (misfit.index, &misfit.plan.layout);
         self.uncount_simulated(index, layout);
-        self.admit((index.0, Some(index.1)), Verdict::OutOfMemory(needed), layout, 1);
-        self.push_on_hosts(index, 0.0, layout, needed);
+        self.does_not_fit(index, 0.0, layout, &held);
         Ok(None)
     }
 
@@ -565,7 +565,12 @@ impl Searcher<'_> {
             if !by_component.is_empty() {
                 (prediction.memory_by_component, prediction.fits) = (by_component, true);
             }
-            Candidate { plan: plan.clone(), prediction }
+            let mut plan = plan.clone();
+            if matches!(&plan.layout.recompute, Recompute::FullLayersOfStages(layers) if layers.iter().all(|&layers| layers == 0))
+            {
+                plan.layout.recompute = Recompute::None;
+            }
+            Candidate { plan, prediction }
         };
         let candidates: Vec<Candidate> = plans.into_iter().zip(foretold).map(candidate).collect();
         self.search.best_seconds = candidates.first().map_or(0.0, |best| best.prediction.step_seconds.value());
@@ -577,10 +582,14 @@ impl Searcher<'_> {
     }
 }
 
-/// The most that stages hold, each weighed.
-fn most_weighed(held: &[Bytes], weights: &[f64]) -> Bytes {
-    let most = held.iter().zip(weights).map(|(bytes, weight)| bytes.value() * weight).fold(0.0, f64::max);
-    Bytes::new(most.ceil() as u64)
+/// What stages hold, each weighed.
+fn weighed(held: &[Bytes], weights: &[f64]) -> Vec<f64> {
+    held.iter().zip(weights).map(|(bytes, weight)| bytes.value() * weight).collect()
+}
+
+/// The most of that.
+fn most(held: &[f64]) -> Bytes {
+    Bytes::new(held.iter().copied().fold(0.0, f64::max).ceil() as u64)
 }
 
 /// Seconds of picoseconds.

@@ -1,8 +1,9 @@
 //! What of the search is about layouts that do not fit. Such a one is looked at with some of what it keeps on the hosts: first with the optimizer's
 //! state there, and with activations; where it fits with neither, with both. And with some of its blocks computed again.
 
-use super::{Member, Searcher};
+use super::{Member, Searcher, most};
 use crate::bounds::Verdict;
+use crate::fitting::MOST_TRIES;
 use crate::space::Family;
 use foretell_program::{Layout, Offload, Plan};
 use foretell_units::Bytes;
@@ -29,8 +30,12 @@ impl Searcher<'_> {
     /// What is known of a family on the hosts, none of whose layouts holds less than `needed` with everything on the devices.
     pub(super) fn family_on_hosts(&self, family: &Family, needed: Bytes) -> Vec<(Verdict, Family)> {
         let space = &self.bounds.space;
-        let some = space.partly_recomputed(&family.layout).into_iter().map(|layout| Family { layout, ..family.clone() });
-        let mut found = with_some_recomputed(some, |family| self.bounds.of_family(family));
+        let mut found = if self.bounds.is_fitted(&family.layout) {
+            self.bounds.fitted_family(family, needed).into_iter().collect()
+        } else {
+            let some = space.partly_recomputed(&family.layout).into_iter().map(|layout| Family { layout, ..family.clone() });
+            with_some_recomputed(some, |family| (self.bounds.of_family(&family), family))
+        };
         if !space.is_partly_recomputed(&family.layout) {
             let is_open = space.offloads.contains(&Offload::Optimizer);
             let is_hopeless = is_open && self.is_hopeless(&space.members(family), needed);
@@ -48,8 +53,8 @@ impl Searcher<'_> {
     /// The same of a layout.
     pub(super) fn layout_on_hosts(&self, layout: &Layout, micro_batches: usize, needed: Bytes) -> Vec<(Verdict, Layout)> {
         let space = &self.bounds.space;
-        let some = space.partly_recomputed(layout).into_iter();
-        let mut found = with_some_recomputed(some, |layout| self.bounds.of_member(layout, micro_batches));
+        let some = self.bounds.partly_recomputed(layout, micro_batches).into_iter();
+        let mut found = with_some_recomputed(some, |layout| self.bounds.of_fitted(layout, micro_batches));
         if !space.is_partly_recomputed(layout) {
             let is_hopeless = self.is_hopeless(std::slice::from_ref(layout), needed);
             found.extend(on_hosts(
@@ -88,7 +93,7 @@ impl Searcher<'_> {
                 }
                 None
             }
-            _ => self.judge(verdict, layouts * self.bounds.space.forms(layout)),
+            _ => self.judge(verdict, layouts * self.bounds.forms(layout)),
         }
     }
 
@@ -110,7 +115,7 @@ impl Searcher<'_> {
     pub(super) fn count_simulated(&mut self, (family, member): (usize, usize), layout: &Layout) {
         let both = self.counts_with_activations((family, Some(member)), layout);
         self.search.simulated += 1;
-        self.search.needless += self.bounds.space.forms(layout) - 1 + both;
+        self.search.needless += self.bounds.forms(layout) - 1 + both;
         self.search.bounded_out -= both;
     }
 
@@ -118,7 +123,7 @@ impl Searcher<'_> {
     pub(super) fn uncount_simulated(&mut self, (family, member): (usize, usize), layout: &Layout) {
         let both = self.counts_with_activations((family, Some(member)), layout);
         self.search.simulated -= 1;
-        self.search.needless -= self.bounds.space.forms(layout) - 1 + both;
+        self.search.needless -= self.bounds.forms(layout) - 1 + both;
         self.search.bounded_out += both;
     }
 
@@ -146,8 +151,29 @@ impl Searcher<'_> {
         Some(Member { bound, index, layout, is_stopped: false })
     }
 
-    /// A layout needs so much and did not fit when it was compiled, which has been counted: has it looked at with more on the hosts.
-    pub(super) fn push_on_hosts(&mut self, index: (usize, usize), bound: f64, layout: &Layout, needed: Bytes) {
+    /// A layout whose stages hold so many bytes, each weighed, did not fit when it was compiled: it is fitted anew, or counted and looked at with more on
+    /// the hosts.
+    pub(super) fn does_not_fit(&mut self, index: (usize, usize), bound: f64, layout: &Layout, held: &[f64]) {
+        let micro_batches = (Plan { layout: layout.clone(), ..self.request.base.clone() }).micro_batches().unwrap_or(1);
+        if let Some(rooms) = self.bounds.rooms_beside(layout, micro_batches, held) {
+            let (tries, known) = self.fitted.entry(index).or_insert_with(|| (0, vec![f64::INFINITY; rooms.len()]));
+            *tries += 1;
+            // No stage is given more than it was found to have.
+            known.iter_mut().zip(rooms).for_each(|(known, room)| *known = known.min(room));
+            let next = self.bounds.fitted_anew(layout, micro_batches, known).filter(|_| *tries <= MOST_TRIES);
+            if let Some(next) = next {
+                let (verdict, next) = self.bounds.of_fitted(next, micro_batches);
+                let member = self.member(verdict, index, bound, next);
+                self.push_members(member.into_iter().collect());
+                return;
+            }
+        }
+        let needed = most(held);
+        self.admit((index.0, Some(index.1)), Verdict::OutOfMemory(needed), layout, 1);
+        self.push_on_hosts(index, bound, layout, needed);
+    }
+
+    fn push_on_hosts(&mut self, index: (usize, usize), bound: f64, layout: &Layout, needed: Bytes) {
         let Ok(micro_batches) = (Plan { layout: layout.clone(), ..self.request.base.clone() }).micro_batches() else { return };
         let mut members = Vec::new();
         if layout.offload.is_none() {
@@ -163,10 +189,10 @@ impl Searcher<'_> {
 
 /// What is known of things of which more and more is computed again, up to the first that may fit: it stands for those after it, which are needless if
 /// it does.
-fn with_some_recomputed<T>(things: impl Iterator<Item = T>, verdict: impl Fn(&T) -> Verdict) -> Vec<(Verdict, T)> {
+fn with_some_recomputed<T>(things: impl Iterator<Item = T>, look: impl Fn(T) -> (Verdict, T)) -> Vec<(Verdict, T)> {
     let mut found = Vec::new();
     for thing in things {
-        let verdict = verdict(&thing);
+        let (verdict, thing) = look(thing);
         let may_fit = !matches!(verdict, Verdict::OutOfMemory(_));
         found.push((verdict, thing));
         if may_fit {
