@@ -7,7 +7,11 @@ changed by hand from those of the answer. Prints what was found:
   BELOW BOUND   a changed layout is faster than what the search says none of its space can be: it is not in the space, or a bound is wrong
   within gap    a changed layout is faster, by no more than the gap that the search admits
 
-Usage: cargo build --release && benches/beat_the_plan.py SEED SECONDS [--foretell PATH] [--keep DIR]
+With --two-kinds the clusters are two nodes of different devices with little memory, and the layouts are found by moving one or two blocks at a time
+from stage to stage and having more or fewer computed again, as long as that is faster, from each pipeline among the answers and the best of two and of
+four stages.
+
+Usage: cargo build --release && benches/beat_the_plan.py SEED SECONDS [--two-kinds] [--foretell PATH] [--keep DIR]
 Python 3, nothing else. What is drawn depends on the seed alone; how much of it is reached, on the machine.
 """
 import argparse
@@ -15,6 +19,7 @@ import json
 import pathlib
 import random
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -113,6 +118,52 @@ def change(rng, layout, world, batch, layers):
     return layout
 
 
+def draw_two_kinds(rng):
+    """A model, a topology and a batch: nodes of two kinds whose memory is a little more than the model's state takes when all of it is shared out."""
+    layers, hidden = rng.choice([8, 12, 16, 24, 32]), rng.choice([1024, 2048])
+    model = {"family": rng.choice(["gpt", "llama"]), "layers": layers, "hidden": hidden, "heads": 16, "ffn": 4 * hidden,
+             "vocab": rng.choice([8192, 32000, 50257]), "sequence": rng.choice([512, 1024, 2048])}
+    count = rng.choice([1, 2, 4, 8])
+    bases = rng.choice([("a100-sxm-80g", "v100-sxm-32g"), ("h100-sxm-80g", "a100-sxm-80g"), ("a100-sxm-80g", "a100-sxm-80g"),
+                        ("h100-sxm-80g", "v100-sxm-32g")])
+    state = (layers * 12 * hidden * hidden + 2 * model["vocab"] * hidden) * 16 / (2 * count) / 2**30
+    devices = {f"d{index}": {"base": base, "memory": f"{round(state * rng.choice([1.3, 1.6, 2, 3, 5]) + 1, 2)}GiB"}
+               for index, base in enumerate(bases)}
+    nic = rng.choice(["10Gbit/s", "100Gbit/s", "400Gbit/s"])
+    nodes = [{"name": f"n{index}", "count": 1, "devices": {"kind": kind, "count": count}, "link": "nvswitch-150GB/s",
+              "nics": {"count": 1, "bandwidth": nic}} for index, kind in enumerate(devices)]
+    network = {"kind": "fat-tree", "oversubscription": 1, "latency": "5us"}
+    return model, {"name": "drawn", "devices": devices, "nodes": nodes, "network": network}, rng.choice([8, 16, 32]) * 2 * count
+
+
+def climb(rng, layout, layers, step):
+    """The fastest layout found, and its time, by changes of single stages; `step` says what a layout takes, or None."""
+    best, stages = step(layout), layout["pipeline"]
+    if best is None or "stages" in layout or layout["virtual_stages"] > 1 or stages == 1:
+        return None
+    cuts = layout.get("cuts") or [layers // stages + (index < layers % stages) for index in range(stages)]
+    policy = layout["recompute"]
+    numbers = list(policy.values())[0] if isinstance(policy, dict) else {"full": layers}.get(policy, 0)
+    again = [min(number, blocks) for number, blocks in zip(numbers if isinstance(numbers, list) else [numbers] * stages, cuts)]
+    for _ in range(60):
+        moved, computed = list(cuts), list(again)
+        what = rng.random()
+        if what < 0.7:
+            less, more, by = *rng.sample(range(stages), 2), rng.choice([1, 1, 2])
+            if moved[less] > by:
+                moved[less], moved[more] = moved[less] - by, moved[more] + by
+        if what > 0.4:
+            stage = rng.randrange(stages)
+            computed[stage] = max(0, computed[stage] + rng.choice([-2, -1, 1, 2]))
+        computed = [min(number, blocks) for number, blocks in zip(computed, moved)]
+        of_stages = {"full_layers_of_stages": computed} if any(computed) else "none"
+        changed = layout | {"cuts": moved, "recompute": policy if policy == "selective" else of_stages}
+        seconds = step(changed)
+        if seconds is not None and seconds <= best:
+            best, layout, cuts, again = seconds, changed, moved, computed
+    return best, layout
+
+
 class Foretell:
     def __init__(self, path):
         self.path = path
@@ -128,10 +179,14 @@ class Foretell:
         return (json.loads(run.stdout), "") if run.returncode == 0 else (None, run.stderr.strip())
 
 
-def beat(foretell, rng, folder, title):
-    model, topology = draw_model(rng), draw_topology(rng)
+def beat(foretell, rng, folder, title, two_kinds):
+    if two_kinds:
+        model, topology, batch = draw_two_kinds(rng)
+    else:
+        model, topology = draw_model(rng), draw_topology(rng)
     world = sum(node["count"] * node["devices"]["count"] for node in topology["nodes"])
-    batch = rng.choice([None, 1, world, 4 * world, 7, 64, 96, 100])
+    if not two_kinds:
+        batch = rng.choice([None, 1, world, 4 * world, 7, 64, 96, 100])
 
     def write(name, value):
         # YAML has JSON in it.
@@ -139,8 +194,10 @@ def beat(foretell, rng, folder, title):
         return str(folder / name)
 
     arguments = ["--model", write("model.yaml", model) if isinstance(model, dict) else model,
-                 "--topology", write("topology.yaml", topology), "-o", str(folder / "plan.yaml"), "--time-limit", "40s"]
-    found, error = foretell.json("plan", *arguments, *(["--global-batch", str(batch)] if batch else []))
+                 "--topology", write("topology.yaml", topology), "-o", str(folder / "plan.yaml"), "--time-limit", "40s",
+                 *(["--global-batch", str(batch)] if batch else [])]
+    fixed = "offload=none"
+    found, error = foretell.json("plan", *arguments, *(["--fix", fixed] if two_kinds else []))
     kinds = [f"{node['count']} x {node['devices']['count']} {topology['devices'][node['devices']['kind']]}" for node in topology["nodes"]]
     print(f"[{title}] {json.dumps(model)}, batch {batch}, {', '.join(kinds)}:")
     if found is None:
@@ -154,30 +211,42 @@ def beat(foretell, rng, folder, title):
     again, error = foretell.json("simulate", "--plan", str(folder / "plan.yaml"))
     if again is None or abs(again["step_seconds"] - best) > 1e-9 * best:
         print(f"  DIFFERS: {again and again['step_seconds']} {error}")
+    known = {}
+
+    def step(layout):
+        """What a layout takes, if it fits."""
+        key = json.dumps(layout, sort_keys=True)
+        if key not in known:
+            answer, _ = foretell.json("simulate", "--plan", write("changed.yaml", plan | {"layout": layout}), seconds=60)
+            known[key] = answer["step_seconds"] if answer and answer["fits"] else None
+        return known[key]
+
     layers = model["layers"] if isinstance(model, dict) else LAYERS.get(model, 0)
     starts = [alternative["plan"]["layout"] for alternative in found["alternatives"]] + [plan["layout"]]
-    tried, fastest = set(), None
-    for _ in range(70):
-        layout = rng.choice(starts)
-        for _ in range(rng.choice([1, 2])):
-            layout = change(rng, layout, world, plan["global_batch"], layers)
-        key = json.dumps(layout, sort_keys=True)
-        if key in tried:
-            continue
-        tried.add(key)
-        answer, _ = foretell.json("simulate", "--plan", write("changed.yaml", plan | {"layout": layout}), seconds=60)
-        if answer and answer["fits"] and answer["step_seconds"] < best * (1 - 1e-9) and (fastest is None or answer["step_seconds"] < fastest[0]):
-            fastest = (answer["step_seconds"], layout)
-    if fastest:
-        step, layout = fastest
-        is_proven = step >= search["lower_bound_seconds"] * (1 - 1e-9)
-        print(f"  {'within gap' if is_proven else 'BELOW BOUND'}: {step:.5f} s ({100 * (step / best - 1):.2f} %): {json.dumps(layout)}")
+    if two_kinds:
+        of_stages = [foretell.json("plan", *arguments, "--fix", f"{fixed},pipeline={stages}")[0] for stages in (2, 4)]
+        starts += [of["plan"]["layout"] for of in of_stages if of]
+        tried = [climb(rng, layout, layers, step) for layout in starts]
+    else:
+        tried = []
+        for _ in range(70):
+            layout = rng.choice(starts)
+            for _ in range(rng.choice([1, 2])):
+                layout = change(rng, layout, world, plan["global_batch"], layers)
+            seconds = step(layout)
+            tried.append(None if seconds is None else (seconds, layout))
+    faster = [one for one in tried if one and one[0] < best * (1 - 1e-9)]
+    if faster:
+        seconds, layout = min(faster, key=lambda one: one[0])
+        is_proven = seconds >= search["lower_bound_seconds"] * (1 - 1e-9)
+        print(f"  {'within gap' if is_proven else 'BELOW BOUND'}: {seconds:.5f} s ({100 * (seconds / best - 1):.2f} %): {json.dumps(layout)}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seed", type=int)
     parser.add_argument("seconds", type=float)
+    parser.add_argument("--two-kinds", action="store_true")
     parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"))
     parser.add_argument("--keep", help="a folder for the files, of which those of the last case are left")
     arguments = parser.parse_args()
@@ -188,7 +257,8 @@ def main():
         while time.monotonic() < until:
             number += 1
             # Each case of its own, whatever those before it took from the generator.
-            beat(Foretell(arguments.foretell), random.Random(f"{arguments.seed}-{number}"), folder, f"{arguments.seed}-{number}")
+            sys.stdout.flush()
+            beat(Foretell(arguments.foretell), random.Random(f"{arguments.seed}-{number}"), folder, f"{arguments.seed}-{number}", arguments.two_kinds)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ use foretell_models::Model;
 use foretell_planner::{Fixed, Planned, Request, plan};
 use foretell_program::{Layout, MOST_RANKS, Optimizer, Plan, Profile, Stack};
 use foretell_reports::layouts_table;
-use foretell_topologies::{Architecture, Topology, TopologyReference};
+use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde_json::json;
 use std::path::PathBuf;
@@ -57,6 +57,9 @@ pub struct Choices {
     /// A library name (see `foretell topologies`), a topology file, `local` (this machine's cores) or `local-gpus`
     #[arg(long)]
     pub topology: String,
+    /// The kind of node (the `name` of one in `nodes`) that has the first ranks; left open, the one that is best is chosen
+    #[arg(long, value_name = "NAME")]
+    pub first_nodes: Option<String>,
     /// How many of the topology's node template there are
     #[arg(long, value_name = "N")]
     pub nodes: Option<usize>,
@@ -133,6 +136,8 @@ pub struct Setting {
     pub model: NamedModel,
     /// The devices.
     pub topology: Topology,
+    /// The kind of node whose devices have the first ranks, where that is not the first of the file.
+    pub first_nodes: Option<String>,
     /// The plan but for its layout.
     pub base: Plan,
     /// What was taken by default.
@@ -144,6 +149,10 @@ impl Choices {
     pub fn setting(&self) -> Result<Setting, Failure> {
         let model = inputs::model(&self.model)?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
+        let topology = match &self.first_nodes {
+            Some(first) => topology.beginning_with(first)?,
+            None => topology,
+        };
         let mut taken = Vec::new();
         let sequences = model.model.sample().is_sequence();
         let global_batch = self.global_batch.unwrap_or_else(|| {
@@ -169,7 +178,7 @@ impl Choices {
         let stack = inputs::stack(&self.stack)?;
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.overlap, stack.bucket);
         base.training.learning_rate = self.learning_rate;
-        Ok(Setting { model, topology, base, taken })
+        Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
 
     /// The ranks that may be used: a device each, as far as the money goes; with `--oversubscribe`, as with `mpirun`, those of the layout that is fixed.
@@ -194,24 +203,62 @@ impl Choices {
         formats
     }
 
-    /// Searches: with each of the number formats that are left open.
-    pub fn search(&self, setting: &Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+    /// Searches: with each of the number formats that are left open, and for layouts that leave some devices without a rank with each kind of node first.
+    /// The setting's topology is that of the answer then.
+    pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
-        let devices = self.devices(&setting.topology);
-        if devices == 0 {
-            let hint = "allow more, or leave out `--price-limit`; every node needs a `price_per_hour`";
-            return Err(Failure::Input(format!("no node of `{}` is as cheap as that; hint: {hint}", setting.topology.name())));
-        }
         let formats = self.formats(setting);
         if formats.len() > 1 && self.objective != Objective::Time {
             let hint = "leave out `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats are compared by the time of a step alone; hint: {hint}")));
         }
+        let mut planned = self.search_in_order(setting, &setting.topology, profile, (top, None), started);
+        for (first, topology) in self.other_orders(setting) {
+            let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
+            let whole = |topology: &Topology| self.search_in_order(setting, topology, profile, (top, None), started);
+            let Some(value) = elsewhere else {
+                if let Ok(found) = whole(&topology) {
+                    (planned, setting.topology, setting.first_nodes) = (Ok(found), topology, Some(first));
+                }
+                continue;
+            };
+            let Ok(found) = self.search_in_order(setting, &topology, profile, (1, Some(value)), started) else { continue };
+            planned = match planned {
+                // All that leaves no device without a rank is found in this order, too.
+                Ok(before) if found.value < value => {
+                    let before = before.search;
+                    let found = whole(&topology)?;
+                    (setting.topology, setting.first_nodes) = (topology, Some(first));
+                    Ok(found.beside(&before))
+                }
+                Ok(before) => Ok(before.beside(&found.search)),
+                Err(error) => Err(error),
+            };
+        }
+        let mut planned = planned?;
+        planned.search.wall_seconds = started.elapsed().as_secs_f64();
+        Ok(planned)
+    }
+
+    /// Searches a topology whose nodes are in some order: for so many of the best, or one that is better than what was found in another.
+    fn search_in_order(
+        &self,
+        setting: &Setting,
+        topology: &Topology,
+        profile: Option<&Profile>,
+        (top, elsewhere): (usize, Option<f64>),
+        started: Instant,
+    ) -> Result<Planned, Failure> {
+        let devices = self.devices(topology);
+        if devices == 0 {
+            let hint = "allow more, or leave out `--price-limit`; every node needs a `price_per_hour`";
+            return Err(Failure::Input(format!("no node of `{}` is as cheap as that; hint: {hint}", topology.name())));
+        }
         let is_hopeless =
             || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value().max(FIRST_ANSWER));
         let is_over = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value());
         let search = |base: &Plan| -> Result<Planned, Failure> {
-            let costs = predict::costs(profile, &setting.topology, base)?;
+            let costs = predict::costs(profile, topology, base)?;
             let request = Request {
                 fixed: self.fix.clone(),
                 devices,
@@ -221,12 +268,13 @@ impl Choices {
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 top,
-                ..Request::new(&setting.model.model, &setting.model.name, &setting.topology, &costs, base)
+                elsewhere,
+                ..Request::new(&setting.model.model, &setting.model.name, topology, &costs, base)
             };
             Ok(plan(&request)?)
         };
         let mut planned = search(&setting.base);
-        for &precision in &formats[1..] {
+        for &precision in &self.formats(setting)[1..] {
             // What does not fit in one format may in another.
             planned = match (planned, search(&Plan { precision, ..setting.base.clone() })) {
                 (Ok(one), Ok(other)) => Ok(one.with(other, top)),
@@ -234,17 +282,39 @@ impl Choices {
                 (one, Err(_)) => one,
             };
         }
-        let mut planned = planned?;
-        planned.search.wall_seconds = started.elapsed().as_secs_f64();
-        Ok(planned)
+        planned
+    }
+
+    /// The topology with each other kind of node first that may be, where that is left open, and the name of that kind.
+    fn other_orders(&self, setting: &Setting) -> Vec<(String, Topology)> {
+        let unnamed = |topology: &Topology| -> Vec<NodeGroup> {
+            topology.node_groups().iter().map(|group| NodeGroup { name: String::new(), ..group.clone() }).collect()
+        };
+        let mut seen = vec![unnamed(&setting.topology)];
+        let mut orders = Vec::new();
+        let names = setting.topology.node_groups().iter().skip(1).map(|group| &group.name);
+        for name in names.filter(|_| self.first_nodes.is_none() && !self.oversubscribe).take(MOST_ORDERS) {
+            if let Ok(topology) = setting.topology.clone().beginning_with(name)
+                && !seen.contains(&unnamed(&topology))
+            {
+                seen.push(unnamed(&topology));
+                orders.push((name.clone(), topology));
+            }
+        }
+        orders
     }
 
     /// The file of a plan that was found.
-    pub fn plan_file(&self, plan: &Plan) -> PlanFile {
+    pub fn plan_file(&self, setting: &Setting, plan: &Plan) -> PlanFile {
         let topology = TopologyReference::Named(self.topology.clone());
-        PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan)
+        let mut file = PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan);
+        file.first_nodes.clone_from(&setting.first_nodes);
+        file
     }
 }
+
+/// Kinds of node beside the first of the file that are tried as the first.
+const MOST_ORDERS: usize = 3;
 
 /// Seconds for which a search goes on at least, whatever its time limit, as long as it has found nothing: most have an answer by then.
 const FIRST_ANSWER: f64 = 10.0;
@@ -331,12 +401,12 @@ fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    let setting = arguments.choices.setting()?;
+    let mut setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     if arguments.scaling.is_some() || arguments.front {
         return points(arguments, &setting, json);
     }
-    let planned = match arguments.choices.search(&setting, profile.as_ref(), arguments.top) {
+    let planned = match arguments.choices.search(&mut setting, profile.as_ref(), arguments.top) {
         Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
             let enough = plan_answers::enough_nodes(&arguments.choices, &setting)?;
             let change = enough.map_or_else(String::new, |nodes| format!("; it fits on {nodes} such nodes"));
@@ -348,13 +418,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return Err(Failure::Undone("the search returned nothing".into()));
     };
     if let Some(path) = &arguments.output {
-        let mut file = arguments.choices.plan_file(&best.plan);
+        let mut file = arguments.choices.plan_file(&setting, &best.plan);
         file.absolute_paths()?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
     predict::remarks(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
     if json {
-        return output::json(&document(&arguments.choices, &planned));
+        return output::json(&document(&arguments.choices, &setting, &planned));
     }
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     let title = format!("{} on {} ({} devices)", setting.model.name, setting.topology.name(), setting.topology.device_count());
@@ -378,11 +448,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 /// The contract's document of `plan`.
-pub fn document(choices: &Choices, planned: &Planned) -> serde_json::Value {
-    let candidate = |candidate: &foretell_planner::Candidate| json!({"plan": choices.plan_file(&candidate.plan), "predicted": candidate.prediction});
+pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> serde_json::Value {
+    let candidate = |candidate: &foretell_planner::Candidate| json!({"plan": choices.plan_file(setting, &candidate.plan), "predicted": candidate.prediction});
     let best = planned.candidates.first();
     json!({
-        "plan": best.map(|best| choices.plan_file(&best.plan)),
+        "plan": best.map(|best| choices.plan_file(setting, &best.plan)),
         "predicted": best.map(|best| &best.prediction),
         "alternatives": planned.candidates.iter().skip(1).map(candidate).collect::<Vec<_>>(),
         "search": planned.search,

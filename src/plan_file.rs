@@ -23,6 +23,9 @@ pub struct PlanFile {
     /// How many of the topology's node template there are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
+    /// The kind of node whose devices have the first ranks; the first of the topology's if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_nodes: Option<String>,
     #[serde(default)]
     layout: Layout,
     global_batch: usize,
@@ -122,6 +125,7 @@ impl PlanFile {
             model,
             topology,
             nodes,
+            first_nodes: None,
             layout: plan.layout,
             global_batch: plan.global_batch,
             precision: plan.precision,
@@ -196,6 +200,10 @@ impl PlanFile {
         };
         let topology = match file.nodes {
             Some(nodes) => topology.with_nodes(nodes).map_err(|error| error.in_file(&path.display().to_string()))?,
+            None => topology,
+        };
+        let topology = match &file.first_nodes {
+            Some(first) => topology.beginning_with(first).map_err(|error| error.in_file(&path.display().to_string()))?,
             None => topology,
         };
         topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;

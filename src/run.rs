@@ -37,7 +37,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
-    let setting = choices.setting()?;
+    let mut setting = choices.setting()?;
     if choices.precision.len() > 1 {
         return Err(Failure::Input("one number format is calibrated for; hint: name one `--precision`".into()));
     }
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile_path.display()
     ))?;
 
-    let planned = choices.search(&setting, Some(&profile), 5)?;
+    let planned = choices.search(&mut setting, Some(&profile), 5)?;
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     say(&format!(
         "\nplanned: {} layouts, {} simulated\n{}",
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return Err(Failure::Undone("the search returned nothing".into()));
     };
     let chosen = folder.file("chosen.yaml");
-    let mut file = choices.plan_file(&best.plan);
+    let mut file = choices.plan_file(&setting, &best.plan);
     file.absolute_paths()?;
     output::write(&chosen, file.to_yaml()?.as_bytes())?;
 
@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let checked = check(&folder)?;
     checked.write_reports()?;
     if json {
-        let planned = document(choices, &planned);
+        let planned = document(choices, &setting, &planned);
         return output::json(&json!({
             "plan": planned,
             "predicted": foretold.prediction,

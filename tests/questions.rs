@@ -154,3 +154,47 @@ fn chakra_traces_are_written_for_every_rank_and_others_are_refused_in_words() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be exported to `megatron` yet"));
 }
+
+#[test]
+fn which_nodes_have_ranks_is_chosen_and_written_down() {
+    let scratch = Scratch::new();
+    let node = |name: &str, kind: &str, price: u32| {
+        format!(
+            "  - {{name: {name}, count: 1, devices: {{kind: {kind}, count: 4}}, link: nvswitch-150GB/s, nics: {{count: 1, bandwidth: 10Gbit/s}}, price_per_hour: {price}}}\n"
+        )
+    };
+    let devices = "name: two\ndevices:\n  v100: {base: v100-sxm-32g}\n  a100: {base: a100-sxm-80g}\nnodes:\n";
+    let nodes = format!("{}{}", node("old", "v100", 10), node("new", "a100", 90));
+    let topology = scratch.file("two.yaml", &format!("{devices}{nodes}network: {{kind: switch, latency: 5us}}\n"));
+    scratch.file("model.yaml", "{family: gpt, layers: 4, hidden: 1024, heads: 8, vocab: 8192, sequence: 512}");
+    let fixed = ["--precision", "fp16", "--global-batch", "32", "--fix", "pipeline=1,zero=0,bucket=25MiB,offload=none"];
+    let usual = [&["plan", "--model", "model.yaml", "--topology", text(&topology)], &fixed[..]].concat();
+    let planned = |more: &[&str]| scratch.json(&[&usual[..], more].concat());
+    let step = |document: &Value| number(document, "/predicted/step_seconds");
+    let ranks = |document: &Value| -> f64 {
+        ["data", "tensor", "context", "expert", "pipeline"]
+            .iter()
+            .map(|axis| number(document, &format!("/plan/layout/{axis}")))
+            .product()
+    };
+    // Gradients on the slow link between the nodes are more than half of the devices are worth.
+    let (open, old) = (planned(&["-o", "open.yaml"]), planned(&["--first-nodes", "old"]));
+    assert_eq!((open["plan"]["first_nodes"].as_str(), ranks(&open)), (Some("new"), 4.0));
+    assert!(old["plan"]["first_nodes"] == "old" && step(&open) < step(&old), "{} {}", step(&open), step(&old));
+    // What was found in both orders is counted, and the answer is that of the plan.
+    let counts = ["alike", "needless", "indivisible", "out_of_memory", "bounded_out", "simulated"];
+    let counted: f64 = counts.iter().map(|count| number(&open, &format!("/search/{count}"))).sum();
+    assert_eq!(counted, number(&open, "/search/layouts"));
+    assert!(number(&open, "/search/layouts") > number(&planned(&["--first-nodes", "new"]), "/search/layouts"));
+    assert!(close(number(&scratch.json(&["simulate", "--plan", "open.yaml"]), "/step_seconds"), step(&open)));
+    // Money: the old nodes are slower by less than they are cheaper, and all that ten an hour buy.
+    assert!(planned(&["--objective", "cost"])["plan"]["first_nodes"].is_null());
+    assert!(planned(&["--price-limit", "10"])["plan"]["first_nodes"].is_null());
+    assert_eq!(planned(&["--price-limit", "90"])["plan"]["first_nodes"], "new");
+    let output = scratch.run(&[&usual[..], &["--first-nodes", "middle"]].concat());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(2) && message.contains("no kind of node called `middle`; hint: there are `old`, `new`"),
+        "{message}"
+    );
+}

@@ -51,8 +51,10 @@ pub struct Search {
 /// The answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    /// The best layouts, the fastest first; never empty.
+    /// The best layouts, the fastest first; none only where nothing is better than what was found [elsewhere](crate::Request::elsewhere).
     pub candidates: Vec<Candidate>,
+    /// What the best is worth, in terms of the objective: the less the better.
+    pub value: f64,
     /// What the search did.
     pub search: Search,
 }
@@ -65,7 +67,26 @@ impl Planned {
         self.candidates.extend(other.candidates);
         self.candidates.sort_by(|a, b| a.prediction.step_seconds.value().total_cmp(&b.prediction.step_seconds.value()));
         self.candidates.truncate(top.max(1));
-        let (one, other) = (&mut self.search, other.search);
+        self.value = self.value.min(other.value);
+        self.search.add(&other.search);
+        self
+    }
+
+    /// The same answer, where another search, of the same nodes in another order, found nothing that is better.
+    #[must_use]
+    pub fn beside(mut self, other: &Search) -> Self {
+        // In terms of what is best here.
+        let best_seconds = self.search.best_seconds;
+        let lower_bound_seconds = best_seconds / (1.0 + other.gap);
+        self.search.add(&Search { best_seconds, lower_bound_seconds, ..other.clone() });
+        self
+    }
+}
+
+impl Search {
+    /// What two searches did together.
+    fn add(&mut self, other: &Self) {
+        let one = self;
         one.layouts += other.layouts;
         one.alike += other.alike;
         one.needless += other.needless;
@@ -77,7 +98,6 @@ impl Planned {
         one.best_seconds = one.best_seconds.min(other.best_seconds);
         one.lower_bound_seconds = one.lower_bound_seconds.min(other.lower_bound_seconds);
         one.gap = if one.lower_bound_seconds > 0.0 { one.best_seconds / one.lower_bound_seconds - 1.0 } else { f64::INFINITY };
-        self
     }
 }
 

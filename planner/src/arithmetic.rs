@@ -2,7 +2,7 @@
 //!
 //! It knows how many products a step has and how fast devices are at best, not what is in a layout's Program.
 
-use crate::bounds::{Bounds, inner_ranks};
+use crate::bounds::{Bounds, inner_ranks, ranks};
 use crate::request::Request;
 use crate::search::seconds;
 use crate::space::Family;
@@ -46,11 +46,7 @@ impl Bounds<'_> {
     pub(crate) fn of_arithmetic(&self, family: &Family) -> f64 {
         let Family { layout, .. } = family;
         let Arithmetic { all, in_turn, rate } = self.arithmetic;
-        let of_stages = layout.stages.iter().flatten().map(|stage| stage.data * stage.tensor * stage.context * stage.expert);
-        let (ranks, is_one_mesh) = match &layout.stages {
-            Some(_) => (of_stages.sum(), false),
-            None => (layout.data * inner_ranks(layout) * layout.pipeline, layout.shares.is_none()),
-        };
+        let (ranks, is_one_mesh) = (ranks(layout), layout.stages.is_none() && layout.shares.is_none());
         // Some rank has as much to do as all have on average, and a micro-batch goes through all blocks and back.
         let on_average = all * self.space.global_batch as f64 / ranks as f64;
         let of_one = if is_one_mesh { in_turn * layout.micro_batch as f64 / inner_ranks(layout) as f64 } else { 0.0 };

@@ -355,11 +355,7 @@ impl<'a> Bounds<'a> {
 
     /// What a second of a step weighs in the request's objective.
     pub(crate) fn weight(&self, layout: &Layout) -> f64 {
-        let of_stage = |stage: StageLayout| stage.data * stage.tensor * stage.context * stage.expert;
-        let ranks = match &layout.stages {
-            Some(stages) => stages.iter().cloned().map(of_stage).sum(),
-            None => of_stage(layout.stage(0)) * layout.pipeline,
-        };
+        let ranks = ranks(layout);
         self.weights.get(ranks, || self.request.objective.weight(self.request, ranks))
     }
 
@@ -451,6 +447,15 @@ fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, time
 /// Ranks that share out each parameter's optimizer state.
 fn shards(layout: &Layout) -> usize {
     if layout.zero > 0 { layout.shard_group.unwrap_or(layout.data) } else { 1 }
+}
+
+/// All ranks of a layout.
+pub(crate) fn ranks(layout: &Layout) -> usize {
+    let of_stage = |stage: StageLayout| stage.data * stage.tensor * stage.context * stage.expert;
+    match &layout.stages {
+        Some(stages) => stages.iter().cloned().map(of_stage).sum(),
+        None => of_stage(layout.stage(0)) * layout.pipeline,
+    }
 }
 
 /// Ranks of a stage that share out the same samples, or their tokens.

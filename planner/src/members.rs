@@ -196,7 +196,8 @@ impl Space<'_> {
             .map(|stage| self.speeds[self.devices_of(layout, stage)].iter().copied().fold(f64::INFINITY, f64::min))
             .collect();
         let is_mixed = speeds.iter().any(|&speed| speed != speeds[0]);
-        let kinds = &self.kinds[..stage_ranks(layout) * layout.pipeline];
+        // Of kinds nothing is known where all devices that may be used are of one.
+        let kinds = self.kinds.get(..stage_ranks(layout) * layout.pipeline).unwrap_or_default();
         let may_hold_less = self.memory_differs && kinds.iter().any(|&kind| kind != kinds[0]);
         (is_mixed || may_hold_less).then(|| cuts_by_speed(&self.work, &speeds))
     }

@@ -35,6 +35,9 @@ pub struct Request<'a> {
     pub objective: Objective,
     /// How far the best may be above the least bound that is left when the search ends, as a share; small spaces are searched to the end.
     pub tolerance: f64,
+    /// What the best is worth that was found with the same nodes in another order: then only layouts are looked at that leave some devices without a
+    /// rank, as all others are found in any order, and nothing that is no better is returned.
+    pub elsewhere: Option<f64>,
     /// Whether to stop with what there is: asked now and then once there is something.
     pub stop: &'a (dyn Fn() -> bool + Sync),
     /// Whether to give up with nothing: asked again and again until there is something.
@@ -57,6 +60,7 @@ impl<'a> Request<'a> {
             top: 1,
             objective: Objective::Time,
             tolerance: 0.01,
+            elsewhere: None,
             stop: &|| false,
             give_up: &|| false,
         }

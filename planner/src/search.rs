@@ -4,7 +4,7 @@
 mod hosts;
 
 use crate::answer::{Candidate, Planned, PlannerError, Search, USUAL_MEND, no_layout, nothing_left};
-use crate::bounds::{Bounds, Verdict};
+use crate::bounds::{Bounds, Verdict, ranks};
 use crate::objective::Objective;
 use crate::placements::with_placed_operators;
 use crate::queue::{Member, Open, What, in_groups};
@@ -138,6 +138,12 @@ impl Searcher<'_> {
         self.open_space();
         let (foretold, left) = loop {
             let left = self.look_at_all()?;
+            if let Some(value) = self.request.elsewhere {
+                self.kept.retain(|kept| kept.value < value);
+                if self.kept.is_empty() {
+                    break (Vec::new(), left);
+                }
+            }
             if self.kept.is_empty() {
                 return Err(nothing_left(
                     self.request,
@@ -159,7 +165,7 @@ impl Searcher<'_> {
     /// Goes on until nothing left can be among the best; the least bound of what is left.
     fn look_at_all(&mut self) -> Result<Option<f64>, PlannerError> {
         while let Some(Reverse(next)) = self.heap.peek() {
-            if self.kept.is_empty() && (self.request.give_up)() {
+            if self.may_give_up() {
                 return Err(self.out_of_time());
             }
             if self.is_settled(next.bound) {
@@ -185,7 +191,9 @@ impl Searcher<'_> {
 
     /// Whether nothing with this bound or a greater one has to be looked at any more.
     fn is_settled(&self, bound: f64) -> bool {
-        if !self.kept.is_empty() && (self.request.stop)() {
+        let elsewhere = self.request.elsewhere;
+        let is_known = !self.kept.is_empty() || elsewhere.is_some();
+        if is_known && (self.request.stop)() || elsewhere.is_some_and(|value| self.is_beaten(bound, value, value)) {
             return true;
         }
         let Some(worst) = self.kept.get(self.request.top.max(1) - 1) else { return false };
@@ -197,13 +205,20 @@ impl Searcher<'_> {
         bound > worst || self.resident >= SMALL && best <= bound * (1.0 + self.request.tolerance)
     }
 
+    fn may_give_up(&self) -> bool {
+        self.kept.is_empty() && self.request.elsewhere.is_none() && (self.request.give_up)()
+    }
+
     fn out_of_time(&self) -> PlannerError {
         PlannerError::OutOfTime { layouts: self.search.layouts, out_of_memory: self.search.out_of_memory }
     }
 
     /// Lists and counts the layouts, by families, with what their arithmetic alone says of each.
     fn open_space(&mut self) {
-        let families = with_placed_operators(self.request, self.bounds.space.families());
+        let mut families = with_placed_operators(self.request, self.bounds.space.families());
+        if self.request.elsewhere.is_some() {
+            families.retain(|family| ranks(&family.layout) < self.request.topology.device_count());
+        }
         let space = &self.bounds.space;
         let of_family = |(number, family): (usize, Family)| {
             let members = space.members(&family).len();
@@ -232,7 +247,7 @@ impl Searcher<'_> {
         }
         // Those that were not looked at are left out.
         let bounded = families.into_par_iter().map(|(of_arithmetic, number, family)| {
-            if self.kept.is_empty() && (self.request.give_up)() {
+            if self.may_give_up() {
                 return None;
             }
             let verdict = self.bounds.of_family(&family);
@@ -423,7 +438,7 @@ impl Searcher<'_> {
     /// returned beside the best is simulated to its end, and so is one that was stopped once and is asked for again.
     fn deadline(&self, member: &Member, program: &Program, best: Option<f64>) -> Option<Deadline> {
         let kept = self.kept.first().map(|kept| kept.value);
-        let best = best.into_iter().chain(kept).reduce(f64::min)?;
+        let best = best.into_iter().chain(kept).chain(self.request.elsewhere).reduce(f64::min)?;
         if self.request.top > 1 || member.is_stopped {
             return None;
         }
@@ -558,7 +573,8 @@ impl Searcher<'_> {
     }
 
     fn answer(mut self, foretold: Vec<Foretold>, left: Option<f64>) -> Planned {
-        let best = self.kept[0].value;
+        let kept = self.kept.first().map(|kept| kept.value);
+        let best = kept.into_iter().chain(self.request.elsewhere).fold(f64::INFINITY, f64::min);
         let plans: Vec<&Plan> = self.returned().into_iter().map(|place| &self.kept[place].plan).collect();
         let candidate = |(plan, Foretold { mut prediction, memory, by_component, .. }): (&Plan, Foretold)| {
             prediction.peak_memory_bytes = memory;
@@ -578,7 +594,7 @@ impl Searcher<'_> {
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
-        Planned { candidates, search: self.search }
+        Planned { candidates, value: best, search: self.search }
     }
 }
 

@@ -111,6 +111,36 @@ impl Topology {
         description.build()
     }
 
+    /// The same cluster with its kinds of node counted from `group` on, those before it after the last: ranks lie on the first devices.
+    ///
+    /// # Errors
+    /// There is no such kind of node, or nodes cannot change places: where the network is not one switch, or a tree whose leaves have nodes of one kind
+    /// each.
+    pub fn beginning_with(self, group: &str) -> Result<Topology, TopologyError> {
+        let mut description = self.into_description();
+        let names = description.groups.iter().map(|group| format!("`{}`", group.name)).collect::<Vec<_>>().join(", ");
+        let Some(place) = description.groups.iter().position(|one| one.name == group) else {
+            let what = format!("`{}` has no kind of node called `{group}`", description.name);
+            return Err(TopologyError::invalid(None, what, format!("there are {names}")));
+        };
+        let count = description.groups.iter().map(|group| group.count).sum();
+        let may_turn = description.network.stated.is_empty()
+            && match &description.network.fabric {
+                Fabric::None | Fabric::Switch => true,
+                Fabric::FatTree(tree) => {
+                    let leaf = tree.nodes_per_leaf(count);
+                    tree.pods.is_none() && description.groups.iter().all(|group| group.count.is_multiple_of(leaf))
+                }
+                Fabric::Torus(_) | Fabric::Dragonfly(_) => false,
+            };
+        if place > 0 && !may_turn {
+            let what = format!("the nodes of `{}` have their places in its network", description.name);
+            return Err(TopologyError::invalid(None, what, "list them in another order in the topology file"));
+        }
+        description.groups.rotate_left(place);
+        description.build()
+    }
+
     /// The same cluster with `total` from each node into the network: all its NICs together, one way.
     pub fn with_inter_node_bandwidth(self, total: BytesPerSecond) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();

@@ -441,3 +441,37 @@ fn mistakes_in_a_network_are_told_with_their_place_and_mend() {
     let error = Topology::from_yaml(&stated, "c.yaml").unwrap().with_nodes(4).unwrap_err().to_string();
     assert_eq!(error, "a route is stated for node 7, and there are 4 nodes; hint: leave it out, or name another node");
 }
+
+#[test]
+fn nodes_may_be_counted_from_another_kind_on() {
+    let nodes = "{name: a, count: 2, devices: {kind: a100-sxm-80g, count: 2}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n  \
+        - {name: b, count: 4, devices: {kind: h100-sxm-80g, count: 4}, link: nvswitch-450GB/s, nics: {count: 4, bandwidth: 400Gbit/s}}";
+    for network in ["{kind: switch}", "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 1}"] {
+        let usual = cluster(nodes, network);
+        let turned = usual.clone().beginning_with("b").unwrap();
+        assert_eq!(usual.clone().beginning_with("a").unwrap(), usual);
+        assert_eq!((turned.node_name(turned.node_of(DeviceId(0))), turned.device_count()), ("b-0".into(), 20));
+        // The route between two devices is what it was between the same two.
+        let was = |device: usize| DeviceId((device + 4) % 20);
+        for (from, to) in (0..20).flat_map(|from| (0..20).map(move |to| (from, to))) {
+            let of = |topology: &Topology, from: DeviceId, to: DeviceId| -> Vec<(LinkClass, f64)> {
+                let route = topology.route(from, to).unwrap();
+                route
+                    .links
+                    .iter()
+                    .map(|link| &topology.links()[link.0])
+                    .map(|link| (link.class, link.bandwidth.value()))
+                    .collect()
+            };
+            assert_eq!(of(&turned, DeviceId(from), DeviceId(to)), of(&usual, was(from), was(to)), "{network} {from} {to}");
+            assert_eq!(turned.device_kind(DeviceId(from)).name, usual.device_kind(was(from)).name);
+        }
+    }
+    for (network, group, words) in [
+        ("{kind: switch}", "c", "`c` has no kind of node called `c`; hint: there are `a`, `b`"),
+        ("{kind: fat-tree, nodes_per_leaf: 3, uplinks: 1}", "b", "the nodes of `c` have their places in its network"),
+    ] {
+        let error = cluster(nodes, network).beginning_with(group).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}

@@ -72,7 +72,7 @@ pub struct Pods {
 
 impl FatTree {
     /// How many nodes lead to a leaf, the default worked out. At least 1, so that it can be divided by.
-    pub(super) fn nodes_per_leaf(&self, node_count: usize) -> usize {
+    pub(crate) fn nodes_per_leaf(&self, node_count: usize) -> usize {
         let fewest_leaves = if self.leaf_switches == LeafSwitches::OfNodes { 2 } else { 1 };
         self.nodes_per_leaf.unwrap_or_else(|| NODES_PER_LEAF.min(node_count.div_ceil(fewest_leaves))).max(1)
     }
