@@ -203,7 +203,7 @@ impl Choices {
         formats
     }
 
-    /// Searches: with each of the number formats that are left open, and for layouts that leave some devices without a rank with each kind of node first.
+    /// Searches: with each of the number formats that are left open, and where the first nodes of the file are left out, if that is left open.
     /// The setting's topology is that of the answer then.
     pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
@@ -212,27 +212,22 @@ impl Choices {
             let hint = "leave out `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats are compared by the time of a step alone; hint: {hint}")));
         }
-        let mut planned = self.search_in_order(setting, &setting.topology, profile, (top, None), started);
-        for (first, topology) in self.other_orders(setting) {
+        let devices = self.devices(&setting.topology);
+        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started);
+        for (first, topology, devices) in self.without_first_nodes(setting) {
             let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
-            let whole = |topology: &Topology| self.search_in_order(setting, topology, profile, (top, None), started);
-            let Some(value) = elsewhere else {
-                if let Ok(found) = whole(&topology) {
-                    (planned, setting.topology, setting.first_nodes) = (Ok(found), topology, Some(first));
-                }
-                continue;
-            };
-            let Ok(found) = self.search_in_order(setting, &topology, profile, (1, Some(value)), started) else { continue };
-            planned = match planned {
-                // All that leaves no device without a rank is found in this order, too.
-                Ok(before) if found.value < value => {
-                    let before = before.search;
-                    let found = whole(&topology)?;
+            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started);
+            planned = match (planned, found) {
+                (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.beside(&found)),
+                (Ok(before), Err(_)) => Ok(before),
+                (before, Ok(found)) => {
                     (setting.topology, setting.first_nodes) = (topology, Some(first));
-                    Ok(found.beside(&before))
+                    Ok(match before {
+                        Ok(before) => found.beside(&before),
+                        Err(_) => found,
+                    })
                 }
-                Ok(before) => Ok(before.beside(&found.search)),
-                Err(error) => Err(error),
+                (before, Err(_)) => before,
             };
         }
         let mut planned = planned?;
@@ -240,16 +235,15 @@ impl Choices {
         Ok(planned)
     }
 
-    /// Searches a topology whose nodes are in some order: for so many of the best, or one that is better than what was found in another.
-    fn search_in_order(
+    /// Searches the first devices of a topology for so many of the best, and only for what is better than was found on others.
+    fn search_devices(
         &self,
         setting: &Setting,
-        topology: &Topology,
+        (topology, devices): (&Topology, usize),
         profile: Option<&Profile>,
         (top, elsewhere): (usize, Option<f64>),
         started: Instant,
     ) -> Result<Planned, Failure> {
-        let devices = self.devices(topology);
         if devices == 0 {
             let hint = "allow more, or leave out `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` is as cheap as that; hint: {hint}", topology.name())));
@@ -285,23 +279,28 @@ impl Choices {
         planned
     }
 
-    /// The topology with each other kind of node first that may be, where that is left open, and the name of that kind.
-    fn other_orders(&self, setting: &Setting) -> Vec<(String, Topology)> {
-        let unnamed = |topology: &Topology| -> Vec<NodeGroup> {
-            topology.node_groups().iter().map(|group| NodeGroup { name: String::new(), ..group.clone() }).collect()
+    /// The topology counted from each other kind of node on, if that is left open: that kind's name, and how many devices there are without those that
+    /// then come last; or that the money is enough for.
+    fn without_first_nodes(&self, setting: &Setting) -> Vec<(String, Topology, usize)> {
+        let groups = setting.topology.node_groups();
+        let unnamed = |groups: &[NodeGroup]| -> Vec<NodeGroup> {
+            groups.iter().map(|group| NodeGroup { name: String::new(), ..group.clone() }).collect()
         };
-        let mut seen = vec![unnamed(&setting.topology)];
-        let mut orders = Vec::new();
-        let names = setting.topology.node_groups().iter().skip(1).map(|group| &group.name);
-        for name in names.filter(|_| self.first_nodes.is_none() && !self.oversubscribe).take(MOST_ORDERS) {
-            if let Ok(topology) = setting.topology.clone().beginning_with(name)
-                && !seen.contains(&unnamed(&topology))
+        let (mut seen, mut found) = (Vec::new(), Vec::new());
+        for place in (1..groups.len()).filter(|_| self.first_nodes.is_none() && !self.oversubscribe).take(MOST_KINDS_LEFT_OUT) {
+            // What is left is the same nodes as a beginning of the file's.
+            let left = unnamed(&groups[place..]);
+            let is_known = seen.contains(&left) || unnamed(&groups[..groups.len() - place]) == left;
+            if let Ok(topology) = setting.topology.clone().beginning_with(&groups[place].name)
+                && !is_known
             {
-                seen.push(unnamed(&topology));
-                orders.push((name.clone(), topology));
+                let rest = groups[place..].iter().map(|group| group.devices * group.count).sum();
+                let devices = if self.price_limit.is_some() { self.devices(&topology) } else { rest };
+                found.push((groups[place].name.clone(), topology, devices));
+                seen.push(left);
             }
         }
-        orders
+        found
     }
 
     /// The file of a plan that was found.
@@ -313,8 +312,8 @@ impl Choices {
     }
 }
 
-/// Kinds of node beside the first of the file that are tried as the first.
-const MOST_ORDERS: usize = 3;
+/// Kinds of node, the first of the file, that are left out at most: each of these has a search of its own.
+const MOST_KINDS_LEFT_OUT: usize = 3;
 
 /// Seconds for which a search goes on at least, whatever its time limit, as long as it has found nothing: most have an answer by then.
 const FIRST_ANSWER: f64 = 10.0;

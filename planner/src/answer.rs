@@ -72,13 +72,13 @@ impl Planned {
         self
     }
 
-    /// The same answer, where another search, of the same nodes in another order, found nothing that is better.
+    /// The same answer, where another search, on other devices, found nothing that is better.
     #[must_use]
-    pub fn beside(mut self, other: &Search) -> Self {
+    pub fn beside(mut self, other: &Self) -> Self {
         // In terms of what is best here.
         let best_seconds = self.search.best_seconds;
-        let lower_bound_seconds = best_seconds / (1.0 + other.gap);
-        self.search.add(&Search { best_seconds, lower_bound_seconds, ..other.clone() });
+        let share = (other.value / (1.0 + other.search.gap) / self.value).min(1.0);
+        self.search.add(&Search { best_seconds, lower_bound_seconds: best_seconds * share, ..other.search.clone() });
         self
     }
 }

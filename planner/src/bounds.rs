@@ -232,7 +232,7 @@ impl<'a> Bounds<'a> {
                 let timetable = self.timetable(layout, micro_batches);
                 // The probe has shared out what ZeRO shares out.
                 let memory =
-                    self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_memory(timetable.in_flight(), 0, 1, 1.0));
+                    self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_memory(timetable.in_flight(), 0, |_| 1, 1.0));
                 let longer = self.longer_messages(layout, &probes);
                 let time = self.of_ways(&ways, &probes, layout, 1, |pieces| pieces.least_time_by_pass(&timetable, &longer));
                 self.verdict(layout, micro_batches, time, memory)
@@ -441,7 +441,8 @@ pub(crate) fn share_of_arena(plan: &Plan) -> f64 {
 
 /// What a layout holds at least, by pieces without ZeRO whose micro-batches have so many times fewer samples.
 fn least_memory(pieces: &Pieces<'_>, in_flight: &InFlight, layout: &Layout, times: f64) -> f64 {
-    pieces.least_memory(in_flight, layout.zero, layout.shard_group.unwrap_or(layout.data), times)
+    let ranks = layout.shard_group.unwrap_or(layout.data);
+    pieces.least_memory(in_flight, layout.zero, |_| ranks, times)
 }
 
 /// Ranks that share out each parameter's optimizer state.

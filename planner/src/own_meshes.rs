@@ -178,7 +178,7 @@ impl Bounds<'_> {
             let pieces = Pieces::new(&probes, &of_stage, &weights, &cutting, layout.schedule, 1);
             let pieces = pieces.offloading(self.offloading.of(layout, &paces, most_shards));
             time = time.min(pieces.least_time(micro_batches, Update::LeftOut));
-            memory = memory.min(pieces.least_memory(&in_flight, member.zero, most_shards, 1.0));
+            memory = memory.min(pieces.least_memory(&in_flight, member.zero, |stage| stages[stage].data, 1.0));
         }
         self.verdict(layout, micro_batches, time, memory)
     }

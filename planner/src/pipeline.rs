@@ -473,13 +473,13 @@ impl<'a> Pieces<'a> {
     }
 
     /// The bytes, weighed by their devices, that the fullest stage holds at least: what it keeps, of which a stage of ZeRO shares out
-    /// some among ranks, and the micro-batches that it has begun, with so many times the samples of the pieces'.
-    pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: usize, times: f64) -> f64 {
+    /// some among so many ranks of each, and the micro-batches that it has begun, with so many times the samples of the pieces'.
+    pub(crate) fn least_memory(&self, in_flight: &InFlight, zero: usize, ranks: impl Fn(usize) -> usize, times: f64) -> f64 {
         let offload = self.offloaded.map_or(Offload::None, |offloaded| offloaded.what);
         let of_time = |stage: usize, holding: &Holding| -> f64 {
             let pieces: Vec<&Piece> = (0..self.chunks).map(|chunk| self.of(stage, chunk)).collect();
             let weight = self.weights.get(self.of_stage[stage]).copied().unwrap_or(1.0);
-            stage_needs(&pieces, holding, zero, ranks, times, offload) * weight
+            stage_needs(&pieces, holding, zero, ranks(stage), times, offload) * weight
         };
         let times = |stage: usize| in_flight.0[stage].iter().map(move |holding| (stage, holding));
         (0..self.stages).flat_map(times).map(|(stage, holding)| of_time(stage, holding)).fold(0.0, f64::max)

@@ -35,8 +35,7 @@ pub struct Request<'a> {
     pub objective: Objective,
     /// How far the best may be above the least bound that is left when the search ends, as a share; small spaces are searched to the end.
     pub tolerance: f64,
-    /// What the best is worth that was found with the same nodes in another order: then only layouts are looked at that leave some devices without a
-    /// rank, as all others are found in any order, and nothing that is no better is returned.
+    /// What the best is worth that was found on other devices: nothing that is no better is returned.
     pub elsewhere: Option<f64>,
     /// Whether to stop with what there is: asked now and then once there is something.
     pub stop: &'a (dyn Fn() -> bool + Sync),

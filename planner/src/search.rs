@@ -4,7 +4,7 @@
 mod hosts;
 
 use crate::answer::{Candidate, Planned, PlannerError, Search, USUAL_MEND, no_layout, nothing_left};
-use crate::bounds::{Bounds, Verdict, ranks};
+use crate::bounds::{Bounds, Verdict};
 use crate::objective::Objective;
 use crate::placements::with_placed_operators;
 use crate::queue::{Member, Open, What, in_groups};
@@ -215,10 +215,7 @@ impl Searcher<'_> {
 
     /// Lists and counts the layouts, by families, with what their arithmetic alone says of each.
     fn open_space(&mut self) {
-        let mut families = with_placed_operators(self.request, self.bounds.space.families());
-        if self.request.elsewhere.is_some() {
-            families.retain(|family| ranks(&family.layout) < self.request.topology.device_count());
-        }
+        let families = with_placed_operators(self.request, self.bounds.space.families());
         let space = &self.bounds.space;
         let of_family = |(number, family): (usize, Family)| {
             let members = space.members(&family).len();

@@ -28,7 +28,7 @@ impl Bounds<'_> {
             let paces = [self.offloading.pace_of(&self.devices, kind)];
             let pieces = Pieces::new(&[probe], &[0], &weights, &cutting, layout.schedule, layout.virtual_stages);
             let pieces = pieces.offloading(self.offloading.of(layout, &paces, layout.data));
-            pieces.least_memory(&in_flight, 1, layout.data, samples as f64)
+            pieces.least_memory(&in_flight, 1, |_| layout.data, samples as f64)
         };
         // That does not depend on how many samples there are.
         let has_probe = self.has_probe(&single);
