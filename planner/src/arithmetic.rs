@@ -20,8 +20,8 @@ pub(crate) struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// That of a graph of one sample.
-    pub(crate) fn new(request: &Request<'_>, graph: &Graph) -> Self {
+    /// That of a graph of one sample, on devices of these kinds.
+    pub(crate) fn new(request: &Request<'_>, graph: &Graph, kinds: &[usize]) -> Self {
         let (mut all, mut in_turn) = (0.0, 0.0);
         for operator in &differentiate(graph, 1).operators {
             let kernel = operator.kernel(&operator.extents());
@@ -30,9 +30,8 @@ impl Arithmetic {
                 in_turn += if operator.pass == Pass::WeightGradient { 0.0 } else { kernel.flops().value() };
             }
         }
-        let fastest = |kind| request.costs.fastest_products(kind).map_or(f64::INFINITY, |rate| rate.value() * 1e-12);
-        let kinds = 0..request.topology.device_kinds().len();
-        Self { all, in_turn, rate: kinds.map(fastest).fold(0.0, f64::max) }
+        let fastest = |&kind: &usize| request.costs.fastest_products(kind).map_or(f64::INFINITY, |rate| rate.value() * 1e-12);
+        Self { all, in_turn, rate: kinds.iter().map(fastest).fold(0.0, f64::max) }
     }
 }
 

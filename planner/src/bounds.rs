@@ -4,6 +4,7 @@
 use crate::answer::{PlannerError, no_layout};
 use crate::arithmetic::Arithmetic;
 use crate::devices::Devices;
+use crate::fitting::Fit;
 use crate::members::bucket_sizes;
 use crate::memo::Memo;
 use crate::offloading::Offloading;
@@ -80,6 +81,8 @@ pub(crate) struct Bounds<'a> {
     cuttings: Memo<(usize, usize), Arc<Cutting>>,
     timetables: Memo<(Schedule, usize, usize, usize), Arc<Timetable>>,
     in_flight: Memo<(Schedule, usize, usize, usize), Arc<InFlight>>,
+    /// Of layouts without ZeRO, and their micro-batches, whose stages are cut by time alone.
+    pub(crate) fits: Memo<(Layout, usize), Option<Fit>>,
 }
 
 impl<'a> Bounds<'a> {
@@ -118,6 +121,7 @@ impl<'a> Bounds<'a> {
         if space.global_batch == 0 {
             return Err(no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
         }
+        let arithmetic = Arithmetic::new(request, &graph, &devices.kinds);
         Ok(Self {
             request,
             space,
@@ -128,7 +132,7 @@ impl<'a> Bounds<'a> {
             is_stack,
             devices,
             offloading,
-            arithmetic: Arithmetic::new(request, &graph),
+            arithmetic,
             overheads: (
                 least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
                 least(&|kind| costs.parameters(kind).micro_batch_overhead),
@@ -138,6 +142,7 @@ impl<'a> Bounds<'a> {
             cuttings: Memo::new(),
             timetables: Memo::new(),
             in_flight: Memo::new(),
+            fits: Memo::new(),
         })
     }
 

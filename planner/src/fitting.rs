@@ -36,7 +36,7 @@ const PICOSECONDS: f64 = 1e12;
 
 /// Blocks of each stage, and how many of them it computes again.
 #[derive(Clone, Debug)]
-struct Fit {
+pub(crate) struct Fit {
     cuts: Vec<usize>,
     again: Vec<usize>,
 }
@@ -58,7 +58,8 @@ impl Bounds<'_> {
         let mut cut: Vec<Layout> = Vec::new();
         for member in members.iter_mut().filter(|member| member.cuts.is_some()) {
             let place = cut.iter().position(|other| lie_alike(other, member)).unwrap_or_else(|| {
-                let fit = self.fit(member, family.micro_batches, None);
+                let alike = Layout { zero: 0, shard_group: None, cuts: Some(Vec::new()), ..member.clone() };
+                let fit = self.fits.get((alike, family.micro_batches), || self.fit(member, family.micro_batches, None));
                 cut.push(Layout { cuts: fit.map(|fit| fit.cuts).or_else(|| member.cuts.clone()), ..member.clone() });
                 cut.len() - 1
             });

@@ -586,7 +586,8 @@ impl Searcher<'_> {
             Candidate { plan, prediction }
         };
         let candidates: Vec<Candidate> = plans.into_iter().zip(foretold).map(candidate).collect();
-        self.search.best_seconds = candidates.first().map_or(0.0, |best| best.prediction.step_seconds.value());
+        // Where there is nothing better it is what was found elsewhere, which is of time where searches are put together by time.
+        self.search.best_seconds = candidates.first().map_or(best, |best| best.prediction.step_seconds.value());
         // The value of what is left, in terms of the best one's time.
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
         self.search.lower_bound_seconds = self.search.best_seconds * share;
