@@ -216,6 +216,8 @@ impl Probe {
         Piece {
             backward: piece.backward.with(more.backward, with),
             weights: piece.weights.with(more.weights, |own, more| with(own, more.min(0.0))),
+            // The last pass may be that of the parameters' gradients.
+            tail: piece.tail.with(more.tail, |own, more| with(own, more.min(0.0))),
             held: Held {
                 between,
                 for_weights: with(piece.held.for_weights, more.held.for_weights),
