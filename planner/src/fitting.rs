@@ -107,14 +107,15 @@ impl Bounds<'_> {
             return None;
         }
         let mut members = self.space.members(family);
-        // Of those that lie alike the one whose ranks share out the most, and is cut by time if any is.
-        members.sort_by_key(|member| (member.cuts.is_none(), std::cmp::Reverse(member.zero)));
+        // Of those that lie alike and share out the same one is enough, cut by time if any is; none is smaller than with all ranks of `data` together.
+        members.sort_by_key(|member| member.cuts.is_none());
         let mut seen: Vec<&Layout> = Vec::new();
         let mut least: Option<f64> = None;
         for member in &members {
-            if !seen.iter().any(|other| lie_alike(other, member)) {
+            if !seen.iter().any(|other| lie_alike(other, member) && other.zero == member.zero) {
                 seen.push(member);
-                let own = self.least_however_cut(member, family.micro_batches);
+                let smallest = Layout { shard_group: None, ..member.clone() };
+                let own = self.least_however_cut(&smallest, family.micro_batches);
                 least = least.into_iter().chain(own).reduce(f64::min);
             }
         }

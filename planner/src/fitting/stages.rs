@@ -96,7 +96,7 @@ impl Stages {
             Kinds::Any => again.flatten().min()?,
         };
         let splits = self.layout.schedule.splits_backward();
-        let of_kind = |&kind: &usize| {
+        let of = |kind: usize, again: usize| {
             let piece = self.probes[kind].chunk(layers, again, has_first, has_last);
             let there = if stage == 0 { piece.forward.free.passed } else { piece.forward.arrival.passed };
             let through = there + piece.backward.arrival.passed;
@@ -104,6 +104,14 @@ impl Stages {
             let passed = if splits { there } else { through };
             let busy = piece.forward.free.busy + piece.backward.free.busy + piece.weights.free.busy;
             [busy * self.micro_batches as f64, through, passed]
+        };
+        let of_kind = |&kind: &usize| match kinds {
+            Kinds::All => of(kind, again),
+            // What is done again before a gradient has arrived is in no chain: with all blocks these may be shorter than with some.
+            Kinds::Any => {
+                let (few, all) = (of(kind, again), of(kind, layers));
+                [0, 1, 2].map(|value| f64::min(few[value], all[value]))
+            }
         };
         let choose = if kinds == Kinds::All { f64::max } else { f64::min };
         let of_kinds = self.kinds[stage].iter().map(of_kind);
