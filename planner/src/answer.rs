@@ -86,18 +86,18 @@ impl Planned {
 impl Search {
     /// What two searches did together.
     fn add(&mut self, other: &Self) {
-        let one = self;
-        one.layouts += other.layouts;
-        one.alike += other.alike;
-        one.needless += other.needless;
-        one.indivisible += other.indivisible;
-        one.bounded_out += other.bounded_out;
-        one.out_of_memory += other.out_of_memory;
-        one.stopped += other.stopped;
-        one.simulated += other.simulated;
-        one.best_seconds = one.best_seconds.min(other.best_seconds);
-        one.lower_bound_seconds = one.lower_bound_seconds.min(other.lower_bound_seconds);
-        one.gap = if one.lower_bound_seconds > 0.0 { one.best_seconds / one.lower_bound_seconds - 1.0 } else { f64::INFINITY };
+        self.layouts += other.layouts;
+        self.alike += other.alike;
+        self.needless += other.needless;
+        self.indivisible += other.indivisible;
+        self.bounded_out += other.bounded_out;
+        self.out_of_memory += other.out_of_memory;
+        self.stopped += other.stopped;
+        self.simulated += other.simulated;
+        self.best_seconds = self.best_seconds.min(other.best_seconds);
+        self.lower_bound_seconds = self.lower_bound_seconds.min(other.lower_bound_seconds);
+        self.gap =
+            if self.lower_bound_seconds > 0.0 { self.best_seconds / self.lower_bound_seconds - 1.0 } else { f64::INFINITY };
     }
 }
 

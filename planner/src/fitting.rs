@@ -1,6 +1,6 @@
 //! Stages on devices of several kinds: how many blocks each has, and how many of these it computes again, chosen together by what probes say that they
 //! take and hold there: by dynamic programming over the stages, and then block by block, by the bound that goes pass by pass. A family's bound is of the
-//! best of all cuts, exact for the bound's closed form.
+//! best of all cuts, by the bound's closed form.
 //!
 //! A layout that fits with what it has is cut by time alone. One that does not has a *fitted* layout beside it: in each stage as few blocks are computed
 //! again as must, by the least that it holds. The compiler may find that it holds more; then it is fitted anew, into as much less.
@@ -15,7 +15,7 @@ use crate::probe::share_nodes;
 use crate::space::Family;
 use foretell_program::{Axis, Layout, Plan, Rank, Recompute, usual_cuts};
 use foretell_topologies::DeviceId;
-use foretell_units::Bytes;
+use foretell_units::{Bytes, Picoseconds, Seconds};
 use stages::{Cost, Kinds, Stages, least_of_all, moves};
 use std::collections::BTreeMap;
 
@@ -30,9 +30,6 @@ const LONGER: [f64; 12] = [1.0, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 1.7, 2.0, 
 
 /// Stages up to which blocks are moved between any two of them.
 const MOST_STAGES: usize = 8;
-
-/// In a second.
-const PICOSECONDS: f64 = 1e12;
 
 /// Blocks of each stage, and how many of them it computes again.
 #[derive(Clone, Debug)]
@@ -262,7 +259,7 @@ impl Bounds<'_> {
                 route.links.iter().for_each(|link| *flows.entry(link.0).or_default() += bytes);
             }
             let slowest = flows.iter().map(|(&link, bytes)| bytes / topology.links()[link].bandwidth.value()).fold(0.0, f64::max);
-            *longer = (latency + slowest) * PICOSECONDS;
+            *longer = Picoseconds::from(Seconds::new(latency + slowest)).0 as f64;
         }
         longer
     }
