@@ -1,0 +1,107 @@
+//! Rules for text: how wide a comment may be, how long a test's name, and which paths and names a
+//! document may cite.
+
+use std::path::Path;
+
+/// Comments and documentation in source files end by this column.
+pub const COMMENT_COLUMNS: usize = 100;
+
+/// A test's name has at most this many characters.
+pub const TEST_NAME_LENGTH: usize = 70;
+
+/// Lines (from 1) of `source` that are comments wider than [`COMMENT_COLUMNS`]. A line that holds a
+/// link may be wider, since a link cannot be broken.
+#[must_use]
+pub fn wide_comments(source: &str) -> Vec<usize> {
+    let is_comment = |line: &str| {
+        let line = line.trim_start();
+        line.starts_with("//") || line.starts_with("# ") || line.starts_with("* ")
+    };
+    numbered(source)
+        .filter(|(_, line)| is_comment(line) && !line.contains("://") && line.chars().count() > COMMENT_COLUMNS)
+        .map(|(number, _)| number)
+        .collect()
+}
+
+/// Names of tests in Rust source that are longer than [`TEST_NAME_LENGTH`].
+#[must_use]
+pub fn long_test_names(source: &str) -> Vec<String> {
+    let mut after_attribute = false;
+    let mut long = Vec::new();
+    for line in source.lines().map(str::trim_start) {
+        if line.starts_with("#[test]") {
+            after_attribute = true;
+        } else if let Some(rest) = line.strip_prefix("fn ").filter(|_| after_attribute) {
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            after_attribute = false;
+            if name.len() > TEST_NAME_LENGTH {
+                long.push(name);
+            }
+        }
+    }
+    long
+}
+
+/// What a document cites in backticks and the tree does not have: paths that do not exist under
+/// `root`, and snake-case names that stand in no source (`sources` is their joined text).
+#[must_use]
+pub fn dangling_citations(document: &str, root: &Path, sources: &str) -> Vec<String> {
+    let mut dangling = Vec::new();
+    for (number, line) in numbered(document) {
+        for cited in line.split('`').skip(1).step_by(2) {
+            let missing = if is_path(cited) { !root.join(cited).exists() } else { is_name(cited) && !has_word(sources, cited) };
+            if missing {
+                dangling.push(format!("line {number}: `{cited}`"));
+            }
+        }
+    }
+    dangling
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(index, line)| (index + 1, line))
+}
+
+/// A path of the tree: it has a slash or a source file's ending, and no blanks, placeholders or
+/// wildcards.
+fn is_path(cited: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let ending = [".rs", ".md", ".yaml", ".py", ".sh", ".cu", ".toml"].iter().any(|end| cited.ends_with(end));
+    let placeholder = cited.chars().any(|c| c.is_ascii_uppercase()) && !ending;
+    cited.chars().all(plain) && !placeholder && !cited.starts_with('/') && !cited.contains("NAME") && (cited.contains('/') || ending)
+}
+
+/// A function's or test's name: snake case with at least two underscores.
+fn is_name(cited: &str) -> bool {
+    cited.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') && cited.matches('_').count() >= 2
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    let edge = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    text.match_indices(word).any(|(at, _)| {
+        let (before, after) = (text.get(..at).unwrap_or(""), text.get(at + word.len()..).unwrap_or(""));
+        edge(before.chars().next_back()) && edge(after.chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_of_101_columns_is_too_wide() {
+        let line = format!("// {}", "x".repeat(98));
+        assert_eq!(wide_comments(&format!("fn a() {{}}\n{line}\n")), [2]);
+        assert_eq!(wide_comments(line.get(..100).unwrap()), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn a_missing_path_and_a_missing_name_dangle() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let document = "`src/text.rs` and `src/none.rs`; `here_it_is_named` and `nobody_has_this`";
+        assert_eq!(
+            dangling_citations(document, root, "fn here_it_is_named() {}"),
+            ["line 1: `src/none.rs`", "line 1: `nobody_has_this`"]
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! The rules of [`foretell_house`], applied to this workspace.
+
+use std::path::{Path, PathBuf};
+
+use foretell_house::cycles::cycles;
+use foretell_house::modules::CrateModules;
+use foretell_house::text::{dangling_citations, long_test_names, wide_comments};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every file under the workspace with one of `endings`, but for build output, in sorted order.
+fn files(endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root()];
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                open.push(path);
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn no_two_sibling_modules_import_each_other() {
+    let mut report = Vec::new();
+    for file in files(&["src/lib.rs", "lib.rs", "main.rs"]).iter().filter(|file| file.parent().unwrap().ends_with("src")) {
+        let modules = CrateModules::read(file).unwrap();
+        for cycle in cycles(&modules.edges()) {
+            let name = file.strip_prefix(root()).unwrap().display().to_string();
+            report.push(format!("{name}, in `{}`: {}", cycle.parent.join("::"), cycle.siblings.join(", ")));
+            report.extend(cycle.imports.iter().map(|import| format!("    {import}")));
+        }
+    }
+    assert!(report.is_empty(), "modules import each other:\n{}", report.join("\n"));
+}
+
+#[test]
+fn no_comment_is_wider_than_100_columns() {
+    let mut report = Vec::new();
+    for file in files(&[".rs", ".cu", ".cuh", ".cpp", ".h", ".py", ".sh"]) {
+        let lines = wide_comments(&read(&file));
+        report.extend(lines.iter().map(|line| format!("{}:{line}", file.display())));
+    }
+    assert!(report.is_empty(), "{} wide comments:\n{}", report.len(), report.join("\n"));
+}
+
+#[test]
+fn test_names_have_at_most_70_characters() {
+    let long: Vec<_> = files(&[".rs"]).iter().flat_map(|file| long_test_names(&read(file))).collect();
+    assert!(long.is_empty(), "{} long names:\n{}", long.len(), long.join("\n"));
+}
+
+#[test]
+fn architecture_and_contributing_cite_what_exists() {
+    let sources: String = files(&[".rs", ".py", ".cu", ".sh", ".yaml"]).iter().map(|file| read(file)).collect();
+    let mut report = Vec::new();
+    for name in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let dangling = dangling_citations(&read(&root().join(name)), &root(), &sources);
+        report.extend(dangling.into_iter().map(|cited| format!("{name}, {cited}")));
+    }
+    assert!(report.is_empty(), "{}", report.join("\n"));
+}
