@@ -18,9 +18,10 @@ pub(crate) use mixture::MixtureShape;
 use crate::dropout::{DropoutRate, DropoutSite};
 use crate::graph::{
     Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
-    Parameter, Pass, Role, Storage, Tensor, TensorId,
+    Parameter, Pass, Role, Tensor, TensorId,
 };
 use crate::specification::GraphOptions;
+use crate::storage::Storage;
 
 /// A dimension of a name and an extent.
 pub(crate) fn dimension(name: &'static str, extent: usize) -> Dimension {

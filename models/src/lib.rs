@@ -25,6 +25,7 @@ mod dropout;
 mod graph;
 mod kernel;
 mod specification;
+mod storage;
 mod zoo;
 
 pub use attention::{Attention, KeyStep, RelativePositions, Rope};
@@ -32,7 +33,11 @@ pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
-    OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,
+    OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,
 };
-pub use kernel::{Activation, Control, EightBits, Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
+pub use kernel::{
+    Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
+    Traffic, WeightLayout, Window,
+};
 pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, SampleShape, Stem};
+pub use storage::Storage;

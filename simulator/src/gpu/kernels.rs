@@ -5,7 +5,7 @@ use super::nccl::Reachable;
 use super::product::{Product, product_time};
 use super::profile::Cluster;
 use super::stack::{AttentionKind, Category, StackKind};
-use foretell_models::{Attention, Kernel, Window};
+use foretell_models::{Attention, Kernel, KernelFamily, Window};
 use foretell_program::{Collective, CollectiveAlgorithm, CollectiveRole, Phase};
 use foretell_units::{DataType, Seconds};
 
@@ -316,9 +316,10 @@ impl GpuCosts<'_> {
         }
         // Whole buckets stream in every stack.
         let slower = if matches!(category, Category::Optimizer | Category::Bucket) { 1.0 } else { self.stack.elementwise };
-        let mut bytes = kernel.bytes(precision).value();
+        let traffic = kernel.traffic();
+        let mut bytes = traffic.bytes(precision).value();
         if accumulate {
-            bytes += 4.0 * kernel.traffic().single as f64;
+            bytes += 4.0 * traffic.single as f64;
         }
         (self.moved(bytes * share) * slower, 1.0, category)
     }
@@ -358,76 +359,26 @@ enum Pass {
 
 /// What kind of work a kernel is.
 pub(super) fn category(kernel: &Kernel) -> Category {
-    match kernel {
-        Kernel::Matmul { .. }
-        | Kernel::MatmulInputGradient { .. }
-        | Kernel::MatmulWeightGradient { .. }
-        | Kernel::EightBitMatmul { .. }
-        | Kernel::EightBitMatmulInputGradient { .. }
-        | Kernel::EightBitMatmulWeightGradient { .. }
-        | Kernel::ExpertMatmul { .. }
-        | Kernel::ExpertMatmulInputGradient { .. }
-        | Kernel::ExpertMatmulWeightGradient { .. }
-        | Kernel::Convolution(_)
-        | Kernel::ConvolutionInputGradient(_)
-        | Kernel::ConvolutionWeightGradient(_)
-        | Kernel::Lstm(_)
-        | Kernel::LstmGradient { .. } => Category::Product,
-        Kernel::Attention(_) | Kernel::AttentionGradient(_) => Category::Attention,
-        Kernel::BiasAdd { .. } => Category::Bias,
-        Kernel::BiasGradient { .. } => Category::BiasGradient,
-        Kernel::Relu { .. }
-        | Kernel::ReluGradient { .. }
-        | Kernel::Gelu { .. }
-        | Kernel::GeluGradient { .. }
-        | Kernel::GeluExact { .. }
-        | Kernel::GeluExactGradient { .. }
-        | Kernel::SiluMultiply { .. }
-        | Kernel::SiluMultiplyGradient { .. }
-        | Kernel::Multiply { .. } => Category::Activation,
-        Kernel::Add { .. } | Kernel::Dropout(_) => Category::Residual,
-        Kernel::LayerNorm { .. }
-        | Kernel::LayerNormInputGradient { .. }
-        | Kernel::LayerNormWeightGradient { .. }
-        | Kernel::RmsNorm { .. }
-        | Kernel::RmsNormInputGradient { .. }
-        | Kernel::RmsNormWeightGradient { .. }
-        | Kernel::BatchNorm { .. }
-        | Kernel::BatchNormInputGradient { .. }
-        | Kernel::BatchNormWeightGradient { .. }
-        | Kernel::BatchNormInference { .. }
-        | Kernel::RunningStatistics { .. } => Category::Norm,
-        Kernel::Rope(_) | Kernel::RopeGradient(_) => Category::Rope,
-        Kernel::Split { .. }
-        | Kernel::Join { .. }
-        | Kernel::Slice { .. }
-        | Kernel::Interleave { .. }
-        | Kernel::Deinterleave { .. }
-        | Kernel::Prepend { .. }
-        | Kernel::PrependInputGradient { .. }
-        | Kernel::PrependWeightGradient { .. }
-        | Kernel::First { .. }
-        | Kernel::FirstGradient { .. } => Category::Rearrange,
-        Kernel::Embedding { .. } | Kernel::EmbeddingWeightGradient { .. } => Category::Embedding,
-        Kernel::CrossEntropy { .. }
-        | Kernel::LogitStatistics { .. }
-        | Kernel::CrossEntropyOfStatistics { .. }
-        | Kernel::CrossEntropyGradient { .. } => Category::Loss,
-        Kernel::Route { .. }
-        | Kernel::RouteGradient { .. }
-        | Kernel::Dispatch(_)
-        | Kernel::DispatchGradient(_)
-        | Kernel::Combine(_)
-        | Kernel::CombineInputGradient(_)
-        | Kernel::CombineGateGradient(_) => Category::Routing,
-        Kernel::Sgd { .. } | Kernel::AdamW { .. } => Category::Optimizer,
-        Kernel::SumOfSquares { .. }
-        | Kernel::Sum { .. }
-        | Kernel::Zero { .. }
-        | Kernel::Narrow { .. }
-        | Kernel::Accumulate { .. }
-        | Kernel::UpdateControl { .. } => Category::Bucket,
-        _ => Category::Other,
+    // Priced by its traffic: `device_time` has no product for it.
+    if let Kernel::LstmWeightGradient(_) = kernel {
+        return Category::Other;
+    }
+    match kernel.family() {
+        KernelFamily::Product | KernelFamily::Convolution => Category::Product,
+        KernelFamily::Attention => Category::Attention,
+        KernelFamily::Bias => Category::Bias,
+        KernelFamily::BiasGradient => Category::BiasGradient,
+        KernelFamily::Activation => Category::Activation,
+        KernelFamily::Residual => Category::Residual,
+        KernelFamily::Norm => Category::Norm,
+        KernelFamily::Rope => Category::Rope,
+        KernelFamily::Rearrangement => Category::Rearrange,
+        KernelFamily::Embedding => Category::Embedding,
+        KernelFamily::Loss => Category::Loss,
+        KernelFamily::Routing => Category::Routing,
+        KernelFamily::Optimizer => Category::Optimizer,
+        KernelFamily::Bucket => Category::Bucket,
+        KernelFamily::Other => Category::Other,
     }
 }
 
