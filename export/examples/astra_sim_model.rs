@@ -1,5 +1,5 @@
 //! Lays what Foretell says beside ASTRA-sim's published model, on the same all-reduces and on the same small training step; with a folder it
-//! writes the traces of both there, for ASTRA-sim itself to run. The model is what its sources say (see `docs/astra-sim.md`), not a run of it.
+//! writes the traces of both there, for ASTRA-sim itself to run. The model is what its sources say (see `docs/how-to/compare-with-astra-sim.md`), not a run of it.
 //!
 //! `cargo run --release -p foretell-export --example astra_sim_model [FOLDER]`
 #![allow(clippy::unwrap_used)]
