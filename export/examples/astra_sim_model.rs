@@ -1,6 +1,6 @@
 //! Compares Foretell's predictions with ASTRA-sim's model, on the same all-reduces and the same small
-//! training steps. The model follows ASTRA-sim's sources (`docs/astra-sim.md`); ASTRA-sim itself does
-//! not run. With a folder, the example also writes the traces and configuration files for it.
+//! training steps. The model follows ASTRA-sim's sources (`docs/how-to/compare-with-astra-sim.md`);
+//! ASTRA-sim itself does not run. With a folder, the example also writes the traces and configuration files for it.
 //!
 //! `cargo run --release -p foretell-export --example astra_sim_model [FOLDER]`
 #![allow(clippy::unwrap_used)]

@@ -68,7 +68,11 @@ fn is_path(cited: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let ending = [".rs", ".md", ".yaml", ".py", ".sh", ".cu", ".toml"].iter().any(|end| cited.ends_with(end));
     let placeholder = cited.chars().any(|c| c.is_ascii_uppercase()) && !ending;
-    cited.chars().all(plain) && !placeholder && !cited.starts_with('/') && !cited.contains("NAME") && (cited.contains('/') || ending)
+    cited.chars().all(plain)
+        && !placeholder
+        && !cited.starts_with('/')
+        && !cited.contains("NAME")
+        && (cited.contains('/') || ending)
 }
 
 /// A function's or test's name: snake case with at least two underscores.
