@@ -7,7 +7,7 @@ use crate::predict::Foretold;
 use clap::Args;
 use foretell_planner::checkpoint_bytes;
 use foretell_reports::{Column, table};
-use foretell_simulator::{PowerModel, Prediction, Reliability, RunningCost, MissingFact, reliability, running_cost};
+use foretell_simulator::{MissingFact, PowerModel, Prediction, Reliability, RunningCost, reliability, running_cost};
 use foretell_topologies::{DeviceId, NodeId};
 use foretell_units::{Bytes, Joules, Seconds};
 use serde_json::{Value, json};

@@ -168,7 +168,14 @@ impl<'a> OfBuckets<'a> {
 }
 
 /// Kernels after all passes take so much `less`.
-fn chain(list: &StageProgram, alone: &LeastTimes, overlap: &Overlap, range: &Range<u32>, beginning: Beginning, less: f64) -> Chain {
+fn chain(
+    list: &StageProgram,
+    alone: &LeastTimes,
+    overlap: &Overlap,
+    range: &Range<u32>,
+    beginning: Beginning,
+    less: f64,
+) -> Chain {
     let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
     let first = range.start as usize;
     // When each is over, if that follows from the beginning.
