@@ -39,7 +39,7 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
         (
             small.clone(),
             plan(Layout { pipeline: 2, cuts: Some(vec![max, 3]), ..layout.clone() }, 8),
-            "does not share out 2 blocks",
+            "does not divide 2 blocks",
         ),
         (Model::Mlp { widths: vec![2; 2000] }, plan(Layout { pipeline: 1500, ..layout.clone() }, 8), "use 1024 stages or less"),
         (
