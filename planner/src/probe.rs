@@ -79,7 +79,7 @@ const ROOM: usize = 8192;
 impl<'a> Stacks<'a> {
     pub(crate) fn new(model: &Model, name: &'a str) -> Self {
         let lengths = [SHORT, LONG, SHORT + LONG + 2];
-        let compiler = |layers| Some(Compiler::owning(model.with_repeated_layers(layers)?, name).with_room_for(ROOM));
+        let compiler = |layers| Some(Compiler::owning(model.with_repeated_layers(layers)?, name).with_operator_limit(ROOM));
         Self(lengths.map(|layers| Some((layers, compiler(layers)?))))
     }
 
