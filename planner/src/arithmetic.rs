@@ -57,7 +57,7 @@ impl Bounds<'_> {
 mod tests {
     use super::*;
     use crate::bounds::Verdict;
-    use foretell_models::{DropoutRate, Model};
+    use foretell_models::{DropoutRate, Gpt, Model};
     use foretell_program::{Layout, Plan};
     use foretell_simulator::CostModel;
     use foretell_topologies::Topology;
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn it_is_most_of_what_large_products_take_and_never_more() {
         let none = DropoutRate::NONE;
-        let model = Model::Gpt {
+        let model = Model::Gpt(Gpt {
             layers: 8,
             hidden: 8192,
             heads: 64,
@@ -76,7 +76,7 @@ mod tests {
             tied_embeddings: false,
             dropout: none,
             attention_dropout: none,
-        };
+        });
         let topology = Topology::library("dgx-h100").expect("it is in the library");
         for precision in [DataType::Bf16, DataType::Fp32, DataType::Fp8] {
             let costs =

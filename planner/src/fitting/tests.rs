@@ -5,7 +5,7 @@ use super::stages::{Cost, least_of_all};
 use crate::bounds::{Bounds, Verdict};
 use crate::request::Request;
 use crate::search::plan;
-use foretell_models::{DropoutRate, Model};
+use foretell_models::{DropoutRate, Gpt, Model};
 use foretell_program::{Layout, Plan, Rank, Recompute, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
@@ -64,7 +64,7 @@ fn two_kinds(slow: &str, fast: &str, nic: &str) -> Topology {
 #[test]
 fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
     let (attention_dropout, dropout) = (DropoutRate::NONE, DropoutRate::NONE);
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 6,
         hidden: 256,
         heads: 4,
@@ -74,7 +74,7 @@ fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
         tied_embeddings: false,
         dropout,
         attention_dropout,
-    };
+    });
     let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
     let mut computed_again = 0;
     for (slow, fast, nic) in [
