@@ -23,9 +23,7 @@ impl GpuCosts<'_> {
             CollectiveRole::Gradients => communication.gradient_bytes / 4.0,
             CollectiveRole::Parameters if communication.narrow_gather && self.format.is_cast() => 0.5,
             // The gathered tensor is the operand of a sequence-parallel product.
-            CollectiveRole::Tensor
-                if kind == Collective::AllGather && communication.narrow_operands && self.format.is_cast() =>
-            {
+            CollectiveRole::Tensor if kind == Collective::AllGather && communication.narrow_operands && self.format.is_cast() => {
                 self.format.bytes() / 2.0
             }
             _ => 1.0,

@@ -128,13 +128,7 @@ impl GpuCosts<'_> {
 
     /// Returns the work of a product of the given rows, columns and contracted dimension. `cast` is the
     /// number of elements that are cast to a narrow format, and `weight` has the weight's dimensions.
-    fn matmul(
-        &self,
-        [rows, columns, contracted]: [usize; 3],
-        output_bytes: f64,
-        cast: usize,
-        weight: [usize; 2],
-    ) -> DeviceWork {
+    fn matmul(&self, [rows, columns, contracted]: [usize; 3], output_bytes: f64, cast: usize, weight: [usize; 2]) -> DeviceWork {
         let operand_bytes = self.format.bytes();
         let product = Product { batch: 1, rows, columns, contracted, operand_bytes, output_bytes };
         let time = self.product_time(&product) + self.cast_time(cast);

@@ -315,9 +315,8 @@ mod tests {
             stack.memory.activations = activations;
             stack
         };
-        let held = |activations| {
-            memory.footprint(&stack(activations), ProductFormat::Bf16, &Workload::default()).activations.value()
-        };
+        let held =
+            |activations| memory.footprint(&stack(activations), ProductFormat::Bf16, &Workload::default()).activations.value();
         assert!(held(0.0) >= 2.0 * memory.logits, "{}", held(0.0));
         assert!(held(2.0) < 2.0 * held(1.0), "{} beside {}", held(2.0), held(1.0));
     }

@@ -334,12 +334,16 @@ mod tests {
     fn short_messages_use_low_latency_and_long_ones_bandwidth() {
         let cluster = cluster("a100-sxm-80g", 1600.0);
         let node = NodeSpread { members: 8, nodes: 1, most_on_node: 8 };
-        let choice = |bytes| node.choose(Collective::AllReduce, bytes, CollectiveAlgorithm::Automatic, &cluster).1.expect("a collective");
+        let choice =
+            |bytes| node.choose(Collective::AllReduce, bytes, CollectiveAlgorithm::Automatic, &cluster).1.expect("a collective");
         assert_eq!(choice(1024.0).1, Protocol::Ll);
         assert_eq!(choice(1e9), (Algorithm::Ring, Protocol::Simple));
         // A short all-reduce over many nodes uses a tree.
         let many = NodeSpread { members: 512, nodes: 64, most_on_node: 8 };
-        assert_eq!(many.choose(Collective::AllReduce, 65536.0, CollectiveAlgorithm::Automatic, &cluster).1.expect("a collective").0, Algorithm::Tree);
+        assert_eq!(
+            many.choose(Collective::AllReduce, 65536.0, CollectiveAlgorithm::Automatic, &cluster).1.expect("a collective").0,
+            Algorithm::Tree
+        );
     }
 
     #[test]
