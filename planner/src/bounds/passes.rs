@@ -19,13 +19,13 @@ pub(super) use memory::{MicroBatchMemory, PersistentMemory, gathers_parameters_o
 pub(super) use streams::StreamTime;
 
 use foretell_program::{Overlap, StageProgram, Stream};
-use foretell_simulator::Alone;
+use foretell_simulator::LeastTimes;
 
 /// An instruction list and the time that each of its instructions takes alone.
 #[derive(Clone, Copy)]
 pub(super) struct TimedList<'a> {
     pub(super) list: &'a StageProgram,
-    pub(super) times: &'a Alone,
+    pub(super) times: &'a LeastTimes,
     pub(super) overlap: &'a Overlap,
 }
 

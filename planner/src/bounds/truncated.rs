@@ -20,7 +20,7 @@ use crate::bounds::passes::{MicroBatchMemory, StreamTime, TimedList};
 use crate::space::FEWEST_EQUAL_BLOCKS;
 use foretell_models::Model;
 use foretell_program::{Compiler, Layout, Plan, PlanError};
-use foretell_simulator::{CostModel, Oversubscription, SimulationError, alone, alone_on};
+use foretell_simulator::{CostModel, Oversubscription, SimulationError, least_times, least_times_on};
 use foretell_topologies::Topology;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
 use std::cell::Cell;
@@ -129,8 +129,8 @@ impl TruncatedModel {
             let plan = Plan { layout, global_batch, ..plan.clone() };
             let program = compiler.unplaced(&plan).map_err(TruncationError::Plan)?;
             let times = match kind {
-                Some(kind) => alone_on(&program, costs, plan.layout.bucket, |_| kind),
-                None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
+                Some(kind) => least_times_on(&program, costs, plan.layout.bucket, |_| kind),
+                None => least_times(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
             let mut times = times.map_err(TruncationError::Simulation)?;
             if is_pipeline && left_out.sums_over_stages {

@@ -5,7 +5,7 @@ use super::context::Bounds;
 use super::passes::{MicroBatchMemory, PersistentMemory, TimedList};
 use crate::space::Request;
 use foretell_program::{Layout, Phase, Plan, StageProgram};
-use foretell_simulator::{Alone, Oversubscription, alone, alone_on};
+use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
 
 /// Bounds all variants of a family by the kernels of the busiest stage. The update does not count:
 /// data-parallel ranks may shard it.
@@ -33,11 +33,11 @@ pub(super) fn kernel_time_per_micro_batch(
     let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
     let program = bounds.compiler.unplaced(&plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
     let times = match kind {
-        Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
-        None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
+        Some(kind) => least_times_on(&program, costs, layout.bucket, |_| kind),
+        None => least_times(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
     };
     let Ok(times) = times else { return Ok(None) };
-    let of_list = |(list, times): (&StageProgram, &Alone)| {
+    let of_list = |(list, times): (&StageProgram, &LeastTimes)| {
         let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
         TimedList { list, times, overlap: &plan.overlap }.kernel_time(0..end)
     };
@@ -49,13 +49,13 @@ pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches
     let plan = Plan { layout: layout.clone(), ..bounds.request.base.clone() };
     let Request { topology, costs, oversubscription, .. } = *bounds.request;
     let program = bounds.compiler.unplaced(&plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
-    let Ok(times) = alone(&program, topology, costs, oversubscription, plan.layout.bucket) else {
+    let Ok(times) = least_times(&program, topology, costs, oversubscription, plan.layout.bucket) else {
         return Ok(Bound::TRIVIAL);
     };
     // With more ranks than devices, ranks start over at the first device. A group that seems to span
     // two nodes may then lie in one, where its collectives are faster. So only kernels count.
     let has_own_devices = program.mesh.world_size() <= topology.device_count();
-    let of_list = |(list, times): (&StageProgram, &Alone)| {
+    let of_list = |(list, times): (&StageProgram, &LeastTimes)| {
         let timed = TimedList { list, times, overlap: &plan.overlap };
         if has_own_devices { longest_chain(&timed) } else { timed.kernel_time(0..list.instructions.len()) }
     };

@@ -129,7 +129,7 @@ impl Simulations<'_> {
         let (value, predicted) = if predicts_value {
             let deadline = self.deadline(layout, program, best).map(Arc::new);
             let prediction = match predict(request, program, deadline) {
-                Err(SimulationError::Later { at_least }) => {
+                Err(SimulationError::PastDeadline { at_least }) => {
                     return Ok(Outcome::Stopped(Seconds::from(at_least).value() * value_per_second));
                 }
                 prediction => prediction?,

@@ -1,7 +1,7 @@
 //! Adjustments of the times in a truncated model where its stages lie otherwise than the layout's.
 
 use foretell_program::{Axis, CollectiveRole, Mesh, Operation, Program, Rank, StageProgram, Stream};
-use foretell_simulator::Alone;
+use foretell_simulator::LeastTimes;
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, Picoseconds};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub(super) fn largest_message(program: &Program) -> f64 {
 ///
 /// Returns the least extra time, in picoseconds, of a message between neighbouring stages that share
 /// no node; 0 if `topology` is `None`.
-pub(super) fn equalise_messages(program: &Program, times: &mut [Alone], topology: Option<&Topology>) -> f64 {
+pub(super) fn equalise_messages(program: &Program, times: &mut [LeastTimes], topology: Option<&Topology>) -> f64 {
     let mut fastest: BTreeMap<Bytes, Picoseconds> = BTreeMap::new();
     let mut fastest_of_pair: BTreeMap<(Bytes, usize, usize), Picoseconds> = BTreeMap::new();
     for is_second_pass in [false, true] {
@@ -52,7 +52,7 @@ pub(super) fn equalise_messages(program: &Program, times: &mut [Alone], topology
 
 /// Gives collectives between stages no time: those that sum the gradients of a table which the first
 /// and the last stage both have.
-pub(super) fn leave_out_sums_over_stages(lists: &[StageProgram], times: &mut [Alone]) {
+pub(super) fn leave_out_sums_over_stages(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         for (index, instruction) in list.instructions.iter().enumerate() {
             if let Operation::Collective { group, .. } = *instruction.operation
@@ -87,7 +87,7 @@ pub(in crate::bounds) fn stages_sharing_nodes(mesh: &Mesh, topology: &Topology) 
 
 /// Gives messages no time and no launch overhead, nor the tensor-parallel collective nearest to them
 /// in each pass: between unequal meshes, the receiver may make the sum that the sender makes here.
-pub(super) fn leave_out_messages(lists: &[StageProgram], times: &mut [Alone]) {
+pub(super) fn leave_out_messages(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         let operation = |index: usize| &*list.instructions[index].operation;
         let is_message = |index: usize| matches!(operation(index), Operation::Send { .. } | Operation::Receive { .. });
