@@ -173,7 +173,7 @@ pub fn predict_with(
         hfu: utilisation(program.hardware_flops.value()),
         peak_memory_bytes: program.arenas(),
         host_memory_bytes: program.host_arenas(),
-        memory_by_component: program.footprints(),
+        memory_by_component: Footprint::of_stages(program),
         fits,
         breakdown_seconds: median.breakdown,
         calibrated: median.calibrated,
