@@ -30,9 +30,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
         }
         Objective::Goodput => {
             let state = checkpoint_bytes(request.model, request.name, request.base)?;
-            reliability(topology, topology.device_count(), state)
-                .map(|_| ())
-                .or_else(|unsaid| missing(unsaid.what, unsaid.hint))
+            reliability(topology, topology.device_count(), state).map(|_| ()).or_else(|unsaid| missing(unsaid.what, unsaid.hint))
         }
         _ => Ok(()),
     }
@@ -43,11 +41,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
 ///
 /// # Errors
 /// As [`simulate`].
-pub(crate) fn simulated_value(
-    request: &Request<'_>,
-    program: &Program,
-    value_per_second: f64,
-) -> Result<f64, SimulationError> {
+pub(crate) fn simulated_value(request: &Request<'_>, program: &Program, value_per_second: f64) -> Result<f64, SimulationError> {
     let options = Options { oversubscription: request.oversubscription, ..Options::default() };
     if request.objective == Objective::Energy {
         let options = Options { recording: Recording::Spans, ..options };

@@ -12,8 +12,8 @@
 
 mod costs;
 mod eliminate;
-mod integer;
 mod families;
+mod integer;
 mod patterns;
 mod prices;
 mod problem;

@@ -55,8 +55,7 @@ pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let families = with_sharded_operators(request, space.families());
     let of_family = |family: &Family| -> Vec<Layout> {
         let forms = |layout: Layout| {
-            let offloaded: Vec<Layout> =
-                space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
+            let offloaded: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
             let recomputed = bounds.partly_recomputed(&layout, family.micro_batches);
             std::iter::once(layout).chain(offloaded).chain(recomputed)
         };

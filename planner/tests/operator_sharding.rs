@@ -2,7 +2,7 @@
 
 use foretell_models::{GraphOptions, Model};
 use foretell_planner::operator_sharding::{
-    Cost, Factor, LARGEST_TABLE, Method, ShardingRequest, Problem, SolveError, applies, choose, solve,
+    Cost, Factor, LARGEST_TABLE, Method, Problem, ShardingRequest, SolveError, applies, choose, solve,
 };
 use foretell_program::{Layout, OperatorShares, Plan, Share, compile_training};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};

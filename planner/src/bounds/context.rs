@@ -60,12 +60,7 @@ impl<'a> Bounds<'a> {
             memory_limit: kinds.smallest_memory_limit(),
             compiler: Compiler::new(request.model, request.name),
             parameters: graph.parameter_count(),
-            truncated: TruncatedModels::new(
-                request,
-                Arc::clone(&kinds),
-                space.model.is_stack,
-                space.model.shares_parameters,
-            ),
+            truncated: TruncatedModels::new(request, Arc::clone(&kinds), space.model.is_stack, space.model.shares_parameters),
             pipelines: PipelineTables::new(),
             hosts: Hosts::new(request, &kinds),
             arithmetic: Arithmetic::new(request, &graph, &kinds.kinds),

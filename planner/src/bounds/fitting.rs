@@ -287,8 +287,7 @@ impl Bounds<'_> {
     /// Collects the stages of a layout for fitting. `None` if the layout does not divide the model.
     fn fitted_stages(&self, layout: &Layout, micro_batches: usize, budgets: Option<&[f64]>) -> Option<FittedStages> {
         let recomputes_some = budgets.is_some() || matches!(layout.recompute, Recompute::FullLayersOfStages(_));
-        let recompute =
-            if recomputes_some { Recompute::FullLayersOfStages(Vec::new()) } else { layout.recompute.clone() };
+        let recompute = if recomputes_some { Recompute::FullLayersOfStages(Vec::new()) } else { layout.recompute.clone() };
         let one_replica = Layout { data: 1, zero: 0, shard_group: None, placement: None, recompute, ..layout.clone() };
         let models = self.truncated.on_each_kind(&one_replica, micro_batches).ok()?;
         let pipelines = self.kinds.pipelines(&self.plan_with_usual_cuts(layout).mesh().ok()?);

@@ -97,12 +97,10 @@ impl Bounds<'_> {
         let arrangements = self.arrangements(std::slice::from_ref(layout));
         let timetable = self.pipelines.timetable(layout, micro_batches);
         // This truncated model has all data-parallel ranks, so its state is sharded already.
-        let arena = self.least_over(&arrangements, &models, layout, 1, |costs| {
-            costs.least_memory(timetable.in_flight(), 0, |_| 1, 1.0)
-        });
+        let arena =
+            self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_memory(timetable.in_flight(), 0, |_| 1, 1.0));
         let extra = self.truncated.extra_messages(layout, &models);
-        let time =
-            self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_time_by_pass(&timetable, &extra));
+        let time = self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_time_by_pass(&timetable, &extra));
         Ok(self.bound(micro_batches, time, arena))
     }
 
@@ -117,9 +115,7 @@ impl Bounds<'_> {
         let arrangements = self.arrangements(std::slice::from_ref(layout));
         let in_flight = self.pipelines.in_flight(layout, micro_batches);
         let shards = optimizer_shards(layout);
-        let arena = self.least_over(&arrangements, &models, layout, shards, |costs| {
-            least_memory(costs, &in_flight, layout, 1.0)
-        });
+        let arena = self.least_over(&arrangements, &models, layout, shards, |costs| least_memory(costs, &in_flight, layout, 1.0));
         let memory = self.memory_of_arena(arena);
         if memory > self.memory_limit {
             return Ok(memory);
@@ -186,8 +182,7 @@ impl Bounds<'_> {
         let of_arrangement = |arrangement: &Arrangement| {
             let of_replica = |kind_of_stage: &Vec<usize>| {
                 let (weights, cuts) = (self.kinds.weights(), &arrangement.cuts);
-                let costs =
-                    PipelineCosts::new(models, kind_of_stage, weights, cuts, layout.schedule, layout.virtual_stages);
+                let costs = PipelineCosts::new(models, kind_of_stage, weights, cuts, layout.schedule, layout.virtual_stages);
                 value(&costs.offloading(self.hosts.offload(layout, &self.hosts.copy_time_per_byte, shards)))
             };
             arrangement.pipelines.iter().map(of_replica).fold(0.0, f64::max)

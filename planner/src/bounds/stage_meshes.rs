@@ -53,8 +53,11 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
     let (mut time, mut arena) = (f64::INFINITY, f64::INFINITY);
     for variant in layouts {
         let cuts = bounds.cuts(variant);
-        let costs = PipelineCosts::new(&models, &pair_of_stage, &weights, &cuts, layout.schedule, 1)
-            .offloading(hosts.offload(layout, &copy_times, most_shards));
+        let costs = PipelineCosts::new(&models, &pair_of_stage, &weights, &cuts, layout.schedule, 1).offloading(hosts.offload(
+            layout,
+            &copy_times,
+            most_shards,
+        ));
         time = time.min(costs.least_time(micro_batches, OptimizerUpdate::LeftOut));
         arena = arena.min(costs.least_memory(&in_flight, variant.zero, |stage| stages[stage].data, 1.0));
     }

@@ -53,9 +53,8 @@ pub(super) struct TruncatedCompilers<'a>([Option<(usize, Compiler<'a>)>; 3]);
 
 impl<'a> TruncatedCompilers<'a> {
     fn new(model: &Model, name: &'a str) -> Self {
-        let compiler = |blocks| {
-            Some(Compiler::owning(model.with_repeated_layers(blocks)?, name).with_room_for(REMEMBERED_OPERATORS))
-        };
+        let compiler =
+            |blocks| Some(Compiler::owning(model.with_repeated_layers(blocks)?, name).with_operator_limit(REMEMBERED_OPERATORS));
         Self([SHORT, LONG, PIPELINE_BLOCKS].map(|blocks| Some((blocks, compiler(blocks)?))))
     }
 

@@ -61,9 +61,8 @@ pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches
     };
     let longest = program.lists.iter().zip(&times).map(of_list).fold(0.0, f64::max);
     let weights = bounds.kinds.weights_of_lists(&program);
-    let held = |(list, weight): (&StageProgram, f64)| {
-        (PersistentMemory::of(list).total() + MicroBatchMemory::of(list).peak()) * weight
-    };
+    let held =
+        |(list, weight): (&StageProgram, f64)| (PersistentMemory::of(list).total() + MicroBatchMemory::of(list).peak()) * weight;
     let arena = program.lists.iter().zip(weights).map(held).fold(0.0, f64::max);
     Ok(bounds.bound(micro_batches, longest, arena))
 }

@@ -39,13 +39,7 @@ pub(crate) fn with_sharded_operators(request: &Request<'_>, families: Vec<Family
 
 /// A layout as far as it bears on the placement of operators.
 fn bearing(layout: &Layout) -> Layout {
-    Layout {
-        schedule: Schedule::default(),
-        virtual_stages: 1,
-        recompute: Recompute::None,
-        cuts: None,
-        ..layout.clone()
-    }
+    Layout { schedule: Schedule::default(), virtual_stages: 1, recompute: Recompute::None, cuts: None, ..layout.clone() }
 }
 
 fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorShares> {

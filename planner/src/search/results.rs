@@ -22,8 +22,7 @@ impl Searcher<'_> {
             if request.base.stack.is_own() {
                 // Evaluation shares the arena with training.
                 let evaluation = self.bounds.compiler.evaluation(plan);
-                let evaluation =
-                    evaluation.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
+                let evaluation = evaluation.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
                 let both = predicted.memory.into_iter().zip(arenas(request, &evaluation));
                 predicted.memory = both.map(|(training, evaluation)| training.max(evaluation)).collect();
             }
@@ -46,8 +45,7 @@ impl Searcher<'_> {
     /// of what was not looked at, if anything is left.
     pub(super) fn answer(mut self, predicted: Vec<PredictedStep>, left: Option<f64>) -> Planned {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
-        let plans: Vec<&Plan> =
-            self.incumbents.returned().into_iter().map(|place| &self.incumbents.list[place].plan).collect();
+        let plans: Vec<&Plan> = self.incumbents.returned().into_iter().map(|place| &self.incumbents.list[place].plan).collect();
         let candidate = |(plan, predicted): (&Plan, PredictedStep)| {
             let PredictedStep { mut prediction, memory, by_component, .. } = predicted;
             prediction.peak_memory_bytes = memory;

@@ -267,10 +267,8 @@ impl<'a> Searcher<'a> {
     fn run_round(&mut self) -> Result<(), PlannerError> {
         let round = self.next_round()?;
         let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
-        let first = round
-            .par_iter()
-            .map(|layouts| simulations.first(layouts))
-            .collect::<Result<Vec<FirstOutcome>, PlannerError>>()?;
+        let first =
+            round.par_iter().map(|layouts| simulations.first(layouts)).collect::<Result<Vec<FirstOutcome>, PlannerError>>()?;
         let best = first.iter().filter_map(|first| first.outcome.as_ref()?.value()).reduce(f64::min);
         let outcomes: Vec<Vec<Outcome>> = round
             .par_iter()

@@ -107,13 +107,7 @@ impl Simulations<'_> {
 
     /// Simulates a layout with this Program if it fits. The simulation stops if the layout cannot beat
     /// `best` or an incumbent.
-    fn outcome(
-        &self,
-        layout: &QueuedLayout,
-        plan: Plan,
-        program: &Program,
-        best: Option<f64>,
-    ) -> Result<Outcome, PlannerError> {
+    fn outcome(&self, layout: &QueuedLayout, plan: Plan, program: &Program, best: Option<f64>) -> Result<Outcome, PlannerError> {
         let (bounds, request) = (self.bounds, self.bounds.request);
         let (memory, by_component) = memory_of(request, program);
         let weights = bounds.kinds.weights_of_stages(program);
@@ -166,14 +160,9 @@ pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<Predict
     Ok(PredictedStep { prediction: predict(request, &program, None)?, memory, by_component, weights })
 }
 
-fn predict(
-    request: &Request<'_>,
-    training: &Program,
-    deadline: Option<Arc<Deadline>>,
-) -> Result<Prediction, SimulationError> {
+fn predict(request: &Request<'_>, training: &Program, deadline: Option<Arc<Deadline>>) -> Result<Prediction, SimulationError> {
     let Request { topology, costs, oversubscription, .. } = *request;
-    let options =
-        Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
+    let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
     Ok(predict_with(training, topology, costs, &options)?.0)
 }
 

@@ -160,13 +160,7 @@ impl Searcher<'_> {
 
     /// Returns a bounded layout for the queue, unless it need not be looked at. Its bound is no less
     /// than `at_least`.
-    pub(super) fn queued(
-        &mut self,
-        bounded: Bounded,
-        index: LayoutIndex,
-        at_least: f64,
-        layout: Layout,
-    ) -> Option<QueuedLayout> {
+    pub(super) fn queued(&mut self, bounded: Bounded, index: LayoutIndex, at_least: f64, layout: Layout) -> Option<QueuedLayout> {
         let bound = self.admit((index.family, Some(index.variant)), bounded, &layout, 1)?.max(at_least);
         Some(QueuedLayout { bound, index, layout, is_stopped: false })
     }
@@ -199,13 +193,7 @@ impl Searcher<'_> {
 
     /// Refits a fitted layout whose stages hold `held` weighted bytes. `None` if the layout is not
     /// fitted, does not change, or was refitted too often.
-    fn refitted(
-        &mut self,
-        index: LayoutIndex,
-        layout: &Layout,
-        micro_batches: usize,
-        held: &[f64],
-    ) -> Option<(Bounded, Layout)> {
+    fn refitted(&mut self, index: LayoutIndex, layout: &Layout, micro_batches: usize, held: &[f64]) -> Option<(Bounded, Layout)> {
         let budgets = self.bounds.budgets_after_overshoot(layout, micro_batches, held)?;
         let (refits, smallest) = self.refits.entry(index).or_insert_with(|| (0, vec![f64::INFINITY; budgets.len()]));
         *refits += 1;
@@ -218,10 +206,7 @@ impl Searcher<'_> {
 
 /// Bounds `forms`, each smaller than the one before, up to the first that may fit. The later ones are
 /// needless if that one fits.
-fn up_to_first_that_may_fit<T>(
-    forms: impl Iterator<Item = T>,
-    bound: impl Fn(T) -> (Bounded, T),
-) -> Vec<(Bounded, T)> {
+fn up_to_first_that_may_fit<T>(forms: impl Iterator<Item = T>, bound: impl Fn(T) -> (Bounded, T)) -> Vec<(Bounded, T)> {
     let mut found = Vec::new();
     for form in forms {
         let (bounded, form) = bound(form);

@@ -50,27 +50,20 @@ impl Space<'_> {
             return families;
         }
         let expert_tensors = [None, Some(1)].into_iter().filter(|split| split.is_none() || expert > 1 && tensor > 1);
+        let usual: &[ContextMethod] = if context > 1 { &ContextMethod::ALL } else { &[ContextMethod::Gather] };
+        let methods = self.fixed.context_method.as_ref().map_or(usual, std::slice::from_ref);
         for expert_tensor in expert_tensors {
-            let usual: &[ContextMethod] = if context > 1 { &ContextMethod::ALL } else { &[ContextMethod::Gather] };
-            let methods = self.fixed.context_method.as_ref().map_or(usual, std::slice::from_ref);
-            for (sequence_parallel, &context_method) in pairs(&self.sequence_parallel(tensor), methods) {
-                let mesh = Layout {
-                    data,
-                    tensor,
-                    pipeline,
-                    context,
-                    context_method,
-                    expert,
-                    expert_tensor,
-                    sequence_parallel,
-                    ..self.template()
-                };
-                if has_equal_shares {
-                    families.extend(self.with_micro_batches(&mesh, self.global_batch / data / expert));
-                }
-                for shares in &unequal_shares {
-                    let unequal = Layout { shares: Some(shares.clone()), ..mesh.clone() };
-                    families.extend(self.with_micro_batches(&unequal, self.global_batch / shares.iter().sum::<usize>()));
+            for sequence_parallel in self.sequence_parallel(tensor) {
+                for &context_method in methods {
+                    let axes = Layout { data, tensor, pipeline, context, expert, ..self.template() };
+                    let mesh = Layout { expert_tensor, sequence_parallel, context_method, ..axes };
+                    if has_equal_shares {
+                        families.extend(self.with_micro_batches(&mesh, self.global_batch / data / expert));
+                    }
+                    for shares in &unequal_shares {
+                        let unequal = Layout { shares: Some(shares.clone()), ..mesh.clone() };
+                        families.extend(self.with_micro_batches(&unequal, self.global_batch / shares.iter().sum::<usize>()));
+                    }
                 }
             }
         }
@@ -166,11 +159,6 @@ impl Space<'_> {
         }
         families
     }
-}
-
-/// Returns every pair of one of `some` and one of `others`.
-fn pairs<'a, A: Copy, B>(some: &'a [A], others: &'a [B]) -> impl Iterator<Item = (A, &'a B)> {
-    some.iter().flat_map(|&one| others.iter().map(move |other| (one, other)))
 }
 
 #[cfg(test)]

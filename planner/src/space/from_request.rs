@@ -40,12 +40,7 @@ impl<'a> Space<'a> {
             base: &base.layout,
             fixed: &request.fixed,
             global_batch: base.global_batch,
-            bucket_sizes: bucket_sizes(
-                base.layout.bucket,
-                model.bucketed_gradients,
-                base.stack.is_own(),
-                request.fixed.bucket,
-            ),
+            bucket_sizes: bucket_sizes(base.layout.bucket, model.bucketed_gradients, base.stack.is_own(), request.fixed.bucket),
             offloads: offloads(request),
             model,
             devices,

@@ -94,7 +94,8 @@ impl Space<'_> {
     /// node, and powers of two, which divide most models.
     fn tensor_sizes_with_idle_devices(&self, devices: usize) -> Vec<usize> {
         let node = self.devices.per_node;
-        let powers = (0..usize::BITS).map(|power| 1 << power).take_while(|&size| size <= devices.min(MOST_NODES_OF_TENSOR * node));
+        let powers =
+            (0..usize::BITS).map(|power| 1 << power).take_while(|&size| size <= devices.min(MOST_NODES_OF_TENSOR * node));
         let mut sizes: Vec<usize> =
             divisors(devices).into_iter().chain(divisors(node.max(1))).chain(powers).chain(self.fixed.tensor).collect();
         sizes.sort_unstable();

@@ -43,7 +43,8 @@ impl Space<'_> {
             .map(|ranks| ranks.iter().copied().fold(f64::INFINITY, f64::min))
             .collect();
         let slowest = speeds.iter().copied().fold(f64::INFINITY, f64::min);
-        for (followed, &unit) in pairs(&SPEED_FOLLOWED, &SHARES_OF_SLOWEST) {
+        let tried = SPEED_FOLLOWED.iter().flat_map(|followed| SHARES_OF_SLOWEST.iter().map(move |unit| (followed, *unit)));
+        for (followed, unit) in tried {
             let share = |speed: &f64| (unit as f64 * (1.0 + (speed / slowest - 1.0) * followed)).round().max(1.0) as usize;
             let shares: Vec<usize> = speeds.iter().map(share).collect();
             let divisor = shares.iter().copied().fold(0, greatest_common_divisor);

@@ -37,8 +37,7 @@ pub(super) fn bucket_sizes(own: Bytes, gradients: Bytes, are_open: bool, fixed: 
         return vec![fixed];
     }
     let larger = LARGER_BUCKETS.into_iter().filter(|&bucket| bucket > own);
-    let of_small =
-        BUCKETS_OF_SMALL_MODELS.into_iter().filter(|bucket| gradients.count().div_ceil(bucket.count()) <= FEW_BUCKETS);
+    let of_small = BUCKETS_OF_SMALL_MODELS.into_iter().filter(|bucket| gradients.count().div_ceil(bucket.count()) <= FEW_BUCKETS);
     let mut sizes: Vec<Bytes> = larger.chain(of_small).filter(|_| are_open).chain([own]).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -121,8 +120,7 @@ impl Space<'_> {
             return Vec::new();
         }
         let most = self.model.blocks.saturating_sub(2).div_ceil(layout.pipeline.max(1));
-        let mut counts: Vec<usize> =
-            (1..RECOMPUTATION_STEPS).map(|step| (step * most).div_ceil(RECOMPUTATION_STEPS)).collect();
+        let mut counts: Vec<usize> = (1..RECOMPUTATION_STEPS).map(|step| (step * most).div_ceil(RECOMPUTATION_STEPS)).collect();
         counts.retain(|&layers| least < layers && layers < most);
         counts.dedup();
         let recomputing = |layers: usize| Layout { recompute: self.recompute(layout, layers, most), ..layout.clone() };

@@ -1,10 +1,10 @@
-//! That dynamic programming finds what trying everything finds, and that no stages that fit are faster than a family's bound says.
+//! Tests of fitted layouts against brute force.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that fails may panic")]
 
-use super::stages::{Cost, least_of_all};
-use crate::bounds::{Bounds, Verdict};
-use crate::request::Request;
+use super::stages::{StageCost, least_cuts};
+use crate::bounds::{Bound, Bounds};
 use crate::search::plan;
+use crate::space::Request;
 use foretell_models::{DropoutRate, Model};
 use foretell_program::{Layout, Plan, Rank, Recompute, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
@@ -12,7 +12,7 @@ use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 
-/// Every way to share so many blocks out among stages that have at least one each.
+/// Returns all cuts of so many blocks into stages of at least one block.
 fn all_cuts(blocks: usize, stages: usize) -> Vec<Vec<usize>> {
     if stages == 1 {
         return vec![vec![blocks]];
@@ -23,24 +23,29 @@ fn all_cuts(blocks: usize, stages: usize) -> Vec<Vec<usize>> {
 
 proptest! {
     #[test]
-    fn the_least_of_all_cuts_is_found(
+    fn dynamic_programming_finds_the_least_of_all_cuts(
         all in prop::collection::vec(prop::collection::vec(prop::option::weighted(0.8, 1u32..40), 8), 1..5), cap in 1u32..60,
     ) {
-        let cost = |all: u32| Cost { all: f64::from(all), through: f64::from(all % 7), passed: f64::from(all % 5), again: 0 };
-        // None has no block.
-        let costs: Vec<Vec<Option<Cost>>> =
-            all.iter().map(|own| std::iter::once(None).chain(own.iter().map(|all| all.map(cost))).collect()).collect();
-        let through = |stage: usize, cost: &Cost, rest: f64| {
-            (cost.all <= f64::from(cap)).then_some(cost.through * (stage + 1) as f64 + rest)
+        let cost = |all: u32| StageCost {
+            all_passes: f64::from(all),
+            round_trip: f64::from(all % 7),
+            serial: f64::from(all % 5),
+            recomputed: 0,
         };
-        let longest = |_, cost: &Cost, rest: f64| Some(cost.all.max(cost.passed + rest));
-        type With<'a> = &'a dyn Fn(usize, &Cost, f64) -> Option<f64>;
-        for (none, with) in [(0.0, &through as With<'_>), (f64::NEG_INFINITY, &longest)] {
+        // No stage may have no block.
+        let costs: Vec<Vec<Option<StageCost>>> =
+            all.iter().map(|own| std::iter::once(None).chain(own.iter().map(|all| all.map(cost))).collect()).collect();
+        let round_trip = |stage: usize, cost: &StageCost, rest: f64| {
+            (cost.all_passes <= f64::from(cap)).then_some(cost.round_trip * (stage + 1) as f64 + rest)
+        };
+        let longest = |_, cost: &StageCost, rest: f64| Some(cost.all_passes.max(cost.serial + rest));
+        type Add<'a> = &'a dyn Fn(usize, &StageCost, f64) -> Option<f64>;
+        for (none, add) in [(0.0, &round_trip as Add<'_>), (f64::NEG_INFINITY, &longest)] {
             let value = |cuts: &Vec<usize>| {
                 let stages = cuts.iter().zip(&costs).enumerate().rev();
-                stages.map(|(stage, (&blocks, costs))| (stage, costs[blocks])).try_fold(none, |rest, (stage, cost)| with(stage, &cost?, rest))
+                stages.map(|(stage, (&blocks, costs))| (stage, costs[blocks])).try_fold(none, |rest, (stage, cost)| add(stage, &cost?, rest))
             };
-            let found = least_of_all(&costs, 8, none, with);
+            let found = least_cuts(&costs, 8, none, add);
             let least = all_cuts(8, costs.len()).iter().filter_map(value).reduce(f64::min);
             prop_assert_eq!(found.as_ref().map(|(least, _)| *least), least);
             if let Some((least, cuts)) = found {
@@ -50,7 +55,7 @@ proptest! {
     }
 }
 
-/// Two devices of each of two kinds, the first with the least memory that is said.
+/// Returns two devices of each of two kinds, with the given memories.
 fn two_kinds(slow: &str, fast: &str, nic: &str) -> Topology {
     let text = format!(
         "name: two\ndevices:\n  slow: {{base: v100-sxm-32g, memory: {slow}}}\n  fast: {{base: a100-sxm-80g, memory: {fast}}}\nnodes:\n  \
@@ -62,7 +67,7 @@ fn two_kinds(slow: &str, fast: &str, nic: &str) -> Topology {
 }
 
 #[test]
-fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
+fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
     let (attention_dropout, dropout) = (DropoutRate::NONE, DropoutRate::NONE);
     let model = Model::Gpt {
         layers: 6,
@@ -76,7 +81,7 @@ fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
         attention_dropout,
     };
     let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
-    let mut computed_again = 0;
+    let mut partly_recomputed = 0;
     for (slow, fast, nic) in [
         ("64MiB", "128MiB", "100Gbit/s"),
         ("48MiB", "48MiB", "100Gbit/s"),
@@ -104,29 +109,31 @@ fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
             let families = families.iter().filter(|family| family.layout.recompute == Recompute::None);
             let mut best: Option<f64> = None;
             for family in families {
-                assert!(bounds.is_fitted(&family.layout), "{shape}");
+                assert!(bounds.has_fitted_cuts(&family.layout), "{shape}");
                 let mut orders: Vec<Option<Vec<usize>>> =
-                    bounds.members(family).into_iter().map(|member| member.stage_places).collect();
+                    bounds.variants(family).into_iter().map(|variant| variant.stage_places).collect();
                 orders.dedup();
                 let stages = family.layout.pipeline;
-                // All numbers of two stages, and of four those that are all or nothing.
-                let again = |cuts: &[usize]| -> Vec<Vec<usize>> {
+                // With two stages every number of recomputed blocks; with four stages none or all.
+                let recomputations = |cuts: &[usize]| -> Vec<Vec<usize>> {
                     let own = |blocks: usize| if stages == 2 { (0..=blocks).collect() } else { vec![0, blocks] };
-                    cuts.iter().fold(vec![vec![]], |ways: Vec<Vec<usize>>, &blocks| {
-                        ways.iter()
-                            .flat_map(|way| own(blocks).into_iter().map(|again| [way.clone(), vec![again]].concat()))
+                    cuts.iter().fold(vec![vec![]], |found: Vec<Vec<usize>>, &blocks| {
+                        found
+                            .iter()
+                            .flat_map(|before| own(blocks).into_iter().map(|own| [before.clone(), vec![own]].concat()))
                             .collect()
                     })
                 };
                 let mut all: Vec<f64> = Vec::new();
                 for cuts in all_cuts(8, stages).into_iter().filter(|cuts| stages == 2 || cuts.iter().all(|blocks| *blocks < 4)) {
-                    for (again, stage_places) in
-                        again(&cuts).into_iter().flat_map(|again| orders.iter().map(move |order| (again.clone(), order.clone())))
+                    for (layers, stage_places) in recomputations(&cuts)
+                        .into_iter()
+                        .flat_map(|layers| orders.iter().map(move |order| (layers.clone(), order.clone())))
                     {
-                        let recompute = if again.iter().all(|again| *again == 0) {
+                        let recompute = if layers.iter().all(|layers| *layers == 0) {
                             Recompute::None
                         } else {
-                            Recompute::FullLayersOfStages(again)
+                            Recompute::FullLayersOfStages(layers)
                         };
                         all.extend(step(&Layout { cuts: Some(cuts.clone()), recompute, stage_places, ..family.layout.clone() }));
                     }
@@ -134,7 +141,8 @@ fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
                 let fastest = all.iter().copied().reduce(f64::min);
                 best = best.into_iter().chain(fastest).reduce(f64::min);
                 match bounds.fitted_family(family, Bytes::ZERO).unwrap().0 {
-                    Verdict::Least(least) => {
+                    Ok(Bound { time: Some(least), .. }) => {
+                        let least = least.value();
                         assert!(fastest.is_none_or(|fastest| least <= fastest), "{shape} {slow} {fast}: {least} {fastest:?}")
                     }
                     _ => assert_eq!(fastest, None, "{shape} {slow} {fast}"),
@@ -151,11 +159,11 @@ fn stages_are_as_fast_as_the_best_that_fit_and_no_faster_than_their_bound() {
                 best.is_none_or(|best| found.search.best_seconds <= best * 1.005),
                 "{shape} {slow} {fast}: {best:?} {layout:?}"
             );
-            computed_again += usize::from(matches!(layout.recompute, Recompute::FullLayersOfStages(_)));
+            partly_recomputed += usize::from(matches!(layout.recompute, Recompute::FullLayersOfStages(_)));
             let search = &found.search;
             let different = search.needless + search.indivisible + search.bounded_out + search.out_of_memory + search.simulated;
             assert_eq!(search.layouts, search.alike + different);
         }
     }
-    assert!(computed_again > 0);
+    assert!(partly_recomputed > 0);
 }

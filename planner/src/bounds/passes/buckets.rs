@@ -36,9 +36,7 @@ impl<'a> BucketedInstructions<'a> {
         match *instruction.operation {
             Operation::Collective { .. } => self.is_overlapping_reduction(index),
             Operation::Copy { .. } | Operation::Compute { kernel: Kernel::Zero { .. }, .. } => !self.is_whole,
-            Operation::Compute { .. } => {
-                instruction.after.iter().any(|before| self.is_overlapping_reduction(before.0 as usize))
-            }
+            Operation::Compute { .. } => instruction.after.iter().any(|before| self.is_overlapping_reduction(before.0 as usize)),
             _ => false,
         }
     }

@@ -122,7 +122,8 @@ impl TimedList<'_> {
     fn pass_time_less(&self, range: &Range<u32>, discount: f64) -> PassTime {
         let Self { list, times, .. } = self;
         // The time at which the host has launched the first `end` instructions.
-        let launched = |end: usize| end.checked_sub(1).and_then(|last| times.launched.get(last)).map_or(0.0, |time| time.0 as f64);
+        let launched =
+            |end: usize| end.checked_sub(1).and_then(|last| times.launched.get(last)).map_or(0.0, |time| time.0 as f64);
         let bucketed = BucketedInstructions::new(self, range);
         let launch_of = |counts: &dyn Fn(&Operation) -> bool| -> f64 {
             let counted = range.clone().map(|index| index as usize).filter(|&index| counts(&list.instructions[index].operation));
@@ -186,8 +187,7 @@ impl TimedList<'_> {
                     None
                 }
                 _ => {
-                    let before =
-                        instruction.after.iter().filter(|before| !bucketed.is_overlapping_reduction(before.0 as usize));
+                    let before = instruction.after.iter().filter(|before| !bucketed.is_overlapping_reduction(before.0 as usize));
                     let before = before.filter_map(|before| (before.0 as usize).checked_sub(first));
                     let awaited = before.filter_map(|place| ends.get(place).copied().flatten()).map(|end| end + handoff);
                     let start = awaited.chain(stream_ends[stream]).reduce(f64::max);

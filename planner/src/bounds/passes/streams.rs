@@ -65,8 +65,7 @@ impl TimedList<'_> {
 
     /// Returns how long the first `end` instructions gather parameters, in picoseconds.
     pub(in crate::bounds) fn gather_time(&self, end: u32) -> f64 {
-        let gathers =
-            |operation: &Operation| matches!(operation, Operation::Collective { role: CollectiveRole::Parameters, .. });
+        let gathers = |operation: &Operation| matches!(operation, Operation::Collective { role: CollectiveRole::Parameters, .. });
         let timed = self.list.instructions.iter().zip(&self.times.in_full_buckets).take(end as usize);
         timed.filter(|(instruction, _)| gathers(&instruction.operation)).map(|(_, duration)| duration.0 as f64).sum()
     }

@@ -29,8 +29,7 @@ impl PipelineCosts<'_> {
                 from_own.max(after(collectives_at, length(&time.from_collective)))
             };
             let own = self.pass_time(stage, task);
-            let origins =
-                [(free_at, own.from_compute), (ready_at, own.from_arrival), (collectives_at, own.from_collective)];
+            let origins = [(free_at, own.from_compute), (ready_at, own.from_arrival), (collectives_at, own.from_collective)];
             let ends = origins.map(|(start, chain)| after(start, chain.collective));
             collectives_end[stage].set(ends.into_iter().fold(collectives_at, f64::max));
             let (mut over, mut message) = (latest(&own, |chain| chain.compute), latest(&own, |chain| chain.message));

@@ -65,8 +65,7 @@ impl PipelineCosts<'_> {
             |other: usize| other < self.stages * self.chunks && self.schedule.place(self.stages, self.chunks, other).0 == stage;
         let cost = self.chunk(stage, chunk);
         let all = cost.forward.launch + cost.backward.launch + cost.weights.launch;
-        let to_next =
-            if is_on_stage(position + 1) { cost.forward.send_launch + cost.backward.receive_launch } else { 0.0 };
+        let to_next = if is_on_stage(position + 1) { cost.forward.send_launch + cost.backward.receive_launch } else { 0.0 };
         let from_previous = if position.checked_sub(1).is_some_and(is_on_stage) {
             cost.forward.receive_launch + cost.backward.send_launch
         } else {

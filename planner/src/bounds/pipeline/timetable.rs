@@ -5,14 +5,14 @@ use foretell_program::{Schedule, StagePass, Task};
 
 /// A schedule's passes for a pipeline of one size.
 #[derive(Clone, Debug)]
-pub(in crate::bounds) struct Timetable {
+pub(crate) struct Timetable {
     pub(super) schedule: Schedule,
     pub(super) stages: usize,
     /// Chunks of each stage.
     pub(super) chunks: usize,
     pub(super) micro_batches: usize,
     /// Passes of each stage, in order.
-    pub(in crate::bounds) orders: Vec<Vec<Task>>,
+    pub(crate) orders: Vec<Vec<Task>>,
     in_flight: InFlight,
     /// By stage, the (micro-batch, chunk) pairs whose backward pass directly follows their forward
     /// pass, sorted.

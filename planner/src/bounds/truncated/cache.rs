@@ -75,8 +75,7 @@ impl<'a> TruncatedModels<'a> {
         let ranks = ranks_of_stage(layout);
         // In some stage orders the first and the last stage, which may share a table, are neighbours,
         // but not in a truncated model.
-        let fill_nodes =
-            || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
+        let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
         self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
 

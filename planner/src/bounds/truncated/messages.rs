@@ -40,13 +40,11 @@ pub(super) fn equalise_messages(program: &Program, times: &mut [LeastTimes], top
             }
         }
     }
-    let extra = |(&(bytes, ..), duration): (&(Bytes, usize, usize), &Picoseconds)| {
-        duration.saturating_sub(fastest[&bytes]).0 as f64
-    };
+    let extra =
+        |(&(bytes, ..), duration): (&(Bytes, usize, usize), &Picoseconds)| duration.saturating_sub(fastest[&bytes]).0 as f64;
     let Some(topology) = topology.filter(|_| fastest_of_pair.iter().any(|pair| extra(pair) > 0.0)) else { return 0.0 };
     let share = stages_sharing_nodes(&program.mesh, topology);
-    let is_between_nodes =
-        |&(&(_, from, to), _): &(&(Bytes, usize, usize), _)| from.abs_diff(to) == 1 && !share[from.min(to)];
+    let is_between_nodes = |&(&(_, from, to), _): &(&(Bytes, usize, usize), _)| from.abs_diff(to) == 1 && !share[from.min(to)];
     fastest_of_pair.iter().filter(is_between_nodes).map(extra).reduce(f64::min).unwrap_or(0.0)
 }
 
