@@ -286,7 +286,7 @@ mod tests {
     use crate::backend::cuda::tests::device::{TestDevice, Told};
     use crate::job::CalibratedGroup;
     use crate::line::{OWN_STREAM, STREAM_COUNT};
-    use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+    use crate::transport::{Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_models::{Activation, WeightLayout};
     use foretell_program::Reach;
 
@@ -333,7 +333,7 @@ mod tests {
         }
         let segment = Segment::create(&SegmentShape::new((0..RANKS).collect(), STREAM_COUNT)).expect("shared memory");
         let rank = |rank: usize| {
-            let transport = SharedMemory::attach(&segment, rank, RANKS, Patience::default()).expect("the rank attaches");
+            let transport = SharedMemory::attach(&segment, rank, RANKS, WaitPolicy::default()).expect("the rank attaches");
             let transport: Arc<dyn Transport> = Arc::new(transport);
             let everyone: Vec<usize> = (0..RANKS).collect();
             let mut everyone = Group::new(Arc::clone(&transport), &everyone, OWN_STREAM).expect("a group");

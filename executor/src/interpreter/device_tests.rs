@@ -7,7 +7,7 @@ use crate::backend::cuda::tests::device::{Fault, TestDevice, Told};
 use crate::data::{DataSource, Dataset, Split};
 use crate::initialise::initialise;
 use crate::training::hyperparameters;
-use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+use crate::transport::{Segment, SegmentShape, SharedMemory, WaitPolicy};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::{Layout, Offload, Optimizer, Plan, Recompute, Stack, compile};
 use foretell_units::{Bytes, DataType};
@@ -87,7 +87,7 @@ fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice
     let segment = Segment::create(&SegmentShape::new((0..world).collect(), crate::line::STREAM_COUNT)).expect("shared memory");
     let devices: Vec<_> = (0..world).map(|_| devices()).collect();
     let rank = |rank: usize| {
-        let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
+        let transport = SharedMemory::attach(&segment, rank, world, WaitPolicy::default()).expect("the rank attaches");
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let _end = EndsOthers { rank, transport: Arc::clone(&transport), devices: &devices };
         train_rank(model, plan, Rank(rank), transport, devices[rank].clone(), timed)
