@@ -12,10 +12,10 @@ mod slots;
 pub use options::{LaunchOptions, TransportKind};
 pub use slots::Slot;
 
+use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::error::ExecutorError;
+use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
-use crate::line::STREAM_COUNT;
-use crate::rank::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::rank_command::RankCommand;
 use crate::rendezvous::World;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};

@@ -1,7 +1,7 @@
 //! The command that starts a rank's process, and the environment by which it learns its part of the
-//! run. `rank.rs` reads the same variables.
+//! run. `rank.rs` reads these variables.
 
-use crate::rank::{
+use crate::environment::{
     ADDRESS_VARIABLE, CONNECTIONS, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, TRANSPORT_VARIABLE,
     WORLD_VARIABLE,
 };

@@ -14,8 +14,8 @@ mod starter;
 pub use starter::Starter;
 
 use crate::backend_kind::BackendKind;
+use crate::environment::{START_VARIABLE, STARTER_VARIABLE};
 use crate::error::ExecutorError;
-use crate::rank::{START_VARIABLE, STARTER_VARIABLE};
 use crate::rank_command::RankCommand;
 use crate::transport::{KeyFile, RunKey};
 use starter::{StartedRank, Variables, invalid_variable};
