@@ -18,7 +18,6 @@ use super::pipeline::{BUCKET_ROUNDING, PipelineCosts, PipelineCuts};
 use super::truncated::stages_sharing_nodes;
 use crate::space::Family;
 use foretell_program::{Axis, Layout, Plan, Rank, Recompute, usual_cuts};
-use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use stages::{DevicesOfStage, FittedStages, StageCost, cuts_with_one_block_moved, least_cuts};
 use std::collections::BTreeMap;
@@ -245,7 +244,7 @@ impl Bounds<'_> {
         let topology = self.request.topology;
         let share = stages_sharing_nodes(&mesh, topology);
         let bytes = stages.models.iter().map(|model| model.message_bytes).fold(0.0, f64::max);
-        let device = |rank: Rank| DeviceId(rank.0 % topology.device_count().max(1));
+        let device = |rank: Rank| topology.device_of_rank(rank.0);
         for (stage, time) in times.iter_mut().enumerate().take(layout.pipeline - 1).filter(|(stage, _)| !share[*stage]) {
             let mut bytes_of_link: BTreeMap<usize, f64> = BTreeMap::new();
             let mut latency: f64 = 0.0;

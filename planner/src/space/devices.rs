@@ -113,7 +113,7 @@ impl DeviceKinds {
     }
 
     fn place_of(&self, rank: usize) -> usize {
-        let device = rank % self.count;
+        let device = DeviceId::of_rank(rank, DeviceId(0), self.count).0;
         let run = self.runs.partition_point(|&(first, _)| first <= device);
         run.checked_sub(1).map_or(0, |run| self.runs[run].1)
     }

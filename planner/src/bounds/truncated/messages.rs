@@ -2,7 +2,7 @@
 
 use foretell_program::{Axis, CollectiveRole, Mesh, Operation, Program, Rank, StageProgram, Stream};
 use foretell_simulator::LeastTimes;
-use foretell_topologies::{DeviceId, Topology};
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds};
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ pub(super) fn leave_out_sums_over_stages(lists: &[StageProgram], times: &mut [Le
 /// Only the first data-parallel replica is looked at: it is a pipeline of its own, and no step ends
 /// before it does.
 pub(in crate::bounds) fn stages_sharing_nodes(mesh: &Mesh, topology: &Topology) -> Vec<bool> {
-    let node_of = |rank: Rank| topology.node_of(DeviceId(rank.0 % topology.device_count().max(1)));
+    let node_of = |rank: Rank| topology.node_of(topology.device_of_rank(rank.0));
     let mut share = vec![false; mesh.stage_count()];
     for rank in (0..mesh.world_size()).map(Rank) {
         let own = mesh.coordinates(rank);

@@ -3,38 +3,38 @@
 //!
 //! It knows no durations.
 
-use super::playlist::Playlist;
-use super::stream_keys;
+use super::prepared_program::PreparedProgram;
+use super::stream_key::stream_keys;
+use super::stream_runner::StreamRunner;
 use crate::arena::Arenas;
 use crate::backend::{Backend, CpuBackend, Hyperparameters, Operand};
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::line::Line;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{BufferId, Collective, Mesh, Operation, Program, Rank};
 use foretell_units::DataType;
 
 /// A rank's list of a Program, ready to be run without others.
-pub(crate) struct Rehearsal {
-    playlist: Playlist,
-    load: Line,
+pub(crate) struct SoloInterpreter {
+    prepared: PreparedProgram,
+    load: StreamRunner,
 }
 
-impl Rehearsal {
+impl SoloInterpreter {
     /// Prepares the list of `rank` over arenas of the host's memory, which must outlive it.
     pub(crate) fn new(program: &Program, rank: Rank, arenas: &Arenas) -> Result<Self, ExecutorError> {
         let mesh: &Mesh = &program.mesh;
-        let playlist = Playlist::new(program, mesh, rank, &stream_keys(&[program], rank), arenas)?;
-        let load = Line::Load { samples_before: playlist.samples_before, half: Half::of(program.precision) };
-        Ok(Self { playlist, load })
+        let prepared = PreparedProgram::new(program, mesh, rank, &stream_keys(&[program], rank), arenas)?;
+        let load = StreamRunner::Load { samples_before: prepared.samples_before, half: Half::of(program.precision) };
+        Ok(Self { prepared, load })
     }
 
     /// The kernel of an instruction as this rank runs it, and whether it adds to what is there; nothing of what is no kernel.
     pub(crate) fn kernel(&self, instruction: u32) -> Option<(Kernel, bool)> {
-        match *self.playlist.stage.instructions[instruction as usize].operation {
+        match *self.prepared.stage.instructions[instruction as usize].operation {
             Operation::Compute { kernel, accumulate, group } => {
-                let index = group.map_or(0, |group| self.playlist.group_index[group.0 as usize]);
+                let index = group.map_or(0, |group| self.prepared.group_index[group.0 as usize]);
                 Some((kernel.for_member(index), accumulate))
             }
             _ => None,
@@ -43,13 +43,13 @@ impl Rehearsal {
 
     /// Bytes that an instruction reads and writes.
     pub(crate) fn touched(&self, instruction: u32) -> usize {
-        let operands = &self.playlist.operands[instruction as usize];
+        let operands = &self.prepared.operands[instruction as usize];
         operands.reads.iter().chain(&operands.writes).map(|operand| operand.bytes).sum()
     }
 
     /// The instructions before this one that write the integers which it reads: without them it would find numbers that are no indices.
     pub(crate) fn makers_of_integers(&self, instruction: u32) -> Vec<u32> {
-        let stage = &self.playlist.stage;
+        let stage = &self.prepared.stage;
         let reads = &stage.instructions[instruction as usize].reads;
         let integers = reads.iter().filter(|&&id| stage.buffer(id).data_type == DataType::Int32);
         let maker =
@@ -59,7 +59,7 @@ impl Rehearsal {
 
     /// How many instructions the list has.
     pub(crate) fn len(&self) -> usize {
-        self.playlist.stage.instructions.len()
+        self.prepared.stage.instructions.len()
     }
 
     /// Runs one instruction, as if every rank had what this one has.
@@ -69,12 +69,12 @@ impl Rehearsal {
         backend: &mut CpuBackend,
         (hyperparameters, samples): (&Hyperparameters, &Samples),
     ) -> Result<(), ExecutorError> {
-        let operands = &self.playlist.operands[instruction as usize];
-        let operation = &*self.playlist.stage.instructions[instruction as usize].operation;
+        let operands = &self.prepared.operands[instruction as usize];
+        let operation = &*self.prepared.stage.instructions[instruction as usize].operation;
         match (operation, &operands.reads[..], &operands.writes[..]) {
             (Operation::Compute { .. }, ..) => {
                 // SAFETY: operands are places in the arena that the memory plan gave to live buffers, and nobody else touches the arena.
-                self.playlist.run_kernel(instruction, hyperparameters, |call| unsafe { backend.run(call) })?;
+                self.prepared.run_kernel(instruction, hyperparameters, |call| unsafe { backend.run(call) })?;
             }
             // SAFETY: as above.
             (Operation::Load { .. }, ..) => unsafe {
@@ -82,10 +82,10 @@ impl Rehearsal {
             },
             // SAFETY: as above.
             (Operation::Copy { .. }, ..) => unsafe {
-                Line::Copy.run(operation, &operands.reads, &operands.writes, samples)?;
+                StreamRunner::Copy.run(operation, &operands.reads, &operands.writes, samples)?;
             },
             (Operation::Collective { kind, group, .. }, [read], [write]) => {
-                let part = self.playlist.group_index[group.0 as usize];
+                let part = self.prepared.group_index[group.0 as usize];
                 // SAFETY: as above; only an all-reduce reads where it writes.
                 unsafe { alone(*kind, part, read, write) };
             }
@@ -127,7 +127,7 @@ unsafe fn alone(kind: Collective, part: usize, read: &Operand, write: &Operand) 
     }
 }
 
-/// Writes what is there already, line by line: a message that arrives comes through the caches.
+/// Writes what is there already, runner by runner: a message that arrives comes through the caches.
 ///
 /// # Safety
 /// The operand is valid and nobody else's.

@@ -1,53 +1,14 @@
 //! A Program made ready to run on one rank: who runs which instruction on what, and after whom.
 
+use super::stream_key::StreamKey;
 use crate::arena::Arenas;
 use crate::backend::{BackendError, Hyperparameters, KernelCall, Operand};
 use crate::error::ExecutorError;
-use foretell_program::{Group, GroupId, MemoryKind, Mesh, Metric, Operation, PeerId, Program, Rank, StageProgram, Stream};
+use foretell_program::{Mesh, Metric, Operation, Program, Rank, StageProgram};
 use foretell_units::DataType;
-use std::fmt;
-
-/// A stream of either Program, by what it is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StreamKey {
-    Compute,
-    Load,
-    Group(Group),
-    SendTo(Rank),
-    ReceiveFrom(Rank),
-    CopyTo(MemoryKind),
-}
-
-impl StreamKey {
-    pub(super) fn of(program: &Program, rank: Rank, stream: &Stream) -> Self {
-        let list = program.list_of(rank);
-        let peer = |PeerId(index): &PeerId| list.peers[*index as usize].of(&program.mesh, rank);
-        match stream {
-            Stream::Compute => StreamKey::Compute,
-            Stream::Load => StreamKey::Load,
-            Stream::Group(GroupId(index)) => StreamKey::Group(list.groups[*index as usize].clone()),
-            Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
-            Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
-            Stream::CopyTo(memory) => StreamKey::CopyTo(*memory),
-        }
-    }
-}
-
-impl fmt::Display for StreamKey {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StreamKey::Compute => formatter.write_str("compute"),
-            StreamKey::Load => formatter.write_str("load"),
-            StreamKey::Group(group) => write!(formatter, "`{group}` group's"),
-            StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
-            StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
-            StreamKey::CopyTo(memory) => write!(formatter, "to-{}", memory.name()),
-        }
-    }
-}
 
 /// A Program made ready to run: for each stream its instructions, for each instruction whom it waits for.
-pub(super) struct Playlist {
+pub(super) struct PreparedProgram {
     pub(super) stage: StageProgram,
     /// By slot: the instructions of its stream.
     pub(super) lists: Vec<Vec<u32>>,
@@ -69,12 +30,12 @@ pub(super) struct Operands {
     pub(super) writes: Vec<Operand>,
 }
 
-// SAFETY: operands are places in the arena, which outlives the playlist; who touches them when is the Program's order.
-unsafe impl Send for Playlist {}
+// SAFETY: operands are places in the arena, which outlives the prepared; who touches them when is the Program's order.
+unsafe impl Send for PreparedProgram {}
 // SAFETY: as above.
-unsafe impl Sync for Playlist {}
+unsafe impl Sync for PreparedProgram {}
 
-impl Playlist {
+impl PreparedProgram {
     pub(super) fn new(
         program: &Program,
         mesh: &Mesh,

@@ -11,7 +11,7 @@ const WINDOW: f64 = 0.05;
 ///
 /// On a machine that others use too a device changes its pace for a second at a time. So a sample is of the usual best over passes that lie
 /// some time apart, and how much slower the device was from window to window is kept beside it.
-pub(super) struct Watch {
+pub(super) struct Measurements {
     /// By what is timed: one sample a pass.
     samples: Vec<Vec<Sample>>,
     /// One of each in a pass, in the order in which they were.
@@ -27,12 +27,12 @@ struct Visit {
     elapsed: f64,
 }
 
-impl Watch {
+impl Measurements {
     pub(super) fn new(count: usize) -> Self {
         Self { samples: vec![Vec::new(); count], visits: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, which: usize, Timed { seconds, elapsed }: Timed) {
+    pub(super) fn add(&mut self, which: usize, Durations { seconds, elapsed }: Durations) {
         let spent: f64 = seconds.iter().sum();
         let sample = summarise(seconds);
         self.visits.push(Visit { which, median: sample.median.value(), spent, elapsed });
@@ -90,7 +90,7 @@ impl Watch {
 }
 
 /// Durations of one thing, and the time in which they were taken.
-pub(super) struct Timed {
+pub(super) struct Durations {
     pub(super) seconds: Vec<f64>,
     pub(super) elapsed: f64,
 }

@@ -1,16 +1,20 @@
 //! Whole trainings on a GPU's interpreter, without a GPU: on a device that does what its streams are told as late as it may, so that a wait
 //! that is missing shows in the loss.
 
-use super::*;
+use crate::arena::Arenas;
 use crate::backend::cuda::Driver;
 use crate::backend::cuda::tests::device::{Fault, TestDevice, Told};
 use crate::data::{DataSource, Dataset, Split};
+use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
-use crate::training::hyperparameters;
-use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+use crate::interpreter::{Interpreter, STREAM_COUNT, StepRequest};
+use crate::samples::Samples;
+use crate::transport::{Segment, SegmentShape, SharedMemory, Transport, WaitPolicy};
 use foretell_models::{GraphOptions, Model};
-use foretell_program::{Layout, Offload, Optimizer, Plan, Recompute, Stack, compile};
+use foretell_program::{Layout, MetricKind, Offload, Optimizer, Plan, Rank, Recompute, Stack, compile};
 use foretell_units::{Bytes, DataType};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const STEPS: usize = 6;
 
@@ -19,7 +23,7 @@ type Reports = Vec<Vec<(MetricKind, f64)>>;
 
 /// Which of a run's steps are timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Timed {
+enum TimedSteps {
     None,
     First,
 }
@@ -31,7 +35,7 @@ fn train_rank(
     rank: Rank,
     transport: Arc<dyn Transport>,
     device: Option<Arc<TestDevice>>,
-    timed: Timed,
+    timed: TimedSteps,
 ) -> Reports {
     let compiled = compile(model, "model", plan).expect("it can be laid out");
     let mesh = compiled.training.mesh.clone();
@@ -53,9 +57,9 @@ fn train_rank(
     let mut upcoming = samples(0);
     for step in 0..STEPS {
         let next = samples(step + 1);
-        let is_timed = timed == Timed::First && step < 2;
+        let is_timed = timed == TimedSteps::First && step < 2;
         let hyperparameters = hyperparameters(plan, 1, step);
-        let all = Step { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
+        let all = StepRequest { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
         interpreter.run(all).expect("the step is done");
         upcoming = next;
         reports.push(interpreter.metrics(0, &mesh, rank).expect("metrics"));
@@ -82,12 +86,12 @@ impl Drop for EndsOthers<'_> {
 }
 
 /// The loss of every step, summed over all ranks.
-fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>>, timed: Timed) -> Vec<f64> {
+fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>>, timed: TimedSteps) -> Vec<f64> {
     let world = compile(model, "model", plan).expect("it can be laid out").training.mesh.world_size();
-    let segment = Segment::create(&SegmentShape::new((0..world).collect(), crate::line::STREAM_COUNT)).expect("shared memory");
+    let segment = Segment::create(&SegmentShape::new((0..world).collect(), STREAM_COUNT)).expect("shared memory");
     let devices: Vec<_> = (0..world).map(|_| devices()).collect();
     let rank = |rank: usize| {
-        let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
+        let transport = SharedMemory::attach(&segment, rank, world, WaitPolicy::default()).expect("the rank attaches");
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let _end = EndsOthers { rank, transport: Arc::clone(&transport), devices: &devices };
         train_rank(model, plan, Rank(rank), transport, devices[rank].clone(), timed)
@@ -132,13 +136,13 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
     for (text, precision) in MODELS.into_iter().zip(PRECISIONS) {
         let model = model(text);
         let plan = Plan { precision, ..Plan::new(Layout { micro_batch: 2, ..Layout::default() }, 4) };
-        let on_cpu = train(&model, &plan, || None, Timed::None);
+        let on_cpu = train(&model, &plan, || None, TimedSteps::None);
         // In a ResNet rounding can turn a ReLU over, as in the law of the executor.
         let tolerance = if precision == DataType::Fp32 && !text.contains("resnet") { 1e-3 } else { 2e-2 };
-        for timed in [Timed::None, Timed::First] {
+        for timed in [TimedSteps::None, TimedSteps::First] {
             let device = TestDevice::new().expect("it was there before");
             let on_device = train(&model, &plan, || Some(Arc::clone(&device)), timed);
-            // Of a ResNet with so few samples a batch rounding doubles from step to step: the first steps of either way of running tell.
+            // Of a ResNet with so few samples a batch rounding doubles from step to step: the first steps of either communication of running tell.
             let compared = if text.contains("resnet") { 3 } else { STEPS };
             assert_near(text, &on_device[..compared], &on_cpu[..compared], tolerance);
             let told = device.told();
@@ -173,7 +177,7 @@ fn what_is_fused_trains_as_what_is_not() {
         let own = Plan::new(layout, 4);
         // Another stack's Program has its GELUs and its biases' gradients apart.
         let other = Plan { stack: Stack::new("megatron-core"), ..own.clone() };
-        let [fused, apart] = [own, other].map(|plan| train(&model, &plan, || None, Timed::None));
+        let [fused, apart] = [own, other].map(|plan| train(&model, &plan, || None, TimedSteps::None));
         assert_near("fused", &fused, &apart, 1e-5);
     }
 }
@@ -197,10 +201,10 @@ fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
     ];
     let model = model(MODELS[1]);
     let one = Plan::new(Layout { micro_batch: 2, ..Layout::default() }, 4);
-    let on_cpu = train(&model, &one, || None, Timed::None);
+    let on_cpu = train(&model, &one, || None, TimedSteps::None);
     for layout in layouts {
         let plan = Plan::new(layout.clone(), 4);
-        let on_devices = train(&model, &plan, device, Timed::None);
+        let on_devices = train(&model, &plan, device, TimedSteps::None);
         assert_near(&format!("{layout:?}"), &on_devices, &on_cpu, 1e-3);
     }
 }
@@ -235,7 +239,7 @@ fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
                     false => make(),
                 };
                 let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout { data: 2, ..Layout::default() }, 4) };
-                let trained = || train(&model(MODELS[1]), &plan, device, Timed::None);
+                let trained = || train(&model(MODELS[1]), &plan, device, TimedSteps::None);
                 ended.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(trained)).is_err()).expect("somebody waits");
             });
             // It takes a second; who waits for a rank that is gone does so for minutes.

@@ -1,17 +1,17 @@
 //! How long kernels take on a GPU, one by one: on operands of their own, spread over about as many bytes as a step touches, since one that is
 //! timed over and over on the same few bytes would find them in the cache.
 
-use super::watch::Timed;
-use super::{FEWEST, LEARNING_RATE, MOST};
+use super::statistics::Durations;
+use super::{FEWEST, LEARNING_RATE, MOST, kernel_error};
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CudaTimer, DeviceAddress, Driver};
 use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
 use crate::clock;
-use crate::eight_bits::nearest;
 use crate::error::ExecutorError;
+use crate::fp8::nearest;
 use crate::half::Half;
 use crate::job::CalibrationJob;
-use crate::rank::Member;
+use crate::member::Member;
 use foretell_models::{EightBits, Kernel};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
@@ -26,24 +26,25 @@ const FILLED: usize = 4 << 20;
 const STRIDE: usize = 67;
 
 /// Times kernels on sets of operands of their own.
-pub(super) struct KernelBench {
+pub(super) struct GpuKernelTimer {
     timer: CudaTimer,
     arena: Arena,
     footprint: u64,
     precision: DataType,
 }
 
-/// Rows of a kernel on a GPU, one after the other.
-pub(super) struct Rows<'a> {
+/// KernelRows of a kernel on a GPU, one after the other.
+pub(super) struct KernelRows<'a> {
     timer: &'a mut CudaTimer,
+    kernel: &'a Kernel,
     calls: &'a [KernelCall<'a>],
 }
 
-impl Rows<'_> {
-    /// Queues so many.
+impl KernelRows<'_> {
+    /// GpuStreams so many.
     pub(super) fn queue(&mut self, count: usize) -> Result<(), ExecutorError> {
         // SAFETY: every operand is a place of its own in the bench's arena, but where the kernel may work in place.
-        unsafe { self.timer.queue_row(self.calls, count) }
+        unsafe { self.timer.queue_row(self.calls, count) }.map_err(|source| kernel_error(self.kernel, source))
     }
 
     /// What the last row took, once it is done.
@@ -81,7 +82,7 @@ fn calls<'a>(
     sets.iter().map(call).collect()
 }
 
-impl KernelBench {
+impl GpuKernelTimer {
     /// Nothing where this rank has no GPU.
     pub(super) fn new(member: &Member, job: &CalibrationJob) -> Result<Option<Self>, ExecutorError> {
         member.device.as_ref().map(|driver| Self::on(driver, job)).transpose()
@@ -101,14 +102,15 @@ impl KernelBench {
         accumulate: bool,
         reuse: &[Bytes],
         patience: Seconds,
-    ) -> Result<Timed, ExecutorError> {
+    ) -> Result<Durations, ExecutorError> {
         let sets = self.operand_sets(kernel, reuse)?;
         let hyperparameters = hyperparameters();
         let calls = calls(kernel, &sets, &hyperparameters, accumulate, self.precision);
         let started = clock::now();
         // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
-        let seconds = unsafe { self.timer.time(&calls, patience, FEWEST..MOST) }?;
-        Ok(Timed { seconds, elapsed: (clock::now() - started) as f64 * 1e-9 })
+        let seconds =
+            unsafe { self.timer.time(&calls, patience, FEWEST..MOST) }.map_err(|source| kernel_error(kernel, source))?;
+        Ok(Durations { seconds, elapsed: (clock::now() - started) as f64 * 1e-9 })
     }
 
     /// Has `body` queue rows of a kernel's calls, which differ in their operands and take turns.
@@ -116,12 +118,12 @@ impl KernelBench {
         &mut self,
         kernel: &Kernel,
         accumulate: bool,
-        body: impl FnOnce(&mut Rows<'_>) -> Result<T, ExecutorError>,
+        body: impl FnOnce(&mut KernelRows<'_>) -> Result<T, ExecutorError>,
     ) -> Result<T, ExecutorError> {
         let sets = self.operand_sets(kernel, &[])?;
         let hyperparameters = hyperparameters();
         let calls = calls(kernel, &sets, &hyperparameters, accumulate, self.precision);
-        body(&mut Rows { timer: &mut self.timer, calls: &calls })
+        body(&mut KernelRows { timer: &mut self.timer, kernel, calls: &calls })
     }
 
     /// Gives each operand as many places as it takes to come back to one after `reuse` bytes, and fills them with numbers that are usual. Where

@@ -1,14 +1,15 @@
 //! What the interpreter costs beside kernels and communication, found by having it interpret Programs that do next to nothing.
 
+use super::kernel_error;
+use super::statistics::summarise;
 use crate::backend::cuda::CudaTimer;
 use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
-use crate::calibration::summarise;
 use crate::clock;
 use crate::data::{DataSource, Dataset, SampleShape, Split};
 use crate::error::ExecutorError;
-use crate::interpreter::{Interpreter, Step};
+use crate::interpreter::{Interpreter, StepRequest};
 use crate::job::Overheads;
-use crate::rank::Member;
+use crate::member::Member;
 use crate::samples::Samples;
 use foretell_models::Kernel;
 use foretell_program::{
@@ -172,7 +173,13 @@ fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
         std::hint::black_box(&mut other).fill(round as u8);
         let start = clock::now();
         let hyperparameters = Hyperparameters::default();
-        interpreter.run(Step { program: 0, samples: Arc::clone(&samples), next: None, hyperparameters, is_timed: false })?;
+        interpreter.run(StepRequest {
+            program: 0,
+            samples: Arc::clone(&samples),
+            next: None,
+            hyperparameters,
+            is_timed: false,
+        })?;
         seconds.push((clock::now() - start) as f64 * 1e-9);
     }
     seconds.drain(..RUNS / 4);
@@ -197,17 +204,14 @@ fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
     };
     if let Some(driver) = arena.driver() {
         // SAFETY: the operand is the whole arena, and ReLU may work in place.
-        let seconds = unsafe { CudaTimer::new(driver)?.time(&[call], Seconds::new(0.01), 5..100) }?;
+        let seconds = unsafe { CudaTimer::new(driver)?.time(&[call], Seconds::new(0.01), 5..100) };
+        let seconds = seconds.map_err(|source| kernel_error(&kernel, source))?;
         return Ok(summarise(seconds).median);
     }
     let start = clock::now();
     for _ in 0..INSTRUCTIONS {
         // SAFETY: the operand is the whole arena, and ReLU may work in place.
-        unsafe { backend.run(&call) }.map_err(|source| ExecutorError::Kernel {
-            instruction: 0,
-            name: kernel.name().into(),
-            source,
-        })?;
+        unsafe { backend.run(&call) }.map_err(|source| kernel_error(&kernel, source))?;
     }
     Ok(Seconds::new((clock::now() - start) as f64 * 1e-9 / INSTRUCTIONS as f64))
 }
@@ -217,7 +221,7 @@ mod tests {
     use super::*;
     use crate::backend::cuda::Driver;
     use crate::backend::cuda::tests::device::{TestDevice, Told};
-    use crate::transport::{Announcement, ControlClient, ControlServer, Patience, RunKey, Segment, SegmentShape, SharedMemory};
+    use crate::transport::{Announcement, ControlClient, ControlServer, RunKey, Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_program::Rank;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::time::Duration;
@@ -230,11 +234,11 @@ mod tests {
         let announcement = Announcement { address: None, machine: "test".into() };
         let control = std::thread::scope(|scope| {
             let joining = scope.spawn(|| ControlClient::join(address, &key, 0, &announcement, wait));
-            server.gather(wait).expect("the rank joins");
+            server.wait_for_ranks(wait).expect("the rank joins");
             joining.join().expect("it ends").expect("it joins").0
         });
-        let segment = Segment::create(&SegmentShape::new(vec![0], crate::line::STREAM_COUNT)).expect("shared memory");
-        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, Patience::default()).expect("the rank attaches"));
+        let segment = Segment::create(&SegmentShape::new(vec![0], crate::interpreter::STREAM_COUNT)).expect("shared memory");
+        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, WaitPolicy::default()).expect("the rank attaches"));
         let device = device.map(|device| device as Arc<dyn Driver>);
         (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device }, server)
     }

@@ -1,8 +1,8 @@
 //! How long exchanges from GPU to GPU take, and what they and kernels take from each other while both run: by events on streams of their own, as in
 //! a step. Knows the seam to the device and the ranks' groups, no Programs.
 
-use super::bench::{KernelBench, Rows};
-use super::watch::summarise;
+use super::gpu_kernels::{GpuKernelTimer, KernelRows};
+use super::statistics::summarise;
 use super::{FEWEST, MOST, each_group};
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CommunicatorHandle, CudaError, DeviceAddress, Driver, ExchangeKind, Piece, Span, StreamHandle};
@@ -36,7 +36,7 @@ const BESIDE_KERNELS: Bytes = Bytes::new(64 << 20);
 
 /// What was measured of one kind of exchange, of one size, in one group.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Timed {
+pub(super) struct Durations {
     /// The number of the group.
     pub(super) group: usize,
     pub(super) exchange: Exchange,
@@ -44,7 +44,7 @@ pub(super) struct Timed {
     pub(super) sample: Sample,
 }
 
-impl Timed {
+impl Durations {
     /// What is said of it. What it keeps of the GPU is known while data flow, and not during a latency, which is most of a short exchange's time:
     /// so it is the profile's one share for all of them that says it.
     pub(super) fn report(self) -> Report {
@@ -60,9 +60,9 @@ pub(super) fn measure(
     rank: usize,
     job: &CalibrationJob,
     everyone: &mut Group,
-) -> Result<(Vec<Timed>, Option<Slowdown>), ExecutorError> {
+) -> Result<(Vec<Durations>, Option<Slowdown>), ExecutorError> {
     let longest = job.groups.iter().flat_map(|group| &group.messages).copied().fold(Bytes::new(4096), Bytes::max);
-    let bench = ExchangeBench::new(driver, longest, everyone.size())?;
+    let bench = CommunicationTimer::new(driver, longest, everyone.size())?;
     let mut timed = Vec::new();
     let mut of_everyone = None;
     each_group(job, transport, rank, everyone, |turn, group| {
@@ -75,7 +75,7 @@ pub(super) fn measure(
             for &exchange in &turn.wanted.exchanges {
                 let communicator = if exchange == Exchange::SendReceive { pair } else { whole };
                 let sample = bench.time(group, communicator, exchange, bytes, job.patience)?;
-                timed.extend(sample.map(|sample| Timed { group: turn.number, exchange, bytes, sample }));
+                timed.extend(sample.map(|sample| Durations { group: turn.number, exchange, bytes, sample }));
             }
         }
         of_everyone = of_everyone.or(whole.filter(|_| turn.is_everyone));
@@ -102,8 +102,8 @@ fn room_for(longest: Bytes, ranks: usize) -> Bytes {
     Bytes::new((longest.count() + WIDTH * ranks as u64).next_multiple_of(PLACES))
 }
 
-/// Queues exchanges on a stream of its own, between two events.
-struct ExchangeBench {
+/// GpuStreams exchanges on a stream of its own, between two events.
+struct CommunicationTimer {
     driver: Arc<dyn Driver>,
     /// What is read, and behind it what is written.
     arena: Arena,
@@ -115,7 +115,7 @@ struct ExchangeBench {
     span: Span,
 }
 
-impl ExchangeBench {
+impl CommunicationTimer {
     /// For exchanges of so many ranks at most.
     fn new(driver: &Arc<dyn Driver>, longest: Bytes, ranks: usize) -> Result<Self, ExecutorError> {
         let room = room_for(longest, ranks);
@@ -191,7 +191,7 @@ impl ExchangeBench {
         Ok(DirectExchange { kind, read, write, data_type: DataType::Fp32 })
     }
 
-    /// Queues so many, after one more that comes before the first event.
+    /// GpuStreams so many, after one more that comes before the first event.
     fn queue(&self, communicator: CommunicatorHandle, exchange: &DirectExchange, count: usize) -> Result<(), ExecutorError> {
         let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
         for number in 0..=count {
@@ -204,7 +204,7 @@ impl ExchangeBench {
         Ok(self.span.end(self.stream)?)
     }
 
-    /// Kernels beside exchanges that outlast them, and the other way round, against each alone. All ranks do the same at once.
+    /// Kernels beside exchanges that outlast them, and the other communication round, against each alone. All ranks do the same at once.
     fn beside(
         &self,
         job: &CalibrationJob,
@@ -214,9 +214,10 @@ impl ExchangeBench {
     ) -> Result<Slowdown, ExecutorError> {
         let bytes = self.longest.min(BESIDE_KERNELS);
         let wanted = self.exchange(everyone, Exchange::AllReduce, bytes)?;
-        let mut bench = KernelBench::on(&self.driver, &CalibrationJob { kernels: vec![(*kernel, accumulate)], ..job.clone() })?;
+        let mut bench =
+            GpuKernelTimer::on(&self.driver, &CalibrationJob { kernels: vec![(*kernel, accumulate)], ..job.clone() })?;
         bench.in_rows(kernel, accumulate, |rows| {
-            let mut both = Both { exchanges: self, rows, everyone, communicator, wanted };
+            let mut both = Overlap { exchanges: self, rows, everyone, communicator, wanted };
             let [kernel, _] = both.median(KERNELS_IN_A_ROW, 0, First::Kernels)?;
             let [_, exchange] = both.median(0, IN_A_ROW, First::Exchanges)?;
             let covering = |of: f64, count: usize, by: f64| (COVER * of * count as f64 / by.max(LEAST_TIME)).ceil() as u32;
@@ -242,16 +243,16 @@ enum First {
     Exchanges,
 }
 
-/// Rows of kernels and of exchanges that run beside each other.
-struct Both<'a, 'b> {
-    exchanges: &'a ExchangeBench,
-    rows: &'a mut Rows<'b>,
+/// KernelRows of kernels and of exchanges that run beside each other.
+struct Overlap<'a, 'b> {
+    exchanges: &'a CommunicationTimer,
+    rows: &'a mut KernelRows<'b>,
     everyone: &'a mut Group,
     communicator: CommunicatorHandle,
     wanted: DirectExchange,
 }
 
-impl Both<'_, '_> {
+impl Overlap<'_, '_> {
     /// Seconds of one of so many kernels, and of one of so many exchanges: the medians of some rounds. Of none it is nothing.
     fn median(&mut self, kernels: usize, exchanges: usize, first: First) -> Result<[f64; 2], ExecutorError> {
         let mut rounds = [Vec::new(), Vec::new()];
@@ -284,9 +285,9 @@ impl Both<'_, '_> {
 mod tests {
     use super::*;
     use crate::backend::cuda::tests::device::{TestDevice, Told};
+    use crate::interpreter::{OUTSIDE_PROGRAMS, STREAM_COUNT};
     use crate::job::CalibratedGroup;
-    use crate::line::{OWN_STREAM, STREAM_COUNT};
-    use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+    use crate::transport::{Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_models::{Activation, WeightLayout};
     use foretell_program::Reach;
 
@@ -311,7 +312,7 @@ mod tests {
         };
         CalibrationJob {
             kernels: vec![(product(4), false), (product(16), false), (Kernel::Relu { elements: 64 }, false)],
-            passages: Vec::new(),
+            timed_steps: Vec::new(),
             reuse: Vec::new(),
             message_reuse: Vec::new(),
             between_exchanges: Bytes::ZERO,
@@ -333,14 +334,14 @@ mod tests {
         }
         let segment = Segment::create(&SegmentShape::new((0..RANKS).collect(), STREAM_COUNT)).expect("shared memory");
         let rank = |rank: usize| {
-            let transport = SharedMemory::attach(&segment, rank, RANKS, Patience::default()).expect("the rank attaches");
+            let transport = SharedMemory::attach(&segment, rank, RANKS, WaitPolicy::default()).expect("the rank attaches");
             let transport: Arc<dyn Transport> = Arc::new(transport);
             let everyone: Vec<usize> = (0..RANKS).collect();
-            let mut everyone = Group::new(Arc::clone(&transport), &everyone, OWN_STREAM).expect("a group");
+            let mut everyone = Group::new(Arc::clone(&transport), &everyone, OUTSIDE_PROGRAMS).expect("a group");
             let driver: Arc<dyn Driver> = Arc::clone(&devices[rank]) as Arc<dyn Driver>;
             measure(&driver, &transport, rank, &job(), &mut everyone).expect("it is measured")
         };
-        let found: Vec<(Vec<Timed>, Option<Slowdown>)> = std::thread::scope(|scope| {
+        let found: Vec<(Vec<Durations>, Option<Slowdown>)> = std::thread::scope(|scope| {
             let running: Vec<_> = (0..RANKS).map(|number| scope.spawn(move || rank(number))).collect();
             running.into_iter().map(|rank| rank.join().expect("the rank ends")).collect()
         });
@@ -357,7 +358,7 @@ mod tests {
             assert!(timed.iter().all(|one| (one.sample.median.value() * IN_A_ROW as f64 - 1e-6).abs() < 1e-9), "{timed:?}");
             assert!(slowdown.is_some());
             // Of no exchange a share of its own is said: a share of the whole time would count latency.
-            let of_its_own = |one: &Timed| !matches!(one.report(), Report::Exchange { processor: Seconds::ZERO, .. });
+            let of_its_own = |one: &Durations| !matches!(one.report(), Report::Exchange { processor: Seconds::ZERO, .. });
             assert!(!timed.iter().any(of_its_own), "{timed:?}");
         }
         for device in &devices {

@@ -1,13 +1,14 @@
 //! What a rank's streams on a GPU share: the GPU's streams, the events by which they wait for each other and by which instructions are timed, and
 //! pinned memory for samples.
 
-use super::playlist::Playlist;
-use super::{COMPUTE, RawSpan, Step, StreamKey};
 use crate::backend::Operand;
 use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress, Driver, EventHandle, GraphHandle, StreamHandle};
 use crate::clock;
 use crate::error::ExecutorError;
-use crate::line::Line;
+use crate::interpreter::prepared_program::PreparedProgram;
+use crate::interpreter::stream_key::StreamKey;
+use crate::interpreter::stream_runner::StreamRunner;
+use crate::interpreter::{COMPUTE, RawSpan, StepRequest};
 use crate::samples::Samples;
 use foretell_program::Operation;
 use std::collections::HashMap;
@@ -19,20 +20,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 const WARM_UP: u64 = 2;
 
 /// What the streams share.
-pub(super) struct Queues {
-    pub(super) driver: Arc<dyn Driver>,
+pub(in crate::interpreter) struct GpuStreams {
+    pub(in crate::interpreter) driver: Arc<dyn Driver>,
     /// By slot.
-    pub(super) streams: Vec<StreamHandle>,
-    programs: Vec<OfProgram>,
+    pub(in crate::interpreter) streams: Vec<StreamHandle>,
+    programs: Vec<ProgramState>,
     /// When the step's first event happened, by the GPU and by the machine's clock.
     origin: EventHandle,
     origin_time: AtomicU64,
     /// How this step is run.
-    mode: Mutex<Mode>,
+    mode: Mutex<StepMode>,
 }
 
 /// What belongs to one of the Programs.
-struct OfProgram {
+struct ProgramState {
     /// By instruction: what happens when it ends, where another stream waits for that.
     ends: Vec<Option<EventHandle>>,
     /// By instruction: what happens when it begins and when it ends, once it was timed.
@@ -50,19 +51,19 @@ struct OfProgram {
 
 /// How a step is run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Mode {
+pub(in crate::interpreter) struct StepMode {
     /// Which of two sets of staging memory, and of graphs, it has.
-    pub(super) turn: usize,
+    pub(in crate::interpreter) turn: usize,
     /// Whether all of it is launched at once.
-    pub(super) is_graph: bool,
-    pub(super) is_timed: bool,
+    pub(in crate::interpreter) is_graph: bool,
+    pub(in crate::interpreter) is_timed: bool,
 }
 
 /// Memory of the host that the GPU copies from and to by itself.
-pub(super) struct Pinned {
+pub(in crate::interpreter) struct Pinned {
     driver: Arc<dyn Driver>,
-    pub(super) pointer: NonNull<u8>,
-    pub(super) bytes: usize,
+    pub(in crate::interpreter) pointer: NonNull<u8>,
+    pub(in crate::interpreter) bytes: usize,
 }
 
 // SAFETY: it is plain memory; who touches it when is its users' to say.
@@ -71,12 +72,12 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
+    pub(in crate::interpreter) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
         Ok(Self { driver: Arc::clone(driver), pointer: driver.allocate_pinned(bytes)?, bytes })
     }
 
     /// As an operand of so many bytes, which it has at least.
-    pub(super) fn operand(&self, bytes: usize) -> Operand {
+    pub(in crate::interpreter) fn operand(&self, bytes: usize) -> Operand {
         Operand { pointer: self.pointer.as_ptr(), bytes: bytes.min(self.bytes) }
     }
 }
@@ -88,40 +89,40 @@ impl Drop for Pinned {
     }
 }
 
-impl Queues {
-    pub(super) fn new(
+impl GpuStreams {
+    pub(in crate::interpreter) fn new(
         driver: &Arc<dyn Driver>,
         backend: &CudaBackend,
-        playlists: &[Playlist],
+        programs: &[PreparedProgram],
         keys: &[StreamKey],
     ) -> Result<Self, CudaError> {
         let streams = (0..keys.len())
             .map(|slot| if slot == COMPUTE { Ok(backend.stream()) } else { driver.create_stream() })
             .collect::<Result<_, _>>()?;
-        let programs = playlists.iter().map(|playlist| OfProgram::new(driver, playlist, keys)).collect::<Result<_, _>>()?;
+        let programs = programs.iter().map(|prepared| ProgramState::new(driver, prepared, keys)).collect::<Result<_, _>>()?;
         let origin = driver.create_event()?;
         let (origin_time, mode) = (AtomicU64::new(0), Mutex::default());
         Ok(Self { driver: Arc::clone(driver), streams, programs, origin, origin_time, mode })
     }
 
     /// Decides how a step is run, before any stream begins it.
-    pub(super) fn begin(&self, step: &Step, playlist: &Playlist) -> Result<(), CudaError> {
+    pub(in crate::interpreter) fn begin(&self, step: &StepRequest, prepared: &PreparedProgram) -> Result<(), CudaError> {
         let program = &self.programs[step.program];
         let run = program.runs.fetch_add(1, Ordering::SeqCst);
         let is_graph = program.is_alone && !step.is_timed && run >= WARM_UP;
-        let mode = Mode { turn: (run % 2) as usize, is_graph, is_timed: step.is_timed };
+        let mode = StepMode { turn: (run % 2) as usize, is_graph, is_timed: step.is_timed };
         *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
-        if step.is_timed { self.mark_origin(step.program, playlist) } else { Ok(()) }
+        if step.is_timed { self.mark_origin(step.program, prepared) } else { Ok(()) }
     }
 
-    pub(super) fn mode(&self) -> Mode {
+    pub(in crate::interpreter) fn mode(&self) -> StepMode {
         *self.mode.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Marks the beginning of a timed step.
-    fn mark_origin(&self, program: usize, playlist: &Playlist) -> Result<(), CudaError> {
+    fn mark_origin(&self, program: usize, prepared: &PreparedProgram) -> Result<(), CudaError> {
         let mut spans = self.programs[program].spans.lock().unwrap_or_else(PoisonError::into_inner);
-        while spans.len() < playlist.stage.instructions.len() {
+        while spans.len() < prepared.stage.instructions.len() {
             spans.push((self.driver.create_event()?, self.driver.create_event()?));
         }
         drop(spans);
@@ -133,7 +134,7 @@ impl Queues {
     }
 
     /// Has a stream wait for an instruction of another, which was queued.
-    pub(super) fn wait_for(&self, program: usize, slot: usize, instruction: u32) -> Result<(), CudaError> {
+    pub(in crate::interpreter) fn wait_for(&self, program: usize, slot: usize, instruction: u32) -> Result<(), CudaError> {
         match self.programs[program].ends[instruction as usize] {
             Some(end) => self.driver.wait(self.streams[slot], end),
             None => Ok(()),
@@ -141,7 +142,13 @@ impl Queues {
     }
 
     /// Behind what an instruction waits for, before what it does.
-    pub(super) fn mark_start(&self, program: usize, slot: usize, instruction: u32, mode: Mode) -> Result<(), CudaError> {
+    pub(in crate::interpreter) fn mark_start(
+        &self,
+        program: usize,
+        slot: usize,
+        instruction: u32,
+        mode: StepMode,
+    ) -> Result<(), CudaError> {
         match mode.is_timed {
             true => self.driver.record(self.timed(program, instruction).0, self.streams[slot]),
             false => Ok(()),
@@ -149,7 +156,13 @@ impl Queues {
     }
 
     /// Behind what an instruction does.
-    pub(super) fn mark_end(&self, program: usize, slot: usize, instruction: u32, mode: Mode) -> Result<(), CudaError> {
+    pub(in crate::interpreter) fn mark_end(
+        &self,
+        program: usize,
+        slot: usize,
+        instruction: u32,
+        mode: StepMode,
+    ) -> Result<(), CudaError> {
         if mode.is_timed {
             self.driver.record(self.timed(program, instruction).1, self.streams[slot])?;
         }
@@ -164,7 +177,7 @@ impl Queues {
     }
 
     /// When each instruction of the last step ran, by the machine's clock; nothing where it was not timed.
-    pub(super) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
+    pub(in crate::interpreter) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
         if !self.mode().is_timed {
             return Ok(Vec::new());
         }
@@ -178,64 +191,69 @@ impl Queues {
     }
 
     /// The pinned memory of a load.
-    pub(super) fn staging(&self, program: usize, turn: usize, instruction: u32) -> Result<&Pinned, ExecutorError> {
+    pub(in crate::interpreter) fn staging(
+        &self,
+        program: usize,
+        turn: usize,
+        instruction: u32,
+    ) -> Result<&Pinned, ExecutorError> {
         let found = self.programs[program].staging[turn].get(&instruction);
         found.ok_or_else(|| CudaError::Call { doing: "loading samples", reason: "no memory for this load".into() }.into())
     }
 
     /// Whether samples lie in the staging memory of a turn already.
-    pub(super) fn are_ready(&self, program: usize, turn: usize, samples: &Arc<Samples>) -> bool {
+    pub(in crate::interpreter) fn are_ready(&self, program: usize, turn: usize, samples: &Arc<Samples>) -> bool {
         let ready = self.programs[program].ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready[turn].as_ref().is_some_and(|known| Arc::ptr_eq(known, samples))
     }
 
     /// After a step, on the load stream's thread: the samples of the next one into the other staging memory.
     /// `turn` is that of the step.
-    pub(super) fn make_ready(
+    pub(in crate::interpreter) fn make_ready(
         &self,
-        playlist: &Playlist,
+        prepared: &PreparedProgram,
         slot: usize,
         turn: usize,
-        line: &mut Line,
-        step: &Step,
+        runner: &mut StreamRunner,
+        step: &StepRequest,
     ) -> Result<(), ExecutorError> {
-        let (Some(next), Line::Load { .. }) = (&step.next, &*line) else { return Ok(()) };
+        let (Some(next), StreamRunner::Load { .. }) = (&step.next, &*runner) else { return Ok(()) };
         let turn = 1 - turn;
-        for &id in &playlist.lists[slot] {
-            self.fill(playlist, step.program, turn, id, line, next)?;
+        for &id in &prepared.lists[slot] {
+            self.fill(prepared, step.program, turn, id, runner, next)?;
         }
         self.programs[step.program].ready.lock().unwrap_or_else(PoisonError::into_inner)[turn] = Some(Arc::clone(next));
         Ok(())
     }
 
     /// The samples of one load into its staging memory.
-    pub(super) fn fill(
+    pub(in crate::interpreter) fn fill(
         &self,
-        playlist: &Playlist,
+        prepared: &PreparedProgram,
         program: usize,
         turn: usize,
         instruction: u32,
-        line: &mut Line,
+        runner: &mut StreamRunner,
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
-        let operands = &playlist.operands[instruction as usize];
+        let operands = &prepared.operands[instruction as usize];
         let pinned = self.staging(program, turn, instruction)?;
         let write = pinned.operand(operands.writes.first().map_or(0, |write| write.bytes));
         // SAFETY: the memory is this load's alone, and its last copy ended with its step.
-        unsafe { line.run(&playlist.stage.instructions[instruction as usize].operation, &[], &[write], samples) }
+        unsafe { runner.run(&prepared.stage.instructions[instruction as usize].operation, &[], &[write], samples) }
     }
 
     /// The step of a turn, if it was captured.
-    pub(super) fn graph(&self, program: usize, turn: usize) -> Option<GraphHandle> {
+    pub(in crate::interpreter) fn graph(&self, program: usize, turn: usize) -> Option<GraphHandle> {
         self.programs[program].graphs.lock().unwrap_or_else(PoisonError::into_inner)[turn]
     }
 
-    pub(super) fn keep_graph(&self, program: usize, turn: usize, graph: GraphHandle) {
+    pub(in crate::interpreter) fn keep_graph(&self, program: usize, turn: usize, graph: GraphHandle) {
         self.programs[program].graphs.lock().unwrap_or_else(PoisonError::into_inner)[turn] = Some(graph);
     }
 
     /// One number, between steps.
-    pub(super) fn number(&self, operand: &Operand) -> Result<f32, ExecutorError> {
+    pub(in crate::interpreter) fn number(&self, operand: &Operand) -> Result<f32, ExecutorError> {
         let mut value = 0.0_f32;
         let stream = self.streams[COMPUTE];
         // SAFETY: the operand lies in the arena and holds one `f32`; the place lives until the stream is done.
@@ -245,13 +263,13 @@ impl Queues {
     }
 }
 
-impl OfProgram {
-    fn new(driver: &Arc<dyn Driver>, playlist: &Playlist, keys: &[StreamKey]) -> Result<Self, CudaError> {
-        let mut ends = vec![None; playlist.after.len()];
-        let slot_of = |id: u32| playlist.lists.iter().position(|list| list.contains(&id));
-        for (slot, list) in playlist.lists.iter().enumerate() {
+impl ProgramState {
+    fn new(driver: &Arc<dyn Driver>, prepared: &PreparedProgram, keys: &[StreamKey]) -> Result<Self, CudaError> {
+        let mut ends = vec![None; prepared.after.len()];
+        let slot_of = |id: u32| prepared.lists.iter().position(|list| list.contains(&id));
+        for (slot, list) in prepared.lists.iter().enumerate() {
             for &id in list {
-                for &(other, awaited) in playlist.after[id as usize].iter().filter(|(other, _)| *other != slot) {
+                for &(other, awaited) in prepared.after[id as usize].iter().filter(|(other, _)| *other != slot) {
                     debug_assert_eq!(slot_of(awaited), Some(other));
                     let end: &mut Option<EventHandle> = &mut ends[awaited as usize];
                     if end.is_none() {
@@ -261,15 +279,15 @@ impl OfProgram {
             }
         }
         let mut staging = [HashMap::new(), HashMap::new()];
-        let loads = keys.iter().position(|key| *key == StreamKey::Load).map_or(&[][..], |slot| &playlist.lists[slot]);
+        let loads = keys.iter().position(|key| *key == StreamKey::Load).map_or(&[][..], |slot| &prepared.lists[slot]);
         for &id in loads {
-            debug_assert!(matches!(*playlist.stage.instructions[id as usize].operation, Operation::Load { .. }));
-            let bytes = playlist.operands[id as usize].writes.first().map_or(0, |write| write.bytes);
+            debug_assert!(matches!(*prepared.stage.instructions[id as usize].operation, Operation::Load { .. }));
+            let bytes = prepared.operands[id as usize].writes.first().map_or(0, |write| write.bytes);
             for turn in &mut staging {
                 turn.insert(id, Pinned::new(driver, bytes)?);
             }
         }
         let (spans, ready, graphs, runs) = (Mutex::default(), Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone: playlist.stage.is_alone() })
+        Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone: prepared.stage.is_alone() })
     }
 }

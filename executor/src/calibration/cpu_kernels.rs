@@ -2,18 +2,18 @@
 //! finds in the caches what the ones before it left there.
 
 use super::LEARNING_RATE;
-use super::watch::{Timed, Watch};
+use super::statistics::{Durations, Measurements};
 use crate::arena::Arenas;
 use crate::backend::{CpuBackend, Hyperparameters};
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
+use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
-use crate::interpreter::Rehearsal;
-use crate::job::{CalibrationJob, Passage};
-use crate::rank::Member;
+use crate::interpreter::SoloInterpreter;
+use crate::job::{CalibrationJob, TimedStep};
+use crate::member::Member;
 use crate::samples::Samples;
-use crate::training::hyperparameters;
 use crate::transport::Group;
 use foretell_models::{Graph, GraphOptions, Kernel};
 use foretell_program::{Program, Rank, Sample, StageProgram, compile};
@@ -28,9 +28,9 @@ const RUNS: usize = 3;
 const LEAD: usize = 8 << 20;
 
 /// All passages of a calibration as one rank runs them.
-pub(super) struct Passages {
+pub(super) struct CpuKernelTimer {
     /// None where this rank has nothing to do while others have.
-    passages: Vec<Option<Prepared>>,
+    passages: Vec<Option<PreparedStep>>,
     /// By what is timed: which of the job's kernels it is.
     kernels: Vec<usize>,
     backend: CpuBackend,
@@ -39,8 +39,8 @@ pub(super) struct Passages {
 }
 
 /// A passage, ready to be run.
-struct Prepared {
-    rehearsal: Rehearsal,
+struct PreparedStep {
+    interpreter: SoloInterpreter,
     program: Program,
     rank: Rank,
     graph: Graph,
@@ -50,12 +50,12 @@ struct Prepared {
     instructions: Vec<(u32, Option<usize>)>,
 }
 
-impl Passages {
+impl CpuKernelTimer {
     /// `clock` is what durations are differences of: the time of a device that is not always running is the processor's. How cores are shared is
     /// not in the samples; the simulator has ranks share them.
     pub(super) fn new(member: &Member, job: &CalibrationJob, clock: fn() -> u64) -> Result<Self, ExecutorError> {
         let mut programs = Vec::new();
-        for passage in &job.passages {
+        for passage in &job.timed_steps {
             let program = compile(&passage.model, &passage.name, &passage.plan)?.training;
             programs.extend(ranks_of(&program, member).into_iter().map(|rank| (passage, program.clone(), rank)));
         }
@@ -69,7 +69,7 @@ impl Passages {
         let mut passages = Vec::new();
         for (passage, program, rank) in programs {
             passages.push(match rank {
-                Some(rank) => Prepared::new((passage, LEAD), (program, rank), &arenas, &numbers, &mut kernels)?,
+                Some(rank) => PreparedStep::new((passage, LEAD), (program, rank), &arenas, &numbers, &mut kernels)?,
                 None => None,
             });
         }
@@ -82,7 +82,7 @@ impl Passages {
     }
 
     /// Runs all passages; ranks begin each together.
-    pub(super) fn run(&mut self, everyone: &mut Group, watch: &mut Watch) -> Result<(), ExecutorError> {
+    pub(super) fn run(&mut self, everyone: &mut Group, measurements: &mut Measurements) -> Result<(), ExecutorError> {
         for passage in &mut self.passages {
             let Some(passage) = passage else {
                 (0..=RUNS).try_for_each(|_| everyone.barrier())?;
@@ -90,14 +90,14 @@ impl Passages {
             };
             passage.initialise(&self.arenas)?;
             let places: Vec<usize> = passage.instructions.iter().filter_map(|(_, place)| *place).collect();
-            let mut timed: Vec<Timed> =
-                places.iter().map(|_| Timed { seconds: Vec::with_capacity(RUNS), elapsed: 0.0 }).collect();
+            let mut timed: Vec<Durations> =
+                places.iter().map(|_| Durations { seconds: Vec::with_capacity(RUNS), elapsed: 0.0 }).collect();
             for run in 0..=RUNS {
                 everyone.barrier()?;
                 let mut number = 0;
                 for &(instruction, place) in &passage.instructions {
                     let (wall, start) = (clock::now(), (self.clock)());
-                    passage.rehearsal.run(instruction, &mut self.backend, (&passage.hyperparameters, &passage.samples))?;
+                    passage.interpreter.run(instruction, &mut self.backend, (&passage.hyperparameters, &passage.samples))?;
                     if place.is_some() {
                         let (end, wall_end) = ((self.clock)(), clock::now());
                         // The first run warms up.
@@ -110,16 +110,16 @@ impl Passages {
                 }
             }
             for (place, timed) in places.into_iter().zip(timed) {
-                watch.add(place, timed);
+                measurements.add(place, timed);
             }
         }
         Ok(())
     }
 
     /// The job's kernels that were timed: of each the mean over the places where it stands.
-    pub(super) fn samples(&self, watch: &Watch) -> Vec<(usize, Sample)> {
+    pub(super) fn samples(&self, measurements: &Measurements) -> Vec<(usize, Sample)> {
         let mut places: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
-        for (&kernel, sample) in self.kernels.iter().zip(watch.samples()) {
+        for (&kernel, sample) in self.kernels.iter().zip(measurements.samples()) {
             places.entry(kernel).or_default().push(sample);
         }
         let mean =
@@ -145,22 +145,22 @@ fn ranks_of(program: &Program, member: &Member) -> Vec<Option<Rank>> {
     (0..program.lists.len().div_ceil(here)).map(|turn| first(turn * here + member.rank.0)).collect()
 }
 
-impl Prepared {
+impl PreparedStep {
     /// Nothing where none of the list's kernels is timed. What is timed is added to `kernels`; before each of them those run that touch `lead`
     /// bytes, and those that make its indices.
     fn new(
-        (passage, lead): (&Passage, usize),
+        (passage, lead): (&TimedStep, usize),
         (program, rank): (Program, Rank),
         arenas: &Arenas,
         numbers: &BTreeMap<(Kernel, bool), usize>,
         kernels: &mut Vec<usize>,
     ) -> Result<Option<Self>, ExecutorError> {
         let Some(timed) = passage.timed.get(program.list_index(rank)).filter(|timed| !timed.is_empty()) else { return Ok(None) };
-        let rehearsal = Rehearsal::new(&program, rank, arenas)?;
-        let mut runs = vec![false; rehearsal.len()];
-        let mut places = vec![None; rehearsal.len()];
-        for &instruction in timed.iter().filter(|&&instruction| (instruction as usize) < rehearsal.len()) {
-            let Some((kernel, accumulate)) = rehearsal.kernel(instruction) else { continue };
+        let interpreter = SoloInterpreter::new(&program, rank, arenas)?;
+        let mut runs = vec![false; interpreter.len()];
+        let mut places = vec![None; interpreter.len()];
+        for &instruction in timed.iter().filter(|&&instruction| (instruction as usize) < interpreter.len()) {
+            let Some((kernel, accumulate)) = interpreter.kernel(instruction) else { continue };
             let Some(&number) = numbers.get(&(kernel.without_constants(), accumulate)) else { continue };
             places[instruction as usize] = Some(kernels.len());
             kernels.push(number);
@@ -168,15 +168,15 @@ impl Prepared {
             for before in (0..=instruction).rev() {
                 runs[before as usize] = true;
                 if before < instruction {
-                    touched += rehearsal.touched(before);
+                    touched += interpreter.touched(before);
                 }
                 if touched >= lead {
                     break;
                 }
             }
         }
-        for instruction in (0..rehearsal.len()).rev() {
-            let makers = if runs[instruction] { rehearsal.makers_of_integers(instruction as u32) } else { Vec::new() };
+        for instruction in (0..interpreter.len()).rev() {
+            let makers = if runs[instruction] { interpreter.makers_of_integers(instruction as u32) } else { Vec::new() };
             for maker in makers {
                 runs[maker as usize] = true;
             }
@@ -189,9 +189,11 @@ impl Prepared {
             Samples { dataset, split: Split::Training, indices: (0..plan.global_batch).map(|sample| sample % length).collect() };
         let graph = model.graph(&passage.name, &GraphOptions::ONE).map_err(foretell_program::PlanError::from)?;
         let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0) };
-        let instructions =
-            (0..rehearsal.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, places[instruction])).collect();
-        Ok(Some(Self { rehearsal, program, rank, graph, samples, hyperparameters, instructions }))
+        let instructions = (0..interpreter.len())
+            .filter(|&one| runs[one])
+            .map(|instruction| (instruction as u32, places[instruction]))
+            .collect();
+        Ok(Some(Self { interpreter, program, rank, graph, samples, hyperparameters, instructions }))
     }
 
     fn initialise(&self, arenas: &Arenas) -> Result<(), ExecutorError> {
@@ -249,7 +251,7 @@ mod tests {
         let list = program.list_index(rank);
         let mut timed = vec![Vec::new(); program.lists.len()];
         timed[list] = vec![instruction];
-        let passage = Passage { model: model.clone(), name: "m".into(), plan: plan.clone(), timed };
+        let passage = TimedStep { model: model.clone(), name: "m".into(), plan: plan.clone(), timed };
         let size = program.lists[list].arena;
         let arenas = Arenas::new(size, program.lists[list].host_arena, None).expect("memory");
         let place = arenas.device.at(Bytes::ZERO, size).expect("all of it");
@@ -262,13 +264,14 @@ mod tests {
         let parts = if group.is_some() { kernel.parts() } else { 1 };
         let numbers = (0..parts).map(|part| ((kernel.for_member(part).without_constants(), accumulate), part)).collect();
         let mut kernels = Vec::new();
-        let prepared = Prepared::new((&passage, 0), (program.clone(), rank), &arenas, &numbers, &mut kernels).expect("it fits");
+        let prepared =
+            PreparedStep::new((&passage, 0), (program.clone(), rank), &arenas, &numbers, &mut kernels).expect("it fits");
         let mut prepared = prepared.expect("the instruction is timed");
         assert_eq!(kernels.len(), 1, "one kernel is timed");
         prepared.initialise(&arenas).expect("parameters");
         for &(one, _) in &prepared.instructions.clone() {
             let told = (&prepared.hyperparameters, &prepared.samples);
-            prepared.rehearsal.run(one, &mut CpuBackend::new(), told).expect("it runs without what came before");
+            prepared.interpreter.run(one, &mut CpuBackend::new(), told).expect("it runs without what came before");
         }
         prepared.instructions.len()
     }

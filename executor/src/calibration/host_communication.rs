@@ -1,12 +1,12 @@
 //! How long messages and collectives take, and how much of the processor.
 
-use super::watch::summarise;
+use super::statistics::summarise;
 use super::{FEWEST, MOST, Turn, each_group};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Report};
 use crate::machine;
-use crate::rank::Member;
+use crate::member::Member;
 use crate::transport::Group;
 use foretell_program::{Exchange, Sample};
 use foretell_units::{Bytes, Seconds};
@@ -21,7 +21,7 @@ const MOST_FOOTPRINT: u64 = 32 << 20;
 /// The network's work for packets is done in interrupts, which are in no thread's time: its share goes to each exchange by the bytes that are sent.
 pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
     let mut share = 0.0;
-    let mut timed: Vec<TimedExchange> = Vec::new();
+    let mut timed: Vec<TimedCommunication> = Vec::new();
     // Of long messages: how many bytes were sent, and what the machine spent in interrupts meanwhile.
     let (mut sent, mut interrupted) = (0.0, 0.0);
     each_group(job, &member.transport, member.rank.0, everyone, |turn, group| {
@@ -30,13 +30,13 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
                 let before = machine::interrupt_time();
                 let (sample, processor, rounds) = time_exchange(group, exchange, bytes, job)?;
                 let Turn { number, is_everyone, .. } = turn;
-                let one = TimedExchange { group: number, is_everyone, exchange, bytes, sample, processor };
+                let one = TimedCommunication { group: number, is_everyone, exchange, bytes, sample, processor };
                 let is_idle = exchange == Exchange::SendReceive && group.position() > 1;
                 if bytes >= LONG {
                     sent += if is_idle { 0.0 } else { one.sent(group.size()) * rounds as f64 };
                     interrupted += if group.position() == 0 { machine::interrupt_time() - before } else { 0.0 };
                 }
-                // Of there and back only who sees both ways knows how long it took: the second rank's last send is done when it is on its way.
+                // Of there and back only who sees both communication knows how long it took: the second rank's last send is done when it is on its communication.
                 if exchange != Exchange::SendReceive || group.position() == 0 {
                     timed.push(one);
                 }
@@ -60,7 +60,7 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
         if one.exchange == Exchange::AllReduce && one.is_everyone {
             share = (processor / one.sample.median).clamp(0.0, 1.0);
         }
-        let TimedExchange { group, exchange, bytes, sample, .. } = one;
+        let TimedCommunication { group, exchange, bytes, sample, .. } = one;
         member.control.send(&Report::Exchange { group, exchange, bytes, sample, processor })?;
     }
     Ok(share)
@@ -73,7 +73,7 @@ const LEAST_INTERRUPT_TIME: f64 = 0.1;
 const LONG: Bytes = Bytes::new(64 << 10);
 
 /// An exchange that was timed.
-struct TimedExchange {
+struct TimedCommunication {
     group: usize,
     is_everyone: bool,
     exchange: Exchange,
@@ -83,7 +83,7 @@ struct TimedExchange {
     processor: Seconds,
 }
 
-impl TimedExchange {
+impl TimedCommunication {
     /// The bytes that each of so many ranks sends in one round.
     fn sent(&self, ranks: usize) -> f64 {
         let others = (ranks - 1) as f64 / ranks as f64;

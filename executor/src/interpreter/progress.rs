@@ -1,4 +1,4 @@
-//! The board on which a rank's streams post how far they have come, and where they wait for each other.
+//! The progress on which a rank's streams post how far they have come, and where they wait for each other.
 //!
 //! Each stream runs its instructions in the order of the list, so one number says all: everything of the stream below it is done. A
 //! stream that must wait sleeps, and is woken by the one that it waits for: ranks may share cores with their own communication,
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 
-/// A cache line of its own for each stream, so that posting does not disturb the others.
+/// A cache runner of its own for each stream, so that posting does not disturb the others.
 #[repr(align(64))]
 #[derive(Debug, Default)]
 struct Slot {
@@ -30,16 +30,16 @@ impl Slot {
 
 /// Progress of all streams of one rank.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct Progress {
     slots: Vec<Slot>,
     failed: AtomicBool,
     failure: Mutex<Option<ExecutorError>>,
 }
 
 /// The most streams a rank can have: bits of the mask of sleepers.
-pub(crate) const MOST_STREAMS: usize = 64;
+pub(crate) const MAX_STREAMS: usize = 64;
 
-impl Board {
+impl Progress {
     pub(crate) fn new(streams: usize) -> Self {
         Self {
             slots: (0..streams).map(|_| Slot::for_streams(streams)).collect(),
@@ -144,23 +144,23 @@ mod tests {
 
     #[test]
     fn streams_wait_for_each_other_and_wake_to_failures() {
-        let board = Board::new(2);
+        let progress = Progress::new(2);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                board.enter(1);
-                board.wait(1, 0, 41, || ()).expect("stream 0 posts it")
+                progress.enter(1);
+                progress.wait(1, 0, 41, || ()).expect("stream 0 posts it")
             });
-            board.enter(0);
+            progress.enter(0);
             std::thread::sleep(std::time::Duration::from_millis(5));
-            board.post(0, 41);
+            progress.post(0, 41);
             other.join().expect("no panic");
-            let other = scope.spawn(|| board.wait(1, 0, 99, || ()).is_err());
+            let other = scope.spawn(|| progress.wait(1, 0, 99, || ()).is_err());
             std::thread::sleep(std::time::Duration::from_millis(5));
             // The new thread is not the one that entered: it must be found by looking before it sleeps or by waking.
-            board.fail(ExecutorError::RankDied { rank: 0, cause: "was made to fail".into() });
+            progress.fail(ExecutorError::RankDied { rank: 0, cause: "was made to fail".into() });
             other.thread().unpark();
             assert!(other.join().expect("no panic"));
         });
-        assert!(board.take_failure().is_some());
+        assert!(progress.take_failure().is_some());
     }
 }

@@ -1,32 +1,34 @@
-//! The ways by which a stream on a GPU reaches other ranks: from GPU to GPU, or through pinned memory of the host and the transport.
+//! The communication by which a stream on a GPU reaches other ranks: from GPU to GPU, or through pinned memory of the host and the transport.
 
-use super::playlist::Playlist;
-use super::queues::{Pinned, Queues};
-use super::{Step, StreamKey};
+use super::streams::{GpuStreams, Pinned};
 use crate::backend::Operand;
 use crate::backend::cuda::{CommunicatorHandle, CudaError, DeviceAddress, Exchange, ExchangeKind, Identity, Piece};
 use crate::error::ExecutorError;
-use crate::line::Line;
+use crate::interpreter::StepRequest;
+use crate::interpreter::prepared_program::PreparedProgram;
+use crate::interpreter::stream_key::StreamKey;
+use crate::interpreter::stream_runner::StreamRunner;
 use foretell_program::{Collective, Group, Operation, Rank};
 use foretell_units::DataType;
 
 /// How a stream reaches other ranks.
-pub(super) enum Way {
+pub(in crate::interpreter) enum GpuCommunication {
     /// Through the host.
-    Staged(Staged),
+    HostStaging(HostStaging),
     /// From GPU to GPU.
     Direct(CommunicatorHandle),
 }
 
-/// A way for each line, by slot. Communicators are joined in an order that all ranks have, groups before pairs: nobody waits for one that waits for him.
-pub(super) fn connect(
-    queues: &Queues,
+/// A communication for each runner, by slot. Communicators are joined in an order that all ranks have, groups before pairs: nobody waits for one that waits for him.
+pub(in crate::interpreter) fn connect(
+    gpu_streams: &GpuStreams,
     keys: &[StreamKey],
     groups: &[Group],
     rank: Rank,
-    lines: &mut [Option<Line>],
-) -> Result<Vec<Way>, ExecutorError> {
-    let mut ways: Vec<Way> = keys.iter().map(|_| Way::Staged(Staged::default())).collect();
+    runners: &mut [Option<StreamRunner>],
+) -> Result<Vec<GpuCommunication>, ExecutorError> {
+    let mut communication: Vec<GpuCommunication> =
+        keys.iter().map(|_| GpuCommunication::HostStaging(HostStaging::default())).collect();
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|&slot| match &keys[slot] {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => (0, 0, 0),
@@ -34,59 +36,59 @@ pub(super) fn connect(
         StreamKey::SendTo(peer) => (2, rank.0, peer.0),
         StreamKey::ReceiveFrom(peer) => (2, peer.0, rank.0),
     });
-    let Some(collectives) = queues.driver.collectives() else { return Ok(ways) };
+    let Some(collectives) = gpu_streams.driver.collectives() else { return Ok(communication) };
     for slot in order {
         let mut identity: Identity = [0; 128];
-        let (size, position) = match (&keys[slot], &mut lines[slot]) {
-            (StreamKey::Group(_), Some(Line::Group(group))) => {
+        let (size, position) = match (&keys[slot], &mut runners[slot]) {
+            (StreamKey::Group(_), Some(StreamRunner::Group(group))) => {
                 if group.position() == 0 {
                     identity = collectives.new_identity()?;
                 }
                 group.broadcast(0, &mut identity)?;
                 (group.size(), group.position())
             }
-            (StreamKey::SendTo(_), Some(Line::Peer(channel))) => {
+            (StreamKey::SendTo(_), Some(StreamRunner::Peer(channel))) => {
                 identity = collectives.new_identity()?;
                 channel.send(&identity)?;
                 (2, 0)
             }
-            (StreamKey::ReceiveFrom(_), Some(Line::Peer(channel))) => {
+            (StreamKey::ReceiveFrom(_), Some(StreamRunner::Peer(channel))) => {
                 channel.receive(&mut identity)?;
                 (2, 1)
             }
             _ => continue,
         };
-        ways[slot] = Way::Direct(collectives.join(&identity, size, position)?);
+        communication[slot] = GpuCommunication::Direct(collectives.join(&identity, size, position)?);
     }
-    Ok(ways)
+    Ok(communication)
 }
 
-impl Way {
-    /// Queues one instruction, or does it and queues what is left of it.
-    pub(super) fn exchange(
+impl GpuCommunication {
+    /// GpuStreams one instruction, or does it and gpu_streams what is left of it.
+    pub(in crate::interpreter) fn exchange(
         &mut self,
-        queues: &Queues,
-        playlist: &Playlist,
+        gpu_streams: &GpuStreams,
+        prepared: &PreparedProgram,
         slot: usize,
-        line: &mut Line,
-        step: &Step,
+        runner: &mut StreamRunner,
+        step: &StepRequest,
         id: u32,
     ) -> Result<(), ExecutorError> {
         let communicator = match self {
-            Way::Staged(staged) => return staged.exchange(queues, playlist, slot, line, step, id),
-            Way::Direct(communicator) => *communicator,
+            GpuCommunication::HostStaging(staged) => return staged.exchange(gpu_streams, prepared, slot, runner, step, id),
+            GpuCommunication::Direct(communicator) => *communicator,
         };
-        let collectives = queues.driver.collectives().ok_or(CudaError::Aborted)?;
-        let operands = &playlist.operands[id as usize];
+        let collectives = gpu_streams.driver.collectives().ok_or(CudaError::Aborted)?;
+        let operands = &prepared.operands[id as usize];
         let piece = |operand: &Operand| Piece { address: DeviceAddress::of(operand.pointer), bytes: operand.bytes };
-        let (kind, data_type) = match &*playlist.stage.instructions[id as usize].operation {
+        let (kind, data_type) = match &*prepared.stage.instructions[id as usize].operation {
             Operation::Collective { kind, data_type, .. } => (ExchangeKind::of(*kind), *data_type),
             Operation::Send { .. } => (ExchangeKind::Send, DataType::Fp32),
             _ => (ExchangeKind::Receive, DataType::Fp32),
         };
         let (read, write) = (operands.reads.first().map(piece), operands.writes.first().map(piece));
         // SAFETY: the operands are this instruction's alone until it is done: the stream waits for what it depends on.
-        Ok(unsafe { collectives.exchange(communicator, &Exchange { kind, read, write, data_type }, queues.streams[slot]) }?)
+        Ok(unsafe { collectives.exchange(communicator, &Exchange { kind, read, write, data_type }, gpu_streams.streams[slot]) }?)
     }
 }
 
@@ -104,24 +106,24 @@ impl ExchangeKind {
 
 /// Pinned memory through which a stream reaches other ranks: from the GPU to it, through the transport, and to the GPU again.
 #[derive(Default)]
-pub(super) struct Staged {
+pub(in crate::interpreter) struct HostStaging {
     read: Option<Pinned>,
     write: Option<Pinned>,
 }
 
-impl Staged {
+impl HostStaging {
     fn exchange(
         &mut self,
-        queues: &Queues,
-        playlist: &Playlist,
+        gpu_streams: &GpuStreams,
+        prepared: &PreparedProgram,
         slot: usize,
-        line: &mut Line,
-        step: &Step,
+        runner: &mut StreamRunner,
+        step: &StepRequest,
         id: u32,
     ) -> Result<(), ExecutorError> {
-        let (driver, stream) = (&queues.driver, queues.streams[slot]);
-        let operation = &*playlist.stage.instructions[id as usize].operation;
-        let operands = &playlist.operands[id as usize];
+        let (driver, stream) = (&gpu_streams.driver, gpu_streams.streams[slot]);
+        let operation = &*prepared.stage.instructions[id as usize].operation;
+        let operands = &prepared.operands[id as usize];
         let grown = |place: &mut Option<Pinned>, operand: Option<&Operand>| {
             let Some(operand) = operand else { return Ok(None) };
             if place.as_ref().is_none_or(|pinned| pinned.bytes < operand.bytes) {
@@ -146,7 +148,7 @@ impl Staged {
         let host = |one: Option<(Operand, Operand)>| one.map(|(host, _)| host);
         let (reads, writes) = (host(read).into_iter().collect::<Vec<_>>(), host(write).into_iter().collect::<Vec<_>>());
         // SAFETY: the pinned memory is this stream's alone.
-        unsafe { line.run(operation, &reads, &writes, &step.samples) }?;
+        unsafe { runner.run(operation, &reads, &writes, &step.samples) }?;
         if let Some((host, device)) = write {
             let to = DeviceAddress::of(device.pointer);
             // SAFETY: as above.
