@@ -25,16 +25,16 @@ pub(super) fn load_kernels(
     let start = arena.at(Bytes::ZERO, arena.size()).ok_or(ExecutorError::OtherStream)?;
     let clear = |backend: &CudaBackend| {
         // SAFETY: the arena is the device's memory of that size, and no stream runs yet.
-        unsafe { driver.clear(DeviceAddress::of(start), arena.size().count() as usize, backend.stream()) }
+        unsafe { driver.clear(DeviceAddress::from_pointer(start), arena.size().count() as usize, backend.stream()) }
     };
     clear(backend)?;
-    backend.tell(&Hyperparameters::default())?;
+    backend.upload_hyperparameters(&Hyperparameters::default())?;
     for playlist in playlists {
         for &id in &playlist.lists[COMPUTE] {
             enqueue(playlist, backend, &Hyperparameters::default(), id)?;
         }
     }
-    match backend.check() {
+    match backend.check_indices() {
         // Nothing was loaded: indices may be anything.
         Ok(()) | Err(BackendError::IndexOutOfRange { .. }) => {}
         Err(source) => return Err(ExecutorError::Kernel { instruction: 0, name: "one of those that are loaded".into(), source }),
@@ -47,7 +47,7 @@ pub(super) fn load_kernels(
 pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBackend, step: &Step) -> Result<(), ExecutorError> {
     let Some(queues) = &shared.queues else { return Err(ExecutorError::OtherStream) };
     let mode = queues.mode();
-    backend.tell(&step.hyperparameters)?;
+    backend.upload_hyperparameters(&step.hyperparameters)?;
     if mode.is_graph {
         run_graph(shared, queues, playlist, backend, step, mode)?;
     } else {
@@ -62,7 +62,7 @@ pub(super) fn compute(shared: &Shared, playlist: &Playlist, backend: &mut CudaBa
             shared.board.post(COMPUTE, id);
         }
     }
-    backend.check().map_err(|source| ExecutorError::Kernel { instruction: 0, name: "one of this step".into(), source })
+    backend.check_indices().map_err(|source| ExecutorError::Kernel { instruction: 0, name: "one of this step".into(), source })
 }
 
 /// Queues one kernel.
@@ -104,7 +104,7 @@ fn run_graph(
         }
     };
     // SAFETY: the arena, scratch and staging memory of the capture are still where they were; the load stream has filled the latter.
-    Ok(unsafe { queues.driver.run_graph(graph, queues.streams[COMPUTE]) }?)
+    Ok(unsafe { queues.driver.launch_graph(graph, queues.streams[COMPUTE]) }?)
 }
 
 /// Queues a step on streams that are being captured.
@@ -121,7 +121,7 @@ fn capture(
     if let Some(slot) = load {
         let fork = driver.create_event()?;
         driver.record(fork, queues.streams[COMPUTE])?;
-        driver.wait(queues.streams[slot], fork)?;
+        driver.stream_wait_event(queues.streams[slot], fork)?;
     }
     let slot_of = |id: u32| if playlist.lists[COMPUTE].binary_search(&id).is_ok() { COMPUTE } else { load.unwrap_or(COMPUTE) };
     for id in 0..playlist.after.len() as u32 {
@@ -139,7 +139,7 @@ fn capture(
     if let Some(slot) = load {
         let join = driver.create_event()?;
         driver.record(join, queues.streams[slot])?;
-        driver.wait(queues.streams[COMPUTE], join)?;
+        driver.stream_wait_event(queues.streams[COMPUTE], join)?;
     }
     Ok(())
 }
@@ -155,7 +155,7 @@ fn copy_samples(
 ) -> Result<(), ExecutorError> {
     let Some(write) = playlist.operands[id as usize].writes.first() else { return Ok(()) };
     let from = queues.staging(program, mode.turn, id)?.operand(write.bytes);
-    let to = DeviceAddress::of(write.pointer);
+    let to = DeviceAddress::from_pointer(write.pointer);
     // SAFETY: the operand is this load's until it is done, and the pinned memory until the step is.
     Ok(unsafe { queues.driver.copy_in(to, from.pointer, from.bytes, queues.streams[slot]) }?)
 }
@@ -173,8 +173,8 @@ fn copy(queues: &Queues, playlist: &Playlist, slot: usize, id: u32) -> Result<()
     // SAFETY: both are this instruction's until it is done, and live as long as the rank's arenas.
     unsafe {
         match to {
-            MemoryKind::Device => driver.copy_in(DeviceAddress::of(write.pointer), read.pointer, bytes, stream),
-            MemoryKind::Host => driver.copy_out(write.pointer, DeviceAddress::of(read.pointer), bytes, stream),
+            MemoryKind::Device => driver.copy_in(DeviceAddress::from_pointer(write.pointer), read.pointer, bytes, stream),
+            MemoryKind::Host => driver.copy_out(write.pointer, DeviceAddress::from_pointer(read.pointer), bytes, stream),
         }
     }?;
     Ok(())
