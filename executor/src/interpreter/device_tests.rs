@@ -227,7 +227,7 @@ fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
     }
     for (make, lost) in makers.into_iter().flat_map(|make| [(make, 0), (make, 1)]) {
         for fault in
-            [InjectedFault::Missing("adamw"), InjectedFault::Breaks("adamw"), InjectedFault::Breaks("attention_products")]
+            [InjectedFault::Missing("adamw"), InjectedFault::Breaks("adamw"), InjectedFault::Breaks("attention_dots")]
         {
             let (ended, end) = std::sync::mpsc::channel();
             std::thread::spawn(move || {

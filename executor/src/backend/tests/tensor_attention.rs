@@ -81,7 +81,7 @@ fn tensor_cores_are_used_where_heads_and_formats_allow() {
     }
     let gradient = |sizes| launched(&Kernel::AttentionGradient(sizes), DataType::Bf16);
     let (queries, keys) = ("attention_tensor_query_gradient_64_plain", "attention_tensor_key_gradient_64_plain");
-    assert_eq!(gradient(sizes), ["attention_products", queries, keys]);
+    assert_eq!(gradient(sizes), ["attention_dots", queries, keys]);
     // The table's gradient is made beside that of the queries.
     let with_table = gradient(Attention { relative, ..sizes });
     let expected = ["attention_query_gradient_64", "attention_tensor_key_gradient_64", "attention_table_gradient"];

@@ -103,7 +103,7 @@ fn the_fastest_admissible_engine_that_can_be_prepared_is_taken() {
 fn a_library_that_is_too_old_is_refused_before_it_is_asked_for_anything() {
     assert_eq!(check_version(90_000), Ok(()));
     let failure = check_version(8905).unwrap_err();
-    assert_eq!(failure.to_string(), "looking at its version: 8.9.5 is older than cuDNN 9");
+    assert_eq!(failure.to_string(), "checking its version: 8.9.5 is older than cuDNN 9");
 }
 
 #[test]
