@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Foretells and then runs layouts on this machine and in the labs, and prints the table of docs/accuracy.md.
+"""Foretells and then runs layouts on this machine and in the labs, and prints the table of docs/reference/accuracy.md.
 
 For each layout in turn: a calibration of its kernels, the prediction, then the run, each once. Nothing is tried again or left out.
 Usage: cargo build --release && benches/accuracy.py [--foretell PATH] [--keep DIR] [--models NAME...] [--topologies NAME...]

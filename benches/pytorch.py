@@ -6,7 +6,7 @@ the two sides take turns, so that the machine's swings hit both alike: PyTorch w
 ones (channels-last convolutions, fused optimizer, gradients as views of DDP's buckets, and an allocator that keeps its memory), and
 Foretell. The ratio is Foretell's median step over that of the better PyTorch.
 
-Usage: benches/pytorch.py [--cases NAME...] [--ranks 1 2] [--rounds N] [--seconds S] [--precision fp32|bf16] [--update docs/performance.md]
+Usage: benches/pytorch.py [--cases NAME...] [--ranks 1 2] [--rounds N] [--seconds S] [--precision fp32|bf16] [--update docs/reference/training-speed.md]
 """
 import argparse
 import datetime

@@ -1,5 +1,5 @@
-//! Rules for text: how wide a comment may be, how long a test's name, and which paths and names a
-//! document may cite.
+//! Rules for text: how wide a comment may be, how long a test's name, which turns of phrase are out,
+//! and which paths, names and links a document may have.
 
 use std::path::Path;
 
@@ -58,6 +58,50 @@ pub fn dangling_citations(document: &str, root: &Path, sources: &str) -> Vec<Str
     dangling
 }
 
+/// Turns of phrase that this project does not use, with the word to use instead.
+const ODD_TURNS: [(&str, &str); 12] = [
+    ("foretold", "predicted"),
+    ("foretells", "predicts"),
+    ("foretelling", "predicting"),
+    ("anew", "again"),
+    ("mend", "fix or hint"),
+    ("mended", "fixed"),
+    ("mends", "fixes"),
+    ("whoever", "the rank, thread or process that"),
+    ("shared out", "sharded or split"),
+    ("share out", "shard or split"),
+    ("shares out", "shards or splits"),
+    ("how-manieth", "index"),
+];
+
+/// Lines of `text` (from 1) with an odd turn of phrase, each with the word to use instead. Of Rust
+/// source only comments count.
+#[must_use]
+pub fn odd_turns(text: &str, only_comments: bool) -> Vec<(usize, &'static str)> {
+    numbered(text)
+        .filter(|(_, line)| !only_comments || line.trim_start().starts_with("//"))
+        .flat_map(|(number, line)| {
+            let line = line.to_lowercase();
+            ODD_TURNS.iter().filter(move |(turn, _)| has_word(&line, turn)).map(move |&(_, instead)| (number, instead))
+        })
+        .collect()
+}
+
+/// Relative links of a Markdown document in `folder` that lead to no file.
+#[must_use]
+pub fn broken_links(document: &str, folder: &Path) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (number, line) in numbered(document) {
+        for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if !file.is_empty() && !target.contains("://") && !folder.join(file).exists() {
+                broken.push(format!("line {number}: {target}"));
+            }
+        }
+    }
+    broken
+}
+
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(index, line)| (index + 1, line))
 }
@@ -68,7 +112,11 @@ fn is_path(cited: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let ending = [".rs", ".md", ".yaml", ".py", ".sh", ".cu", ".toml"].iter().any(|end| cited.ends_with(end));
     let placeholder = cited.chars().any(|c| c.is_ascii_uppercase()) && !ending;
-    cited.chars().all(plain) && !placeholder && !cited.starts_with('/') && !cited.contains("NAME") && (cited.contains('/') || ending)
+    cited.chars().all(plain)
+        && !placeholder
+        && !cited.starts_with('/')
+        && !cited.contains("NAME")
+        && (cited.contains('/') || ending)
 }
 
 /// A function's or test's name: snake case with at least two underscores.
@@ -93,6 +141,20 @@ mod tests {
         let line = format!("// {}", "x".repeat(98));
         assert_eq!(wide_comments(&format!("fn a() {{}}\n{line}\n")), [2]);
         assert_eq!(wide_comments(line.get(..100).unwrap()), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn an_odd_turn_is_found_as_a_word_only() {
+        let text = "// was foretold anew\nlet recommend = 1; // fine\nlet anew = 2;";
+        assert_eq!(odd_turns(text, true), [(1, "predicted"), (1, "again")]);
+        assert_eq!(odd_turns(text, false).len(), 3);
+    }
+
+    #[test]
+    fn a_link_to_no_file_is_broken() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let document = "[a](src/text.rs), [b](src/text.rs#part), [c](none.md), [d](https://example.org)";
+        assert_eq!(broken_links(document, folder), ["line 1: none.md"]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use foretell_house::cycles::cycles;
 use foretell_house::modules::CrateModules;
-use foretell_house::text::{dangling_citations, long_test_names, wide_comments};
+use foretell_house::text::{broken_links, dangling_citations, long_test_names, odd_turns, wide_comments};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -70,6 +70,28 @@ fn architecture_and_contributing_cite_what_exists() {
     for name in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
         let dangling = dangling_citations(&read(&root().join(name)), &root(), &sources);
         report.extend(dangling.into_iter().map(|cited| format!("{name}, {cited}")));
+    }
+    assert!(report.is_empty(), "{}", report.join("\n"));
+}
+
+#[test]
+fn comments_and_documents_have_no_odd_turns() {
+    let mut report = Vec::new();
+    let own_list = Path::new("house/src/text.rs");
+    for file in files(&[".rs", ".cu", ".cuh", ".md"]).iter().filter(|file| !file.ends_with(own_list)) {
+        let only_comments = file.extension().is_some_and(|extension| extension != "md");
+        let turns = odd_turns(&read(file), only_comments);
+        report.extend(turns.iter().map(|(line, instead)| format!("{}:{line}: say {instead}", file.display())));
+    }
+    assert!(report.is_empty(), "{} odd turns:\n{}", report.len(), report.join("\n"));
+}
+
+#[test]
+fn every_relative_link_in_a_document_leads_to_a_file() {
+    let mut report = Vec::new();
+    for file in files(&[".md"]) {
+        let broken = broken_links(&read(&file), file.parent().unwrap());
+        report.extend(broken.iter().map(|link| format!("{}, {link}", file.display())));
     }
     assert!(report.is_empty(), "{}", report.join("\n"));
 }

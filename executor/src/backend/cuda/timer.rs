@@ -4,7 +4,6 @@
 use super::driver::{CudaError, DeviceAddress, Driver, EventHandle, StreamHandle};
 use super::launch::CudaBackend;
 use crate::backend::{BackendError, KernelCall};
-use crate::error::ExecutorError;
 use foretell_units::Seconds;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,16 +67,15 @@ impl CudaTimer {
         calls: &[KernelCall<'_>],
         patience: Seconds,
         counts: Range<usize>,
-    ) -> Result<Vec<f64>, ExecutorError> {
+    ) -> Result<Vec<f64>, BackendError> {
         let Some(first) = calls.first() else { return Ok(Vec::new()) };
-        let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
         self.backend.upload_hyperparameters(first.hyperparameters)?;
         // The first run loads, allocates and chooses algorithms, none of which may be captured.
         for call in calls {
             // SAFETY: the caller's promise.
-            unsafe { self.backend.enqueue(call) }.map_err(failed)?;
+            unsafe { self.backend.enqueue(call) }?;
         }
-        self.backend.check_indices().map_err(failed)?;
+        self.backend.check_indices()?;
         let stream = self.backend.stream();
         self.driver.begin_capture(stream)?;
         let captured = calls.len().max(KERNELS_PER_GRAPH);
@@ -88,7 +86,7 @@ impl CudaTimer {
         }
         // The capture must end even if queueing failed.
         let graph = self.driver.end_capture(stream);
-        queued.map_err(failed)?;
+        queued?;
         let graph = graph?;
         let (mut seconds, mut elapsed, mut is_warm) = (Vec::new(), 0.0, false);
         while seconds.len() < counts.start || (elapsed < patience.value() && seconds.len() < counts.end) {
@@ -103,7 +101,7 @@ impl CudaTimer {
             }
             is_warm = true;
         }
-        self.backend.check_indices().map_err(failed)?;
+        self.backend.check_indices()?;
         self.driver.destroy_graph(graph);
         Ok(seconds)
     }
@@ -112,15 +110,14 @@ impl CudaTimer {
     ///
     /// # Safety
     /// As for [`CudaBackend::enqueue`], for each call.
-    pub(crate) unsafe fn enqueue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), ExecutorError> {
+    pub(crate) unsafe fn enqueue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), BackendError> {
         let Some(first) = calls.first() else { return Ok(()) };
-        let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
         self.backend.upload_hyperparameters(first.hyperparameters)?;
         let stream = self.backend.stream();
         self.timer.begin(stream)?;
         for call in calls.iter().cycle().take(count) {
             // SAFETY: the caller's promise.
-            unsafe { self.backend.enqueue(call) }.map_err(failed)?;
+            unsafe { self.backend.enqueue(call) }?;
         }
         Ok(self.timer.end(stream)?)
     }

@@ -3,7 +3,7 @@
 //! `cudnn_graph_v9.h`. It is a trait, so that tests can record the calls.
 
 use super::{OLDEST_CUDNN, cudnn_version};
-use crate::loading::SharedLibrary;
+use crate::loading;
 use cudarc::cudnn::sys;
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
@@ -163,7 +163,8 @@ fn check_usable() -> Result<(), CudnnFailure> {
 fn load_cublas_lt() -> Result<(), CudnnFailure> {
     // SAFETY: the library is present.
     let name = format!("libcublasLt.so.{}", unsafe { sys::cudnnGetCudartVersion() } / 1000);
-    SharedLibrary::open(OsStr::new(&name)).map(|_| ()).map_err(|reason| CudnnFailure {
+    // SAFETY: cuBLASLt only sets up its own state when it is loaded. It stays loaded, for cuDNN.
+    unsafe { loading::open(OsStr::new(&name)) }.map(std::mem::forget).map_err(|reason| CudnnFailure {
         call: "loading cuDNN's dependencies",
         reason: format!("{name} cannot be loaded: {reason}"),
     })

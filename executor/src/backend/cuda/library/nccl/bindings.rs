@@ -3,7 +3,8 @@
 //! NCCL is loaded by its soname, `libnccl.so.2`, the one name that both PyTorch's and NVIDIA's
 //! packages have. cudarc looks only for names without a version, or with a version of CUDA.
 
-use crate::loading::SharedLibrary;
+use crate::loading;
+use libloading::Library;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
@@ -73,6 +74,8 @@ pub(in crate::backend::cuda::library) struct Nccl {
     receive: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, CommunicatorPointer, StreamPointer) -> c_int,
     group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
+    /// Keeps the functions valid.
+    _library: Library,
 }
 
 impl Nccl {
@@ -83,22 +86,24 @@ impl Nccl {
     }
 
     fn open(name: &OsStr) -> Option<Self> {
-        let library = SharedLibrary::open(name).ok()?;
+        // SAFETY: NCCL only sets up its own state when it is loaded.
+        let library = unsafe { loading::open(name) }.ok()?;
         // SAFETY: these are the types that `nccl.h` declares.
         unsafe {
             Some(Self {
-                version: library.function(c"ncclGetVersion")?,
-                error_string: library.function(c"ncclGetErrorString")?,
-                unique_id: library.function(c"ncclGetUniqueId")?,
-                init_rank: library.function(c"ncclCommInitRank")?,
-                abort: library.function(c"ncclCommAbort")?,
-                all_reduce: library.function(c"ncclAllReduce")?,
-                reduce_scatter: library.function(c"ncclReduceScatter")?,
-                all_gather: library.function(c"ncclAllGather")?,
-                send: library.function(c"ncclSend")?,
-                receive: library.function(c"ncclRecv")?,
-                group_start: library.function(c"ncclGroupStart")?,
-                group_end: library.function(c"ncclGroupEnd")?,
+                version: loading::function(&library, "ncclGetVersion")?,
+                error_string: loading::function(&library, "ncclGetErrorString")?,
+                unique_id: loading::function(&library, "ncclGetUniqueId")?,
+                init_rank: loading::function(&library, "ncclCommInitRank")?,
+                abort: loading::function(&library, "ncclCommAbort")?,
+                all_reduce: loading::function(&library, "ncclAllReduce")?,
+                reduce_scatter: loading::function(&library, "ncclReduceScatter")?,
+                all_gather: loading::function(&library, "ncclAllGather")?,
+                send: loading::function(&library, "ncclSend")?,
+                receive: loading::function(&library, "ncclRecv")?,
+                group_start: loading::function(&library, "ncclGroupStart")?,
+                group_end: loading::function(&library, "ncclGroupEnd")?,
+                _library: library,
             })
         }
     }
