@@ -31,7 +31,8 @@ fn the_pieces_of_every_rank_add_up_to_its_step() {
     let communications = Communications::of(&program);
     for timeline in [&predicted, &measured] {
         for rank in (0..4).map(Rank) {
-            let total: Picoseconds = attribute(&program, &communications, timeline, rank).iter().map(|piece| piece.duration).sum();
+            let total: Picoseconds =
+                attribute(&program, &communications, timeline, rank).iter().map(|piece| piece.duration).sum();
             assert_eq!(total, timeline.step());
         }
     }
@@ -56,7 +57,8 @@ fn pieces_of_random_spans_add_up_to_the_step() {
             }
         }
         for rank in (0..4).map(Rank) {
-            let total: Picoseconds = attribute(&program, &communications, &timeline, rank).iter().map(|piece| piece.duration).sum();
+            let total: Picoseconds =
+                attribute(&program, &communications, &timeline, rank).iter().map(|piece| piece.duration).sum();
             assert_eq!(total, timeline.step());
         }
     }
