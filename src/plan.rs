@@ -176,7 +176,7 @@ impl Choices {
         let mut base =
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
         let stack = inputs::stack(&self.stack)?;
-        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.overlap, stack.bucket);
+        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.defaults.overlap, stack.defaults.bucket);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
