@@ -45,7 +45,7 @@ impl Bounds<'_> {
         let beside = Picoseconds::from(of_step + of_micro_batch * micro_batches as f64).0 as f64;
         let of_list =
             |list: &StageProgram| after_kernels(list, &timetable.orders[list.stage], &rests[list.stage], beside, ROUNDING);
-        Some(Deadline { step: step.into(), rest: program.lists.iter().map(of_list).collect() })
+        Some(Deadline { step: step.into(), remaining: program.lists.iter().map(of_list).collect() })
     }
 }
 
