@@ -149,7 +149,7 @@ impl Plan {
 
     /// The number format of what operators read and write, of which products of eight bits are made: bfloat16 in a plan of eight bits.
     pub fn storage(&self) -> DataType {
-        self.precision.of_tensors()
+        self.precision.tensor_format()
     }
 
     /// Whether the Program has kernels that make operands of eight bits. Other stacks' are in their profiles, with the products that read them.

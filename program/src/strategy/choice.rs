@@ -23,7 +23,7 @@ impl Chooser<'_> {
             if chosen.is_some_and(|one| self.is_positional_twice(operator, one, &strategy)) {
                 chosen = None;
             }
-            let positional = is_positional_along_one_axis(operator) && operator.kind.positional() == Some(Extent::Positions);
+            let positional = is_positional_along_one_axis(operator) && operator.kind.positional_role() == Some(Extent::Positions);
             if chosen.is_none() && self.sequence_parallel && !positional {
                 let parts = self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context);
                 chosen = self.sequence_loop(operator, parts);
@@ -132,5 +132,5 @@ impl Chooser<'_> {
 
 /// Most kernels that must know which part of a sequence a rank has are told of one axis only.
 fn is_positional_along_one_axis(operator: &Operator) -> bool {
-    operator.kind.positional().is_some() && !operator.kind.is_positional_along_several_axes()
+    operator.kind.positional_role().is_some() && !operator.kind.is_positional_along_several_axes()
 }
