@@ -68,6 +68,8 @@ pub(super) fn programs<const COUNT: usize>(
     offsets: Offsets,
 ) -> Result<[Program; COUNT], PlanError> {
     plan.validate()?;
+    // From here on, plans whose layouts mean the same thing are equal.
+    let plan = &Plan { layout: plan.layout.clone().normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
     let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
     for lowering in training.iter() {

@@ -37,16 +37,16 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
         (small.clone(), plan(Layout { data: max, tensor: max, ..layout.clone() }, 1 << 32), "global_batch (4294967296)"),
         (small.clone(), plan(Layout { tensor: max, pipeline: max, ..layout.clone() }, 8), "multiply to more than"),
         (small.clone(), plan(Layout { pipeline: 2, cuts: Some(vec![max, 3]), ..layout.clone() }, 8), "does not divide 2 blocks"),
-        (Model::Mlp { widths: vec![2; 2000] }, plan(Layout { pipeline: 1500, ..layout.clone() }, 8), "use 1024 stages or less"),
+        (Model::Mlp { widths: vec![2; 2000] }, plan(Layout { pipeline: 1500, ..layout.clone() }, 8), "use at most 1024 stages"),
         (
             Model::Mlp { widths: vec![1 << 24, 1 << 16, 4] },
             plan(Layout { micro_batch: 1 << 22, ..layout.clone() }, 1 << 32),
-            "makes more than 256 PiB",
+            "larger than 256 PiB",
         ),
         (
             Model::Resnet { depth: 18, stem: Stem::Imagenet, image: 8192, channels: 3, classes: 10, width: 64 },
             plan(Layout { micro_batch: 2, ..layout.clone() }, 2),
-            "`maxpool` takes more than 2^31 elements",
+            "`maxpool` has more than 2^31 input elements",
         ),
         (small, plan(Layout { micro_batch: 1 << 32, ..layout }, 1 << 32), ""),
     ];
