@@ -11,7 +11,7 @@
 
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
-use crate::strategy::{Origin, Sharding};
+use crate::strategy::{OperatorSource, Sharding};
 use foretell_models::{
     Dimension, EXPERTS, EightBits, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage,
     Tensor, TensorId, WeightLayout,
@@ -269,23 +269,23 @@ impl Quantisation {
     /// Puts the new operators in their places.
     fn finish(self) -> (Graph, Sharding) {
         let Self { mut graph, sharding, added, placed, .. } = self;
-        let mut origins = Vec::new();
+        let mut sources = Vec::new();
         let mut operators = Vec::new();
         let mut renumbered = Vec::with_capacity(graph.operators.len());
         for (index, (operator, before)) in graph.operators.into_iter().zip(added).enumerate() {
             for (new, placements) in before {
                 operators.push(new);
-                origins.push(Origin::Added(placements));
+                sources.push(OperatorSource::Added(placements));
             }
             renumbered.push(OperatorId(operators.len()));
             operators.push(operator);
-            origins.push(Origin::Was(OperatorId(index)));
+            sources.push(OperatorSource::Original(OperatorId(index)));
         }
         for operator in &mut operators {
             operator.forward = operator.forward.map(|forward| renumbered[forward.0]);
         }
         graph.operators = operators;
-        (graph, sharding.with(&origins, &placed))
+        (graph, sharding.with(&sources, &placed))
     }
 }
 
