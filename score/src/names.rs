@@ -142,7 +142,8 @@ pub(crate) fn configure(row: &Row, stack: &mut StackProfile) {
         stack.defaults.overlap.tensor = true;
     }
     if fp8_scaling(row) == Fp8Scaling::Row {
-        // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen bits.
+        // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen
+        // bits.
         stack.communication.narrow_gather = false;
     }
 }

@@ -1,9 +1,9 @@
 //! Predicts a run's step time and memory with one representative rank a stage.
 //!
 //! A step may have thousands of micro-batches. Once the pipeline is full, a schedule's times repeat
-//! with each further micro-batch, because durations are equal in all of them. So a step is simulated
-//! with few micro-batches and again with some more, and the difference is extrapolated. The test
-//! `many_micro_batches_take_what_few_predict` compares that with the whole step.
+//! with each further micro-batch, because durations are equal in all of them. So a step is
+//! simulated with few micro-batches and again with some more, and the difference is extrapolated.
+//! The test `many_micro_batches_take_what_few_predict` compares that with the whole step.
 
 use crate::memory_figure::allocated;
 use crate::refusal::Refusal;
@@ -40,8 +40,8 @@ pub struct CompiledRun {
     pub memory: Vec<StageMemory>,
 }
 
-/// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory is
-/// not predicted more precisely than that.
+/// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory
+/// is not predicted more precisely than that.
 const MEMORY_TOLERANCE: f64 = 1.15;
 
 impl CompiledRun {

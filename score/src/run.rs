@@ -94,8 +94,8 @@ impl Run {
         if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
-    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that is
-    /// the kind with the slowest matrix products, since the others wait for it.
+    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that
+    /// is the kind with the slowest matrix products, since the others wait for it.
     pub fn cluster_of_stage(&self, program: &Program, stage: usize) -> usize {
         if self.other_clusters.is_empty() {
             return 0;
@@ -151,8 +151,8 @@ fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Resul
     Ok((name, stack))
 }
 
-/// Returns the cluster of the first kind of node, and those of the other kinds, each with the number
-/// of its first node. A kind is a number of nodes and a device.
+/// Returns the cluster of the first kind of node, and those of the other kinds, each with the
+/// number of its first node. A kind is a number of nodes and a device.
 fn clusters(
     row: &Row,
     (first_nodes, first_device): (usize, &str),
@@ -230,8 +230,9 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
     Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
 }
 
-/// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the row
-/// states stages of which the first has fewer blocks than the last. Then the slowest kind is first.
+/// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the
+/// row states stages of which the first has fewer blocks than the last. Then the slowest kind is
+/// first.
 fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
     let blocks = row.count("layers").and_then(|layers| stated_cuts(&row.notes, layers)).unwrap_or_default();
     if let ([first, .., last], true) = (blocks.as_slice(), kinds.len() > 1)

@@ -69,7 +69,8 @@ pub struct Scores {
 /// Predicts every row. The result does not depend on the number of threads.
 pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
     let runs: Vec<Result<Run, Refusal>> = rows.par_iter().map(|row| Run::of(row, profiles)).collect();
-    // Rows with the same Programs are compiled together. The Programs are dropped with the last row.
+    // Rows with the same Programs are compiled together. The Programs are dropped with the last
+    // row.
     let mut by_program: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, run) in runs.iter().enumerate() {
         if let Ok(run) = run {

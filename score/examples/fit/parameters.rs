@@ -1,8 +1,9 @@
 //! The fitted values, their priors, and the factors that related values share.
 //!
-//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor, and
-//! so do a stack and its variants within the family, and all devices of a generation. Such a factor
-//! is a parameter of its own. A value's offset is the sum of its own and those of its factors.
+//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor,
+//! and so do a stack and its variants within the family, and all devices of a generation. Such a
+//! factor is a parameter of its own. A value's offset is the sum of its own and those of its
+//! factors.
 
 use crate::cases::{Case, Quantity};
 use foretell_models::Model;

@@ -18,7 +18,8 @@ pub struct MemoryRules {
     pub optimizer: f64,
     /// Bytes of activations over the Program's.
     pub activations: f64,
-    /// Bytes kept per attention score by attention that is not fused: softmax, dropout mask and result.
+    /// Bytes kept per attention score by attention that is not fused: softmax, dropout mask and
+    /// result.
     #[serde(default)]
     pub score: f64,
     /// Bytes kept per logit in addition to the Program's: copies and gradients in single precision.
@@ -42,7 +43,8 @@ pub struct MemoryRules {
     pub context: Bytes,
     /// Bytes that the allocator holds unused, as a share of the allocated ones.
     pub fragmentation: f64,
-    /// Whether a printed peak without further description counts what the allocator holds, used or not.
+    /// Whether a printed peak without further description counts what the allocator holds, used or
+    /// not.
     #[serde(default)]
     pub prints_reserved: bool,
     /// Whether the memory is exactly the Program's arena, as in our own executor.
