@@ -31,7 +31,7 @@ struct Network {
     endpoint: f64,
     /// Rate of a device's memory in bytes per nanosecond.
     memory: f64,
-    /// Whether the switch receives a whole message before it forwards it. The congestion-aware
+    /// True if the switch receives a whole message before it forwards it. The congestion-aware
     /// network does (with one chunk), the unaware one does not.
     stores: bool,
 }

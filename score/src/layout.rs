@@ -73,7 +73,7 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     })
 }
 
-/// Whether the row states its recomputation.
+/// Returns whether the row states its recomputation.
 pub(crate) fn states_recompute(row: &Row) -> bool {
     ["full", "selective", "none"].iter().any(|word| row.recompute.to_lowercase().starts_with(word))
 }

@@ -17,9 +17,9 @@
 //! use foretell_score::{Split, read_rows, score};
 //! use foretell_simulator::gpu::Profiles;
 //! let text = "\
-//!     row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,mbs,gbs,precision,framework\n\
-//!     a-1,mine,GPT,24,1024,16,50257,1024,A100-SXM4-80GB,8,8,4,32,fp16,Megatron-DeepSpeed\n\
-//!     a-2,mine,GPT,24,1024,16,50257,1024,abacus,8,8,4,32,fp16,Megatron-DeepSpeed\n";
+//!     row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,mbs,gbs,precision,framework\n\
+//!     a-1,GPT,24,1024,16,50257,1024,A100-SXM4-80GB,8,8,4,32,fp16,Megatron-DeepSpeed\n\
+//!     a-2,GPT,24,1024,16,50257,1024,abacus,8,8,4,32,fp16,Megatron-DeepSpeed\n";
 //! let rows = read_rows(text)?;
 //! let scores = score(&rows, &Split::library()?, Profiles::library()?);
 //! assert!(scores.rows[0].predicted_step_seconds.is_some());

@@ -54,7 +54,7 @@ impl CompiledRun {
         let first = &run.plan.layout.recompute;
         let capacity = Bytes::new((run.cluster.gpu.memory.value() * MEMORY_TOLERANCE) as u64);
         let mut compiled = Self::with_recompute(run, first)?;
-        if run.recompute_is_stated {
+        if run.recompute_is_settled {
             return Ok(compiled);
         }
         let more: &[Recompute] = match first {
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn unstated_recomputation_is_chosen_to_fit_the_memory() {
         let mut run = run("8,8,1,1,1,1", 16);
-        run.recompute_is_stated = false;
+        run.recompute_is_settled = false;
         let unlimited = predict(&run).expect("runs");
         run.cluster.gpu.memory = Bytes::new((allocated(&unlimited.memory).value() * 0.7) as u64);
         let limited = predict(&run).expect("runs");
@@ -190,7 +190,7 @@ mod tests {
             limited.memory.total() < unlimited.memory.total() && limited.step > unlimited.step,
             "{limited:?} beside {unlimited:?}"
         );
-        run.recompute_is_stated = true;
+        run.recompute_is_settled = true;
         assert_eq!(predict(&run).expect("runs").step, unlimited.step);
     }
 

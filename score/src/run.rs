@@ -25,9 +25,9 @@ pub struct Run {
     pub stack: StackProfile,
     /// Name of the stack's profile.
     pub stack_name: String,
-    /// Whether recomputation is settled: the row states it, or the stack does not adapt it to the
+    /// True if recomputation is settled: the row states it, or the stack does not adapt it to the
     /// device's memory, or the model is not a language model.
-    pub recompute_is_stated: bool,
+    pub recompute_is_settled: bool,
     /// Number format of matrix products.
     pub format: ProductFormat,
     /// Properties of the run that costs depend on besides kernel sizes.
@@ -56,7 +56,7 @@ impl Run {
         let layout = layout(row, &stack, devices, &mut assumptions)?;
         let model = model(row, &stack, &layout, &mut assumptions)?;
         let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
-        let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
+        let recompute_is_settled = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
         let workload = workload(row, &layout, &model);
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
@@ -73,7 +73,7 @@ impl Run {
             other_clusters,
             stack,
             stack_name: stack_name.into(),
-            recompute_is_stated,
+            recompute_is_settled,
             format,
             workload,
             assumptions,
@@ -125,7 +125,7 @@ impl Run {
     /// Returns a key that is equal for runs that compile to the same Programs.
     pub fn program_key(&self) -> String {
         // Recomputation that is not settled depends on the device's memory.
-        let memory = (!self.recompute_is_stated).then_some((self.cluster.gpu.memory, self.format));
+        let memory = (!self.recompute_is_settled).then_some((self.cluster.gpu.memory, self.format));
         format!("{:?} {:?} {memory:?}", self.model, self.plan)
     }
 }

@@ -38,7 +38,7 @@ pub struct ScoredRow {
     pub predicted_memory_bytes: Option<f64>,
     /// Name of the software stack's profile.
     pub stack: Option<String>,
-    /// Whether the prediction rests on fitted profiles and no assumptions.
+    /// True if the prediction rests on fitted profiles and no assumptions.
     pub calibrated: bool,
     /// What was assumed, one sentence each.
     #[serde(rename = "stand_ins")]

@@ -62,7 +62,7 @@ impl Parameter {
         Self { owner, name, prior: 1.0, maximum: f64::INFINITY, spread, factor: None }
     }
 
-    /// Whether the prediction of a run may depend on the parameter.
+    /// Returns whether the prediction of a run may depend on the parameter.
     pub fn affects(&self, run: &Run) -> bool {
         let owns = match &self.owner {
             Owner::Device(name) => run.clusters().any(|cluster| cluster.device == *name),
@@ -105,7 +105,7 @@ impl Parameter {
         }
     }
 
-    /// Whether the parameter is a shared factor.
+    /// Returns whether the parameter is a shared factor.
     pub fn is_factor(&self) -> bool {
         matches!(self.owner, Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_))
     }

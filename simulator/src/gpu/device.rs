@@ -49,7 +49,7 @@ pub struct GpuProfile {
     pub network_rate: BytesPerSecond,
     /// Source of the figures.
     pub source: String,
-    /// Whether the efficiencies are taken from a related device, because no kernels and too few
+    /// True if the efficiencies are taken from a related device, because no kernels and too few
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,

@@ -38,7 +38,7 @@ pub struct StageMemory {
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
-    /// Whether the vocabulary is sharded, so that a rank has a part of each token's logits.
+    /// True if the vocabulary is sharded, so that a rank has a part of each token's logits.
     shards_logits: bool,
     precision: DataType,
 }
@@ -140,7 +140,7 @@ impl StageMemory {
     }
 }
 
-/// Whether parameters in a number format have a master copy in single precision.
+/// Returns whether parameters in a number format have a master copy in single precision.
 fn is_narrow(precision: DataType) -> bool {
     precision.size().count() < 4
 }

@@ -47,8 +47,9 @@ const ALIGNMENT: f64 = 16.0;
 /// although heads are a fortieth of the arithmetic.
 const UNALIGNED: f64 = 0.7;
 
-/// Whether the libraries' kernels can use tensor cores. For a single product they copy operands
-/// into aligned rows. The products of a batch, such as those of heads, directly follow each other.
+/// Returns whether the libraries' kernels can use tensor cores. For a single product they copy
+/// operands into aligned rows. The products of a batch, such as those of heads, directly follow
+/// each other.
 fn is_aligned(product: &Product) -> bool {
     let is_whole = |elements: usize| (elements as f64 * product.operand_bytes) % ALIGNMENT == 0.0;
     product.batch == 1 || (is_whole(product.columns) && is_whole(product.contracted))

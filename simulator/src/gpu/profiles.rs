@@ -173,7 +173,7 @@ impl Profiles {
         find(&self.stacks, "stack", known)
     }
 
-    /// Whether a name is that of a stack's profile, not an alias.
+    /// Returns whether a name is that of a stack's profile, not an alias.
     pub fn is_stack(&self, name: &str) -> bool {
         self.stacks.contains_key(name)
     }

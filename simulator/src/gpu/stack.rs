@@ -46,7 +46,7 @@ pub struct StackProfile {
     /// Costs of collectives and messages.
     #[serde(flatten)]
     pub communication: CommunicationCosts,
-    /// Whether context parallelism gives each rank equal work on a causal sequence: one part from
+    /// True if context parallelism gives each rank equal work on a causal sequence: one part from
     /// the beginning and one from the end (Megatron Core, torchtitan). Our own executor's parts are
     /// contiguous, so its last rank has the most work.
     #[serde(default = "yes")]
@@ -58,7 +58,7 @@ pub struct StackProfile {
     pub spread: [f64; 2],
     /// Source of the figures.
     pub source: String,
-    /// Whether the stack was fitted on too few measured runs.
+    /// True if the stack was fitted on too few measured runs.
     #[serde(default)]
     pub estimated: bool,
     /// Keys that no field has. Serde cannot refuse them in a struct with flattened parts.

@@ -96,11 +96,11 @@ pub struct HostCosts {
     /// code.
     #[serde(default = "one")]
     pub backward_launch: f64,
-    /// Whether the host waits for the device between the passes of a micro-batch, as Megatron's
+    /// True if the host waits for the device between the passes of a micro-batch, as Megatron's
     /// timers made it do.
     #[serde(default)]
     pub waits_between_passes: bool,
-    /// Whether the host waits for messages between stages before it launches more.
+    /// True if the host waits for messages between stages before it launches more.
     #[serde(default)]
     pub waits_for_messages: bool,
     /// Host time between two micro-batches of a stage: schedule, timers, loss.
@@ -120,7 +120,7 @@ pub struct CommunicationCosts {
     /// Further factor on the time of the all-to-alls of experts.
     #[serde(default = "one", rename = "exchange")]
     pub expert_all_to_all: f64,
-    /// Whether a token that goes to several experts of one node crosses the network once (DeepEP,
+    /// True if a token that goes to several experts of one node crosses the network once (DeepEP,
     /// HybridEP).
     #[serde(default)]
     pub once_per_node: bool,
@@ -134,10 +134,10 @@ pub struct CommunicationCosts {
     pub communication_slowdown: f64,
     /// Bytes per element of a gradient on the network.
     pub gradient_bytes: f64,
-    /// Whether parameters are gathered in the narrow format of products, if that is narrow.
+    /// True if parameters are gathered in the narrow format of products, if that is narrow.
     #[serde(default)]
     pub narrow_gather: bool,
-    /// Whether sequence-parallel products gather their input in the narrow format of products, if
+    /// True if sequence-parallel products gather their input in the narrow format of products, if
     /// that is narrow.
     #[serde(default)]
     pub narrow_operands: bool,

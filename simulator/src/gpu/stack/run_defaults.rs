@@ -39,21 +39,21 @@ pub struct RunDefaults {
     /// Recomputation of rows that do not state one.
     #[serde(default)]
     pub recompute: Recompute,
-    /// Whether `recompute` overrides the rows: the times of these runs contradict what the rows
+    /// True if `recompute` overrides the rows: the times of these runs contradict what the rows
     /// state.
     #[serde(default)]
     pub recomputes_as_known: bool,
     /// Recomputation of rows that state `selective`, a word that each framework uses differently.
     #[serde(default = "attention_only")]
     pub selective: Recompute,
-    /// Whether rows that state no recomputation use more than `recompute`, if the run would
+    /// True if rows that state no recomputation use more than `recompute`, if the run would
     /// otherwise not fit into the device's memory.
     #[serde(default)]
     pub recompute_to_fit: bool,
-    /// Whether runs with tensor parallelism use Megatron's sequence parallelism.
+    /// True if runs with tensor parallelism use Megatron's sequence parallelism.
     #[serde(default)]
     pub sequence_parallel: bool,
-    /// Whether runs with tensor parallelism keep each expert whole on one rank.
+    /// True if runs with tensor parallelism keep each expert whole on one rank.
     #[serde(default)]
     pub whole_experts: bool,
     /// The vocabulary is padded to a multiple of this times the tensor-parallel size.
