@@ -120,6 +120,7 @@ impl Lab {
         let hierarchy = Hierarchy::find();
         let slot = |(node, host): (usize, &Host), number: usize, quota: Option<&(String, f64)>| Slot {
             node,
+            host: host.name.clone(),
             namespace: Some(machine::namespace_file(&host.namespace)),
             address: host.address.into(),
             core: cores.get(number % cores.len().max(1)).copied(),
