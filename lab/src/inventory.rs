@@ -3,9 +3,9 @@
 //! A lab's id is its topology's name. A lab that was made for one process has that process's id behind
 //! [`OWNER`].
 
-use crate::blueprint::PREFIX;
 use crate::control_group::Hierarchy;
-use crate::machine;
+use crate::names::lab_of_namespace;
+use crate::namespaces::namespaces;
 use crate::state;
 use std::collections::BTreeSet;
 
@@ -20,9 +20,9 @@ pub fn labs() -> Vec<String> {
 
 /// The ids of all labs of which any part exists.
 pub(crate) fn all_ids() -> BTreeSet<String> {
-    let id_of_namespace = |name: String| Some(name.strip_prefix(PREFIX)?.split_once('_')?.0.to_owned());
+    let id_of_namespace = |name: String| lab_of_namespace(&name).map(str::to_owned);
     let groups = Hierarchy::find().map_or_else(Vec::new, |hierarchy| hierarchy.labs());
-    machine::namespaces().into_iter().filter_map(id_of_namespace).chain(groups).chain(state::known()).collect()
+    namespaces().into_iter().filter_map(id_of_namespace).chain(groups).chain(state::known()).collect()
 }
 
 /// The ids of the labs of this topology whose processes have ended.
