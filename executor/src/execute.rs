@@ -1,5 +1,5 @@
-//! A training run from the launcher's side: starting the ranks, collecting their reports, and writing the
-//! run's folder.
+//! A training run from the launcher's side: starting the ranks, collecting their reports, and
+//! writing the run's folder.
 
 mod collector;
 mod files;
@@ -42,8 +42,8 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
-    /// How many times a token was routed to an expert at full capacity, over all mixtures of experts; `None`
-    /// if the model has no mixtures.
+    /// How many times a token was routed to an expert at full capacity, over all mixtures of
+    /// experts; `None` if the model has no mixtures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<u64>,
     /// The state of loss scaling; `None` if the loss is not scaled.
@@ -98,8 +98,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The median duration of the steps. The first step warms up, so it is left out if there are more than
-    /// two.
+    /// The median duration of the steps. The first step warms up, so it is left out if there are
+    /// more than two.
     pub fn median_step(&self) -> Seconds {
         let mut seconds: Vec<f64> = self.steps.iter().map(|step| step.seconds).skip(usize::from(self.steps.len() > 2)).collect();
         seconds.sort_by(f64::total_cmp);
@@ -107,12 +107,12 @@ impl Outcome {
     }
 }
 
-/// Trains with one process per rank. If `folder` is given, metrics, logs and spans are written into it as
-/// they come. `progress` is called in the caller's thread.
+/// Trains with one process per rank. If `folder` is given, metrics, logs and spans are written into
+/// it as they come. `progress` is called in the caller's thread.
 ///
 /// # Errors
-/// [`ExecutorError`]: the plan cannot be compiled or executed, the data do not fit the model, a rank died,
-/// or the loss is no longer finite.
+/// [`ExecutorError`]: the plan cannot be compiled or executed, the data do not fit the model, a
+/// rank died, or the loss is no longer finite.
 pub fn execute(
     job: &TrainingJob,
     folder: Option<&Path>,

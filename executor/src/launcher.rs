@@ -43,7 +43,8 @@ pub(crate) struct Ranks {
     children: Vec<Child>,
     /// How each of the `children` ended; `None` while it runs.
     exits: Vec<Option<ExitStatus>>,
-    /// The names of the ranks' nodes, indexed by rank. Empty while an external launcher's ranks join.
+    /// The names of the ranks' nodes, indexed by rank. Empty while an external launcher's ranks
+    /// join.
     hosts: Vec<String>,
     /// The folder of the logs of the `children`, if they have logs.
     logs: Option<PathBuf>,
@@ -123,8 +124,9 @@ impl Ranks {
                 // The only one of NCCL's algorithms that has every kind of collective.
                 command.env("NCCL_ALGO", "Ring");
             }
-            // Between hosts of a lab a message takes long compared with a wake-up. Spinning would take
-            // time from the rank's own kernels, from ranks that share its core, or from its quota.
+            // Between hosts of a lab a message takes long compared with a wake-up. Spinning would
+            // take time from the rank's own kernels, from ranks that share its core, or from its
+            // quota.
             if slots.is_lab {
                 command.env(SPIN_VARIABLE, "0");
             }
@@ -225,8 +227,8 @@ impl Ranks {
     /// Returns the next report of any rank.
     ///
     /// # Errors
-    /// The cause of the run's failure, once any rank fails or is lost. The other ranks have then been
-    /// told to stop.
+    /// The cause of the run's failure, once any rank fails or is lost. The other ranks have then
+    /// been told to stop.
     pub(crate) fn next(&mut self) -> Result<(usize, Report), ExecutorError> {
         loop {
             match self.server.next_event(POLL_INTERVAL) {
@@ -295,8 +297,8 @@ impl Drop for Ranks {
     }
 }
 
-/// Creates one segment for the ranks of each node. A rank that is alone on its node needs none, unless
-/// it is the whole run.
+/// Creates one segment for the ranks of each node. A rank that is alone on its node needs none,
+/// unless it is the whole run.
 fn segments(nodes: &[Vec<usize>]) -> Result<Vec<Segment>, ExecutorError> {
     let shares_memory = |ranks: &&Vec<usize>| nodes.len() == 1 || ranks.len() > 1;
     let create = |ranks: &Vec<usize>| Ok(Segment::create(&SegmentShape::new(ranks.clone(), STREAM_COUNT))?);

@@ -1,4 +1,5 @@
-//! The blueprint of a lab: the hosts of a topology, and the commands that make them. It runs nothing.
+//! The blueprint of a lab: the hosts of a topology, and the commands that make them. It runs
+//! nothing.
 
 use crate::command::Command;
 use crate::error::LabError;
@@ -11,19 +12,19 @@ use std::net::Ipv4Addr;
 /// The most nodes of a lab. The addresses would allow more, but one machine hardly does.
 const MAX_NODES: usize = 250;
 
-/// What a shaper may send at once, in seconds of its rate. Short, because such a burst is faster than the
-/// link.
+/// What a shaper may send at once, in seconds of its rate. Short, because such a burst is faster
+/// than the link.
 const BURST_SECONDS: f64 = 15e-6;
 /// The smallest burst in bytes: a shaper cannot send less than one full Ethernet frame.
 const MIN_BURST_BYTES: f64 = 2000.0;
 
-/// The most bytes that TCP passes to an interface in one piece. The kernel's shaper lets such a piece pass
-/// as a whole. With the usual 64 KiB a single message of that size crossed a link of 1 Gbit/s in 20 us
-/// instead of 0.5 ms. Smaller pieces cost more CPU time.
+/// The most bytes that TCP passes to an interface in one piece. The kernel's shaper lets such a
+/// piece pass as a whole. With the usual 64 KiB a single message of that size crossed a link of 1
+/// Gbit/s in 20 us instead of 0.5 ms. Smaller pieces cost more CPU time.
 const PIECE_BYTES: usize = 6000;
 
-/// The most bytes that a socket may have in flight. Less than all queues hold, so that no packet is dropped
-/// and TCP never slows down; more than any of the links carries in a round trip.
+/// The most bytes that a socket may have in flight. Less than all queues hold, so that no packet is
+/// dropped and TCP never slows down; more than any of the links carries in a round trip.
 const SOCKET_BYTES: usize = 1 << 20;
 
 /// The packets that a shaper's queue holds: more than all sockets of a run can have in flight.
@@ -34,8 +35,8 @@ const QUEUE_PACKETS: usize = 20_000;
 pub struct LabDevice {
     /// Its number in the topology.
     pub number: usize,
-    /// The name of its control group within the lab's, and its share of a core, from 0 to 1. `None` if the
-    /// file has no `cpu_quota`.
+    /// The name of its control group within the lab's, and its share of a core, from 0 to 1. `None`
+    /// if the file has no `cpu_quota`.
     pub quota: Option<(String, f64)>,
 }
 
@@ -66,7 +67,8 @@ impl Blueprint {
     /// The blueprint of a topology. `id` is part of the name of everything in the lab.
     ///
     /// # Errors
-    /// [`LabError::Unsupported`] if the topology describes something that cannot be made on one machine.
+    /// [`LabError::Unsupported`] if the topology describes something that cannot be made on one
+    /// machine.
     pub fn new(topology: &Topology, id: &str) -> Result<Self, LabError> {
         check(topology)?;
         let mut commands = Commands { list: Vec::new(), switches: switches_namespace(id) };
@@ -184,8 +186,8 @@ impl Commands {
         self.ip(None, &format!("netns add {switches}"));
     }
 
-    /// Makes a node's namespace. TCP uses Reno in all of them, whatever the machine's default: no packet is
-    /// dropped, so congestion control that measures and probes would only disturb.
+    /// Makes a node's namespace. TCP uses Reno in all of them, whatever the machine's default: no
+    /// packet is dropped, so congestion control that measures and probes would only disturb.
     fn namespace(&mut self, name: &str) {
         self.ip(None, &format!("netns add {name}"));
         self.ip(Some(name), "link set lo up");
@@ -203,7 +205,8 @@ impl Commands {
     }
 
     fn bridge(&mut self, name: &str) {
-        // The switches form a tree, so a bridge may forward at once, without a spanning tree's delay.
+        // The switches form a tree, so a bridge may forward at once, without a spanning tree's
+        // delay.
         self.ip_in_switches(&format!("link add {name} type bridge forward_delay 0 mcast_snooping 0"));
         self.ip_in_switches(&format!("link set {name} up"));
     }
@@ -218,15 +221,16 @@ impl Commands {
         self.ip_in_switches(&format!("link set {end} master {bridge} up"));
     }
 
-    /// Limits the rate at which an interface sends; without a namespace, one of the switches. A link needs
-    /// one shaper at each end, one per direction.
+    /// Limits the rate at which an interface sends; without a namespace, one of the switches. A
+    /// link needs one shaper at each end, one per direction.
     fn shape(&mut self, namespace: Option<&str>, interface: &str, rate: BytesPerSecond) {
         let namespace = namespace.map_or_else(|| self.switches.clone(), str::to_owned);
         let burst = (rate.value() * BURST_SECONDS).max(MIN_BURST_BYTES).round();
         let bits = (rate.value() * 8.0).round();
         let mut tc = |arguments: String| self.add("tc", Some(&namespace), &arguments);
         tc(format!("qdisc add dev {interface} root handle 1: htb default 1"));
-        // With one class the quantum has no effect. Without it the kernel logs a warning about its own choice.
+        // With one class the quantum has no effect. Without it the kernel logs a warning about its
+        // own choice.
         let class = format!("rate {bits}bit ceil {bits}bit burst {burst}b cburst {burst}b quantum 60000");
         tc(format!("class add dev {interface} parent 1: classid 1:1 htb {class}"));
         tc(format!("qdisc add dev {interface} parent 1:1 pfifo limit {QUEUE_PACKETS}"));

@@ -1,4 +1,5 @@
-//! Linux control groups, versions 1 and 2: where they are mounted, and how a group gets a share of a core.
+//! Linux control groups, versions 1 and 2: where they are mounted, and how a group gets a share of
+//! a core.
 
 use crate::error::LabError;
 use crate::names::{PREFIX, identifier};
@@ -27,8 +28,8 @@ impl Hierarchy {
         })
     }
 
-    /// Finds the hierarchy in the text of `/proc/mounts`. `has_cpu` tells whether the unified hierarchy at a
-    /// path can limit CPU time.
+    /// Finds the hierarchy in the text of `/proc/mounts`. `has_cpu` tells whether the unified
+    /// hierarchy at a path can limit CPU time.
     fn find_in(mounts: &str, has_cpu: impl Fn(&Path) -> bool) -> Option<Self> {
         mounts.lines().find_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();

@@ -1,8 +1,8 @@
 //! The keeper: a process that takes a lab down when the process that makes or uses it ends.
 //!
-//! A pipe joins the two. The kernel closes it when a process ends, for whatever reason, so no signal has
-//! to be handled, and even a process that was killed leaves no lab behind. The keeper is in a process group
-//! of its own, so ^C in the terminal does not reach it.
+//! A pipe joins the two. The kernel closes it when a process ends, for whatever reason, so no
+//! signal has to be handled, and even a process that was killed leaves no lab behind. The keeper is
+//! in a process group of its own, so ^C in the terminal does not reach it.
 
 use crate::error::LabError;
 use crate::teardown::remove;
@@ -17,8 +17,8 @@ const OWN: u8 = b'o';
 /// Tells the keeper that the lab is to stay.
 const RELEASE: u8 = b'l';
 
-/// The longest that a command may go on after the process that started it was killed. Such a command can
-/// still make a namespace.
+/// The longest that a command may go on after the process that started it was killed. Such a
+/// command can still make a namespace.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 
 /// A running keeper, as its owner sees it.
@@ -28,8 +28,8 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper for the lab `id`. It runs `program` with the arguments `keeper ID`, which must call
-    /// [`keep`].
+    /// Starts a keeper for the lab `id`. It runs `program` with the arguments `keeper ID`, which
+    /// must call [`keep`].
     pub(crate) fn start(program: &Path, id: &str) -> Result<Self, LabError> {
         let child = Command::new(program)
             .args(["keeper", id])
@@ -57,7 +57,8 @@ impl Keeper {
         written.unwrap_or(Ok(())).map_err(|error| LabError::system("reach the process that keeps the lab", error))
     }
 
-    /// Ends the keeper, which takes down a lab that this process owns. Returns whether it succeeded.
+    /// Ends the keeper, which takes down a lab that this process owns. Returns whether it
+    /// succeeded.
     pub(crate) fn end(&mut self) -> Result<bool, LabError> {
         drop(self.child.stdin.take());
         let status = self.child.wait().map_err(|error| LabError::system("wait for the process that keeps the lab", error))?;
@@ -65,8 +66,8 @@ impl Keeper {
     }
 }
 
-/// The work of the keeper's process: waits until standard input ends, then takes the lab `id` down if its
-/// maker owned it to the end.
+/// The work of the keeper's process: waits until standard input ends, then takes the lab `id` down
+/// if its maker owned it to the end.
 ///
 /// # Errors
 /// [`LabError::NotRemoved`] if something could not be removed.

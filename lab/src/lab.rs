@@ -28,12 +28,12 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes a lab that stays until it is taken down. `program` is this program, which is started again as
-    /// the keeper while the lab is made.
+    /// Makes a lab that stays until it is taken down. `program` is this program, which is started
+    /// again as the keeper while the lab is made.
     ///
     /// # Errors
-    /// [`LabError`]: the lab is up already, it cannot be made of this topology or on this machine, or a
-    /// command failed. Then nothing is left.
+    /// [`LabError`]: the lab is up already, it cannot be made of this topology or on this machine,
+    /// or a command failed. Then nothing is left.
     pub fn up(topology: &Topology, program: &Path) -> Result<Self, LabError> {
         let id = identifier(topology.name());
         if let Some(lab) = Self::find(topology)? {
@@ -50,8 +50,8 @@ impl Lab {
     /// The lab of this topology, if it is up.
     ///
     /// # Errors
-    /// [`LabError::IsUp`] if the lab of that name was made of another description, or only part of it is
-    /// up.
+    /// [`LabError::IsUp`] if the lab of that name was made of another description, or only part of
+    /// it is up.
     pub fn find(topology: &Topology) -> Result<Option<Self>, LabError> {
         let name = identifier(topology.name());
         if !all_ids().contains(&name) {
@@ -121,8 +121,8 @@ impl Lab {
         })
     }
 
-    /// One slot per device, in the order of the devices' numbers. Devices take this machine's cores in turn,
-    /// so they share them if there are more devices than cores.
+    /// One slot per device, in the order of the devices' numbers. Devices take this machine's cores
+    /// in turn, so they share them if there are more devices than cores.
     pub fn slots(&self) -> Vec<Slot> {
         let cores = machine::cores();
         let hierarchy = Hierarchy::find();
@@ -153,7 +153,8 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         if let Some(keeper) = &mut self.keeper {
-            // The keeper itself reports what it could not remove. `foretell lab down` can remove it later.
+            // The keeper itself reports what it could not remove. `foretell lab down` can remove it
+            // later.
             let _ = keeper.end();
         }
     }

@@ -1,14 +1,15 @@
-//! The lab: hosts that a topology file describes, made on this machine, so that a plan can be executed on
-//! them.
+//! The lab: hosts that a topology file describes, made on this machine, so that a plan can be
+//! executed on them.
 //!
-//! A [`Blueprint`] lists what has to be made for a topology, down to the commands. It is a pure function of
-//! the topology. A [`Lab`] is one that is up. Each node is a network namespace. Each switch is a bridge, all
-//! of them in one more namespace. Each link is a veth pair whose ends are shaped to the file's rate. Each
-//! device with a `cpu_quota` is a control group. Every part has a name that begins with [`PREFIX`], and
-//! nothing changes in the machine's own network. So taking a lab down means deleting what has its name.
+//! A [`Blueprint`] lists what has to be made for a topology, down to the commands. It is a pure
+//! function of the topology. A [`Lab`] is one that is up. Each node is a network namespace. Each
+//! switch is a bridge, all of them in one more namespace. Each link is a veth pair whose ends are
+//! shaped to the file's rate. Each device with a `cpu_quota` is a control group. Every part has a
+//! name that begins with [`PREFIX`], and nothing changes in the machine's own network. So taking a
+//! lab down means deleting what has its name.
 //!
-//! A helper process, the keeper, takes a lab down when the process that makes or uses it ends early, for
-//! whatever reason: see [`keep`].
+//! A helper process, the keeper, takes a lab down when the process that makes or uses it ends
+//! early, for whatever reason: see [`keep`].
 //!
 //! ```
 //! use foretell_lab::Blueprint;

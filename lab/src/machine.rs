@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What is missing for a lab on this machine, in words; empty if one can be made.
 ///
-/// Finds out by trying: it makes a namespace with links of the kinds that labs have, and removes it.
+/// Finds out by trying: it makes a namespace with links of the kinds that labs have, and removes
+/// it.
 pub fn missing() -> Vec<String> {
     let mut missing: Vec<String> = ["ip", "tc", "sysctl"]
         .into_iter()
@@ -41,8 +42,8 @@ pub fn missing() -> Vec<String> {
     missing
 }
 
-/// What is missing for devices with a `cpu_quota`, in words; `None` if they can be made. Finds out by
-/// making a control group.
+/// What is missing for devices with a `cpu_quota`, in words; `None` if they can be made. Finds out
+/// by making a control group.
 pub fn missing_for_quotas() -> Option<String> {
     match Hierarchy::find() {
         None => Some("control groups that limit CPU time".into()),
@@ -55,8 +56,8 @@ pub fn missing_for_quotas() -> Option<String> {
     }
 }
 
-/// A lab id for one trial. It names this process as its owner, so that what is left after a crash is
-/// cleaned up like any other abandoned lab.
+/// A lab id for one trial. It names this process as its owner, so that what is left after a crash
+/// is cleaned up like any other abandoned lab.
 fn trial_id() -> String {
     static TRIALS: AtomicUsize = AtomicUsize::new(0);
     format!("probe-{}~{}", TRIALS.fetch_add(1, Ordering::Relaxed), std::process::id())

@@ -23,8 +23,8 @@ pub(crate) fn lab_of_namespace(namespace: &str) -> Option<&str> {
     Some(namespace.strip_prefix(PREFIX)?.split_once('_')?.0)
 }
 
-/// Turns a name into one that may be part of a namespace's name. It never contains `_`, which separates
-/// the parts.
+/// Turns a name into one that may be part of a namespace's name. It never contains `_`, which
+/// separates the parts.
 pub(crate) fn identifier(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-.~".contains(letter) { letter } else { '-' }).collect()
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// How long the processes in a lab may take to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Takes down the labs of a topology's name: the one that was brought up, and those of processes that
-/// have ended. Returns whether there was any.
+/// Takes down the labs of a topology's name: the one that was brought up, and those of processes
+/// that have ended. Returns whether there was any.
 ///
 /// # Errors
 /// [`LabError::NotRemoved`] if something could not be removed.

@@ -1,8 +1,8 @@
-//! The binary files of CIFAR-10 and CIFAR-100: records of one or two label bytes and 32x32 pixels, one
-//! channel after the other.
+//! The binary files of CIFAR-10 and CIFAR-100: records of one or two label bytes and 32x32 pixels,
+//! one channel after the other.
 //!
-//! Format: <https://www.cs.toronto.edu/~kriz/cifar.html>, "Binary version". Reading puts the channels last.
-//! This module knows neither splits nor models.
+//! Format: <https://www.cs.toronto.edu/~kriz/cifar.html>, "Binary version". Reading puts the
+//! channels last. This module knows neither splits nor models.
 
 use super::error::DataError;
 use super::images::LabelledImages;
@@ -82,7 +82,8 @@ pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, 
 pub(crate) mod tests {
     use super::*;
 
-    /// A record whose channels are filled with 10, 20 and 30, except that the first red pixel is 11.
+    /// A record whose channels are filled with 10, 20 and 30, except that the first red pixel is
+    /// 11.
     pub(crate) fn record(labels: &[u8]) -> Vec<u8> {
         let mut bytes = labels.to_vec();
         [10, 20, 30].iter().for_each(|&value| bytes.extend([value; PLANE]));

@@ -1,5 +1,5 @@
-//! What can be wrong with data. Every message names the data or the file, says what is wrong, and ends in a
-//! hint.
+//! What can be wrong with data. Every message names the data or the file, says what is wrong, and
+//! ends in a hint.
 //!
 //! This module knows no formats: the readers describe the problem.
 

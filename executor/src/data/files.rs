@@ -1,5 +1,5 @@
-//! Files and folders: bounded reading, and finding out which format a path holds. The readers of each
-//! format know what the bytes mean.
+//! Files and folders: bounded reading, and finding out which format a path holds. The readers of
+//! each format know what the bytes mean.
 
 use super::error::DataError;
 use super::images::LabelledImages;

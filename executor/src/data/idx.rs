@@ -1,7 +1,7 @@
 //! The IDX format of MNIST: a magic number, the size of each dimension, then the elements.
 //!
-//! Format: <http://yann.lecun.com/exdb/mnist/>, "THE IDX FILE FORMAT". Sizes are checked against the length
-//! of the file before they are used. This module knows neither splits nor models.
+//! Format: <http://yann.lecun.com/exdb/mnist/>, "THE IDX FILE FORMAT". Sizes are checked against
+//! the length of the file before they are used. This module knows neither splits nor models.
 
 use super::error::DataError;
 use super::images::LabelledImages;

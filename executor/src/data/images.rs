@@ -1,7 +1,7 @@
 //! Images in memory, and how they are fitted to a model's input.
 //!
-//! Pixels are stored as bytes, channels last. They are normalised when a batch is filled. This module knows
-//! neither files nor batches.
+//! Pixels are stored as bytes, channels last. They are normalised when a batch is filled. This
+//! module knows neither files nor batches.
 
 use super::error::DataError;
 use super::{SampleShape, Split};
@@ -27,11 +27,11 @@ impl LabelledImages {
         Some((self.pixels.chunks_exact(self.image_size()).nth(index)?, *self.labels.get(index)?))
     }
 
-    /// Splits into training and evaluation images: the first, sixth, eleventh ... image of each class is for
-    /// evaluation.
+    /// Splits into training and evaluation images: the first, sixth, eleventh ... image of each
+    /// class is for evaluation.
     ///
-    /// Images are counted by class, because the shipped digits are in counting order: every fifth of all
-    /// images would mostly be a zero or a five.
+    /// Images are counted by class, because the shipped digits are in counting order: every fifth
+    /// of all images would mostly be a zero or a five.
     pub(crate) fn split_off_every_fifth(self) -> (LabelledImages, LabelledImages) {
         let empty = LabelledImages { pixels: Vec::new(), labels: Vec::new(), ..self };
         let (mut training, mut evaluation) = (empty.clone(), empty);
@@ -80,8 +80,8 @@ impl Fit {
         Ok(Fit { channels, height, width, scale, top, left })
     }
 
-    /// Fits the data into feature vectors of this length: a magnified image that has exactly so many values,
-    /// or else a square with so many.
+    /// Fits the data into feature vectors of this length: a magnified image that has exactly so
+    /// many values, or else a square with so many.
     fn features(name: &str, data: &LabelledImages, features: usize) -> Result<Fit, DataError> {
         // A grey image can fill three channels.
         let channel_choices = if data.channels == 1 { &[1, 3][..] } else { &[data.channels][..] };
@@ -186,8 +186,8 @@ impl ImageData {
     }
 }
 
-/// The normalised values of all bytes of one channel: less the channel's mean over the training split, and
-/// divided by its standard deviation.
+/// The normalised values of all bytes of one channel: less the channel's mean over the training
+/// split, and divided by its standard deviation.
 ///
 /// The sums are integers, so the result does not depend on the order of summation.
 fn normalisation(images: &LabelledImages, channel: usize) -> [f32; 256] {

@@ -1,8 +1,8 @@
-//! Masked language modelling (Devlin et al. 2019): in each sample a fixed number of tokens is masked, and the
-//! model predicts them.
+//! Masked language modelling (Devlin et al. 2019): in each sample a fixed number of tokens is
+//! masked, and the model predicts them.
 //!
-//! The choice depends on the seed, the split and the sample alone, so it is the same in every epoch, as in
-//! BERT's own training.
+//! The choice depends on the seed, the split and the sample alone, so it is the same in every
+//! epoch, as in BERT's own training.
 
 use super::order::{Purpose, below, stream};
 use super::{IGNORED_LABEL, Split};
@@ -12,9 +12,9 @@ const BERT_MASK: usize = 103;
 /// A smaller vocabulary is not BERT's. Then the last token is the mask.
 const MIN_BERT_VOCABULARY: usize = 1000;
 
-/// Chooses `predictions` of the tokens. Each is replaced by the mask with probability 0.8, by a random token
-/// with probability 0.1, and left as it is otherwise. Its label is the original token. All other labels are
-/// [`IGNORED_LABEL`].
+/// Chooses `predictions` of the tokens. Each is replaced by the mask with probability 0.8, by a
+/// random token with probability 0.1, and left as it is otherwise. Its label is the original token.
+/// All other labels are [`IGNORED_LABEL`].
 pub(crate) fn mask(
     seed: u64,
     split: Split,

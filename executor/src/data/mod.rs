@@ -2,8 +2,9 @@
 //!
 //! A [`DataSource`] is the name of some data, a [`SampleShape`] the shape of a model's input, and a
 //! [`Dataset`] joins the two. Its batches are lists of global indices ([`EpochOrder`],
-//! [`Dataset::evaluation_indices`]). Any rank can fill its own part of a batch in place. The same seed gives
-//! the same bytes on any number of ranks: this module knows no ranks, layouts, devices or Programs.
+//! [`Dataset::evaluation_indices`]). Any rank can fill its own part of a batch in place. The same
+//! seed gives the same bytes on any number of ranks: this module knows no ranks, layouts, devices
+//! or Programs.
 //!
 //! ```
 //! use foretell_executor::data::{DataSource, Dataset, SampleShape, Split};
@@ -44,7 +45,8 @@ use serde::{Deserialize, Serialize};
 use synthetic::Synthetic;
 use tokens::{TokenData, TokenWidth};
 
-/// The index of a row without a sample. It is filled with zeros, and its labels are [`IGNORED_LABEL`].
+/// The index of a row without a sample. It is filled with zeros, and its labels are
+/// [`IGNORED_LABEL`].
 pub const PADDING: usize = usize::MAX;
 /// The label that loss and accuracy ignore.
 pub const IGNORED_LABEL: i32 = -1;
@@ -79,8 +81,8 @@ enum Contents {
 }
 
 impl Dataset {
-    /// Opens data for a model. The order of the samples and the values of synthetic data depend on the seed;
-    /// the splits do not.
+    /// Opens data for a model. The order of the samples and the values of synthetic data depend on
+    /// the seed; the splits do not.
     ///
     /// # Errors
     /// If the data cannot be read, is not valid in its format, or does not fit the model.
@@ -155,19 +157,20 @@ impl Dataset {
         order::steps_per_epoch(self.len(Split::Training), global_batch)
     }
 
-    /// The order of one epoch's training samples. Keep it for the epoch: computing it takes time proportional
-    /// to the number of samples.
+    /// The order of one epoch's training samples. Keep it for the epoch: computing it takes time
+    /// proportional to the number of samples.
     pub fn epoch_order(&self, epoch: u64) -> EpochOrder {
         EpochOrder::shuffled(self.len(Split::Training), self.seed, epoch)
     }
 
-    /// The number of batches of an evaluation. The last one may be padded. 0 for a global batch of zero.
+    /// The number of batches of an evaluation. The last one may be padded. 0 for a global batch of
+    /// zero.
     pub fn evaluation_batches(&self, global_batch: usize) -> usize {
         if global_batch == 0 { 0 } else { self.len(Split::Evaluation).div_ceil(global_batch) }
     }
 
-    /// The evaluation samples of one batch. Over all batches each sample comes exactly once. The last batch is
-    /// filled up with [`PADDING`].
+    /// The evaluation samples of one batch. Over all batches each sample comes exactly once. The
+    /// last batch is filled up with [`PADDING`].
     ///
     /// # Errors
     /// If there is no such batch.
@@ -175,11 +178,12 @@ impl Dataset {
         order::evaluation_batch(self.len(Split::Evaluation), batch, global_batch)
     }
 
-    /// Fills `out` with images, `[sample, height, width, channels]`, or features, `[sample, width]`. They are
-    /// normalised over the training split.
+    /// Fills `out` with images, `[sample, height, width, channels]`, or features, `[sample,
+    /// width]`. They are normalised over the training split.
     ///
     /// # Errors
-    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long as the samples.
+    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long
+    /// as the samples.
     pub fn fill_images(&self, split: Split, indices: &[usize], out: &mut [f32]) -> Result<(), DataError> {
         self.check_classified("images")?;
         self.check_request(split, indices, self.sample_size(), out.len())?;
@@ -197,7 +201,8 @@ impl Dataset {
     /// Fills `out` with the class of each sample, [`IGNORED_LABEL`] for padding.
     ///
     /// # Errors
-    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long as the samples.
+    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long
+    /// as the samples.
     pub fn fill_labels(&self, split: Split, indices: &[usize], out: &mut [i32]) -> Result<(), DataError> {
         self.check_classified("class labels")?;
         self.check_request(split, indices, 1, out.len())?;
@@ -212,12 +217,13 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills tokens and labels, both `[sample, sequence]`. The labels are the tokens shifted by one. If tokens
-    /// are masked, the labels are the original tokens at the masked positions and [`IGNORED_LABEL`] elsewhere.
-    /// The labels of padding are [`IGNORED_LABEL`].
+    /// Fills tokens and labels, both `[sample, sequence]`. The labels are the tokens shifted by
+    /// one. If tokens are masked, the labels are the original tokens at the masked positions and
+    /// [`IGNORED_LABEL`] elsewhere. The labels of padding are [`IGNORED_LABEL`].
     ///
     /// # Errors
-    /// If the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    /// If the data holds images, an index is beyond the split, or a buffer is not exactly as long
+    /// as the samples.
     pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         let sequence = self.sample_size();
         if self.shape.tokens().is_none() {
@@ -244,12 +250,13 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills pairs of sequences: the source, `[sample, source]`; the target as labels, `[sample, target]`; and
-    /// the target shifted by one as the decoder's input, `tokens`, `[sample, target]`. The labels of padding
-    /// are [`IGNORED_LABEL`].
+    /// Fills pairs of sequences: the source, `[sample, source]`; the target as labels, `[sample,
+    /// target]`; and the target shifted by one as the decoder's input, `tokens`, `[sample,
+    /// target]`. The labels of padding are [`IGNORED_LABEL`].
     ///
     /// # Errors
-    /// If the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    /// If the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long
+    /// as the samples.
     pub fn fill_pairs(
         &self,
         split: Split,

@@ -1,9 +1,9 @@
-//! The samples of each batch: a seeded permutation for each epoch. Also the seeded random numbers of all of
-//! `data`.
+//! The samples of each batch: a seeded permutation for each epoch. Also the seeded random numbers
+//! of all of `data`.
 //!
-//! A batch is a list of global indices. It depends on the seed, the epoch, the step and the global batch
-//! alone, so every rank of every layout sees the same list and takes its own part. This module does not know
-//! what a sample is.
+//! A batch is a list of global indices. It depends on the seed, the epoch, the step and the global
+//! batch alone, so every rank of every layout sees the same list and takes its own part. This
+//! module does not know what a sample is.
 
 use super::{DataError, PADDING};
 use rand_chacha::ChaCha8Rng;
@@ -35,8 +35,8 @@ pub(crate) fn stream(seed: u64, purpose: Purpose, item: u64) -> ChaCha8Rng {
 /// A uniformly distributed number below `bound`; 0 if `bound` is 0.
 ///
 /// The method is multiplication with rejection of the biased part (D. Lemire, "Fast Random Integer
-/// Generation in an Interval", 2019). It is not taken from `rand`, whose sequences may change between
-/// versions: recorded runs must stay repeatable.
+/// Generation in an Interval", 2019). It is not taken from `rand`, whose sequences may change
+/// between versions: recorded runs must stay repeatable.
 pub(crate) fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
     if bound == 0 {
         return 0;
@@ -53,7 +53,8 @@ pub(crate) fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
 /// The order of the training samples in one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochOrder {
-    // 32 bits are enough, because no file is larger than `files::MAX_FILE`. They take half the memory.
+    // 32 bits are enough, because no file is larger than `files::MAX_FILE`. They take half the
+    // memory.
     permutation: Vec<u32>,
 }
 
@@ -93,7 +94,8 @@ pub(crate) fn steps_per_epoch(samples: usize, global_batch: usize) -> Result<usi
 /// The largest batch that an evaluation pads to. A larger global batch is a mistake.
 const MAX_EVALUATION_BATCH: usize = 1 << 24;
 
-/// One batch of the evaluation split, in the split's own order. The last one is filled up with [`PADDING`].
+/// One batch of the evaluation split, in the split's own order. The last one is filled up with
+/// [`PADDING`].
 pub(crate) fn evaluation_batch(samples: usize, batch: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
     if !(1..=MAX_EVALUATION_BATCH).contains(&global_batch) {
         return Err(DataError::GlobalBatch { global_batch, samples });

@@ -1,4 +1,5 @@
-//! The names of data on the command line: shipped data, or a path. This module knows no file formats.
+//! The names of data on the command line: shipped data, or a path. This module knows no file
+//! formats.
 
 use super::{Dataset, SampleShape};
 use serde::{Deserialize, Serialize};
@@ -27,8 +28,8 @@ pub enum DataSource {
 pub struct EmptyDataName;
 
 impl DataSource {
-    /// The default data for a model: digits for images and features, text for tokens, and synthetic data where
-    /// those do not fit.
+    /// The default data for a model: digits for images and features, text for tokens, and synthetic
+    /// data where those do not fit.
     pub fn default_for(shape: &SampleShape) -> Self {
         let shipped = match shape {
             SampleShape::Image { .. } | SampleShape::Features { .. } => DataSource::Digits,

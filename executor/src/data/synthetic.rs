@@ -1,8 +1,9 @@
 //! Synthetic data of any shape, from which a model can learn something.
 //!
-//! An image or feature vector is a pattern of its class plus noise. Tokens are a walk through a small Markov
-//! chain. A sample depends on the seed, the split and its index alone, and is computed on request. So memory
-//! does not grow with the number of classes or samples. This module knows no batches.
+//! An image or feature vector is a pattern of its class plus noise. Tokens are a walk through a
+//! small Markov chain. A sample depends on the seed, the split and its index alone, and is computed
+//! on request. So memory does not grow with the number of classes or samples. This module knows no
+//! batches.
 
 use super::order::{Purpose, below, stream};
 use super::{SampleShape, Split};
@@ -12,15 +13,16 @@ use rand_chacha::rand_core::Rng;
 const TRAINING_SAMPLES: usize = 65_536;
 /// Evaluation samples. Few, because large models are evaluated on CPUs too.
 const EVALUATION_SAMPLES: usize = 1_024;
-/// Cells per side of an image's pattern; a feature vector's pattern has the square of it. Each cell covers
-/// several pixels, so that the noise averages out, even under strided convolutions.
+/// Cells per side of an image's pattern; a feature vector's pattern has the square of it. Each cell
+/// covers several pixels, so that the noise averages out, even under strided convolutions.
 const CELLS: usize = 8;
 /// The weights of pattern and noise in a value. 0.6² + 0.8² = 1, so the variance is one.
 const PATTERN: f32 = 0.6;
 const NOISE: f32 = 0.8;
 /// States of the Markov chain. Few, so that the loss falls early even with a large vocabulary.
 const STATES: usize = 64;
-/// Possible successors of a state. Their probabilities are 1/2, 1/4, 1/8 and 1/8: an entropy of 1.75 bits.
+/// Possible successors of a state. Their probabilities are 1/2, 1/4, 1/8 and 1/8: an entropy of
+/// 1.75 bits.
 const SUCCESSORS: usize = 4;
 
 /// Seeded random data of a given shape.
@@ -98,9 +100,9 @@ impl Synthetic {
         }
     }
 
-    /// Fills a pair whose target is the source reversed: a random `source`, the target as `labels`, and a zero
-    /// followed by the target as `tokens`. A target longer than the source repeats it. Tokens beyond the
-    /// target's vocabulary wrap around.
+    /// Fills a pair whose target is the source reversed: a random `source`, the target as `labels`,
+    /// and a zero followed by the target as `tokens`. A target longer than the source repeats it.
+    /// Tokens beyond the target's vocabulary wrap around.
     pub(crate) fn fill_pair(&self, split: Split, index: usize, source: &mut [i32], tokens: &mut [i32], labels: &mut [i32]) {
         let SampleShape::Pair { source_vocabulary, target_vocabulary, .. } = self.shape else { return };
         let mut random = self.sample_stream(split, index);

@@ -1,14 +1,16 @@
 //! A stream of tokens in memory, and the windows that are its samples.
 //!
-//! The last tenth of the stream is for evaluation. A sample is a window of the sequence length plus one
-//! token: the labels are the inputs shifted by one. This module knows neither files nor batches.
+//! The last tenth of the stream is for evaluation. A sample is a window of the sequence length plus
+//! one token: the labels are the inputs shifted by one. This module knows neither files nor
+//! batches.
 
 use super::error::DataError;
 use super::{SampleShape, Split};
 
 /// The least number of training windows of a short text, whose windows overlap if necessary.
 ///
-/// With it the shipped text has epochs of some hundred steps at common batch sizes, instead of two or three.
+/// With it the shipped text has epochs of some hundred steps at common batch sizes, instead of two
+/// or three.
 const MIN_TRAINING_WINDOWS: usize = 4096;
 
 /// The encoding of a token.
@@ -37,8 +39,8 @@ pub(crate) struct TokenData {
     sequence: usize,
     /// The number of tokens of the training split, which comes first.
     training: usize,
-    /// Tokens from the start of one training window to the start of the next. Evaluation windows do not
-    /// overlap.
+    /// Tokens from the start of one training window to the start of the next. Evaluation windows do
+    /// not overlap.
     stride: usize,
 }
 

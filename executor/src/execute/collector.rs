@@ -37,7 +37,8 @@ impl Collector {
         let learning_rate = reports.first().map_or(0.0, |report| f64::from(report.learning_rate) as f32);
         let end = reports.iter().map(|report| report.end).max().unwrap_or(0);
         let start = reports.iter().map(|report| report.start).max().unwrap_or(0);
-        // A step lasts from the end of the step before it. After an evaluation it lasts from its own start.
+        // A step lasts from the end of the step before it. After an evaluation it lasts from its
+        // own start.
         let start = self.last_end.map_or(start, |last| if self.follows_evaluation(step) { start } else { last });
         let seconds = end.saturating_sub(start) as f64 * 1e-9;
         let metrics = reports.iter().map(|report| &report.metrics);
@@ -59,7 +60,8 @@ impl Collector {
         step.checked_sub(1).is_some_and(|before| self.evaluations.contains_key(&before))
     }
 
-    /// Adds one rank's report of an evaluation. Returns the evaluation once all ranks have reported it.
+    /// Adds one rank's report of an evaluation. Returns the evaluation once all ranks have reported
+    /// it.
     pub(super) fn evaluation(&mut self, report: EvaluationReport, predictions_per_sample: usize) -> Option<Evaluation> {
         let (step, epoch, samples) = (report.step, report.epoch, report.samples);
         let reports = self.evaluations.entry(step).or_default();
@@ -75,8 +77,8 @@ impl Collector {
     }
 }
 
-/// The sum of one kind of metric over all ranks. Values are added in ascending order, so that the order in
-/// which ranks report makes no difference.
+/// The sum of one kind of metric over all ranks. Values are added in ascending order, so that the
+/// order in which ranks report makes no difference.
 fn sum<'a>(metrics: impl Iterator<Item = &'a Vec<(MetricKind, Bits)>>, kind: MetricKind) -> f64 {
     let mut values: Vec<f64> = metrics.flatten().filter(|(known, _)| *known == kind).map(|&(_, value)| value.into()).collect();
     values.sort_by(f64::total_cmp);

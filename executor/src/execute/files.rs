@@ -33,7 +33,8 @@ impl RunFiles {
     }
 }
 
-/// A file with one JSON document per line. Each line is written at once, so that the file can be followed.
+/// A file with one JSON document per line. Each line is written at once, so that the file can be
+/// followed.
 struct LineFile {
     path: PathBuf,
     file: File,

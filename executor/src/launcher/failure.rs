@@ -1,8 +1,8 @@
 //! Finding out why a run failed.
 //!
-//! One rank's death makes the others fail soon after, and the launcher may hear of those first. So it
-//! collects what the ranks report and how their processes end for a short time, then names the most
-//! likely cause.
+//! One rank's death makes the others fail soon after, and the launcher may hear of those first. So
+//! it collects what the ranks report and how their processes end for a short time, then names the
+//! most likely cause.
 
 use super::{POLL_INTERVAL, Ranks, log_path};
 use crate::error::ExecutorError;
@@ -19,14 +19,16 @@ impl Ranks {
     /// Stops the run and returns the cause of its failure.
     ///
     /// `rank` is the rank on which the failure was noticed and `message` its own report, if it sent
-    /// one; `is_consequence` says that the report blames another rank. The cause is, in this order: a
-    /// rank that a signal killed, one that failed by itself, one that ended in failure, or `rank`.
+    /// one; `is_consequence` says that the report blames another rank. The cause is, in this order:
+    /// a rank that a signal killed, one that failed by itself, one that ended in failure, or
+    /// `rank`.
     pub(super) fn diagnose(&mut self, rank: usize, message: Option<String>, is_consequence: bool) -> ExecutorError {
         let mut reports: Vec<(usize, String, bool)> = message.map(|text| (rank, text, is_consequence)).into_iter().collect();
         let started = Instant::now();
         let mut is_aborted = false;
         while started.elapsed() < GRACE && self.exits.iter().any(Option::is_none) {
-            // Ranks that fail by themselves report first; then the waiting ones are told to give up.
+            // Ranks that fail by themselves report first; then the waiting ones are told to give
+            // up.
             if !is_aborted && started.elapsed() > GRACE / 4 {
                 is_aborted = true;
                 self.abort();

@@ -24,8 +24,8 @@ pub struct Slot {
     pub address: IpAddr,
     /// The core that ranks in this slot are pinned to; `None` leaves the choice to the kernel.
     pub core: Option<usize>,
-    /// The file that a process id is written to in order to move the process into the slot's control
-    /// group; `None` without a group.
+    /// The file that a process id is written to in order to move the process into the slot's
+    /// control group; `None` without a group.
     pub control_group: Option<PathBuf>,
     /// The share of a core's time that the control group has, from 0 to 1; 1 without a group.
     pub speed: f64,
