@@ -55,7 +55,7 @@ fn layouts() -> Vec<Layout> {
     ]
 }
 
-/// Instructions run one after the other. Instruction `n` takes `n` modulo 3, plus 0.4 microseconds.
+/// Instructions run one after the other. Instruction `n` takes (`n` modulo 3) + 0.4 microseconds.
 fn timeline(program: &Program) -> Timeline {
     let rank = |rank| {
         let mut now = Picoseconds::ZERO;

@@ -1,8 +1,8 @@
-//! Predicts a run's step time and memory with one representative rank a stage.
+//! Predicts a run's step time and memory with one representative rank per stage.
 //!
 //! A step may have thousands of micro-batches. Once the pipeline is full, a schedule's times repeat
 //! with each further micro-batch, because durations are equal in all of them. So a step is
-//! simulated with few micro-batches and again with some more, and the difference is extrapolated.
+//! simulated with few micro-batches, then with more, and the difference is extrapolated.
 //! The test `many_micro_batches_take_what_few_predict` compares that with the whole step.
 
 use crate::memory_figure::allocated;
