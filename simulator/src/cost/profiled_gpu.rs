@@ -108,9 +108,14 @@ impl ProfiledGpu {
         self.costs().communication_launch()
     }
 
+    /// Whether a device holds the arena of the Program, rather than what another stack makes of it.
+    pub(crate) fn holds_arena(&self) -> bool {
+        self.stack.memory.is_arena
+    }
+
     /// Returns the memory of a device that runs a list of a Program.
     pub(crate) fn memory(&self, list: &StageProgram, precision: DataType) -> Footprint {
-        if self.stack.memory.is_arena {
+        if self.holds_arena() {
             return Footprint::of(list);
         }
         StageMemory::of(list, precision).footprint(&self.stack, self.format, &self.workload)
