@@ -26,8 +26,7 @@ fn convolution(kind: ConvolutionKind) -> Convolution {
     Convolution { kind, window: WINDOW, format: DataType::Bf16, image, weight, output }
 }
 
-/// ConvolutionPlanner of a library that has these engines, the fastest first, by its heuristics and
-/// to fall back to.
+/// Creates a planner on a stand-in with these engines, fastest first, from cuDNN's two rankings.
 fn planner_with_engines(heuristic: Vec<Engine>, fallback: Vec<Engine>) -> (Arc<RecordedCudnn>, ConvolutionPlanner) {
     let api = Arc::new(RecordedCudnn::new(heuristic, fallback));
     let planner = ConvolutionPlanner { api: api.clone(), target: PlanTarget::Device(5), plans: HashMap::new() };
