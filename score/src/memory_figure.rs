@@ -7,8 +7,8 @@ use foretell_units::Bytes;
 
 /// Returns the predicted counterpart of a row's memory figure, in bytes.
 ///
-/// Depending on `mem_kind` that is the memory which the allocator has handed out, which it holds, or
-/// which the device has in use. Without a stated kind the stack's usual figure counts.
+/// Depending on `mem_kind` that is the memory which the allocator has handed out, which it holds,
+/// or which the device has in use. Without a stated kind the stack's usual figure counts.
 pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint) -> f64 {
     let kind = row.mem_kind.to_lowercase();
     let says = |word: &str| kind.contains(word) && !kind.contains("not stated");

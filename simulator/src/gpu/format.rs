@@ -59,7 +59,7 @@ impl ProductFormat {
         }
     }
 
-    /// Whether operands are narrower than activations, so that a kernel must cast them.
+    /// Returns whether operands are narrower than activations, so that a kernel must cast them.
     pub const fn is_cast(self) -> bool {
         matches!(self, ProductFormat::Fp8 | ProductFormat::Mxfp8 | ProductFormat::Nvfp4)
     }
