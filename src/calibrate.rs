@@ -1,13 +1,12 @@
 //! `foretell calibrate`: times this machine's kernels and transport, and writes a profile.
 
 mod needs;
-mod small_models;
 
 pub use needs::Needs;
 
 use crate::execute::executable_here;
 use crate::failure::Failure;
-use crate::inputs;
+use crate::inputs::{self, NamedModel};
 use crate::lab::Ground;
 use crate::output;
 use crate::plan::Precision;
@@ -15,7 +14,8 @@ use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
 use foretell_executor::{
-    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
+    BackendKind, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes,
+    supported,
 };
 use foretell_models::Model;
 use foretell_planner::Fixed;
@@ -23,7 +23,6 @@ use foretell_program::{Exchange, Plan, Profile, Reach};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use needs::MOST_BETWEEN_EXCHANGES;
-use small_models::small_models;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -83,7 +82,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             vec![loaded.model]
         }
         (None, Some(name)) => vec![inputs::model(name)?],
-        (None, None) => small_models(),
+        (None, None) => Model::examples().map(|(name, model)| NamedModel { name: name.into(), model }).collect(),
     };
     predict::has_products(&topology, precision)?;
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
@@ -227,10 +226,10 @@ pub fn measure(
         let enough = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 1);
         group.messages.truncate(enough);
     }
-    let devices_of = ground.places().iter().enumerate().map(|(number, place)| CalibratedDevice {
+    let devices_of = ground.slots().iter().enumerate().map(|(number, slot)| CalibratedDevice {
         kind: topology.device_kind(DeviceId(number)).name.clone(),
-        sharers: ground.places().iter().filter(|other| other.core == place.core).count(),
-        speed: place.speed,
+        sharers: ground.slots().iter().filter(|other| other.core == slot.core).count(),
+        speed: slot.speed,
     });
     let job = CalibrationJob {
         reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
@@ -261,7 +260,7 @@ pub fn this_program() -> Result<PathBuf, Failure> {
 
 /// How the command line starts ranks: as this program again.
 pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new(), backend: Backend::Cpu, world: None })
+    Ok(LaunchOptions { program: this_program()?, transport, logs, slots: Vec::new(), backend: BackendKind::Cpu, world: None })
 }
 
 /// Operand by operand, the median of the distances in all places where a kernel stands.

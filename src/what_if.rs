@@ -6,7 +6,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, Foretold};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
-use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf};
+use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf, memory_use};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 
@@ -49,7 +49,8 @@ pub fn answer(
             let program = &foretold.compiled.training;
             let costs = what_if.costs(&costs);
             let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
-            let prediction = predict::Memory::of(&foretold.compiled, &loaded.plan, &topology, &costs).applied(prediction);
+            let evaluation = Some(&foretold.compiled.evaluation);
+            let prediction = prediction.with_memory(memory_use(program, evaluation, &topology, &costs));
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,

@@ -9,12 +9,13 @@ mod overlap;
 mod recompute;
 mod training;
 
+pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use offload::Offload;
 pub use operators::{OperatorShares, Share};
 pub use overlap::Overlap;
 pub use recompute::{Keep, Kept, Recompute};
-pub use training::{LossScale, Optimizer, Training};
+pub use training::{LossScale, Training};
 
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;

@@ -1,20 +1,7 @@
-//! The optimizer and its parameters.
+//! The parameters of the optimizer.
 
 use super::PlanError;
 use serde::{Deserialize, Serialize};
-
-/// The optimizer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Optimizer {
-    /// Stochastic gradient descent, with a velocity if the momentum is not zero.
-    #[default]
-    Sgd,
-    /// Adam (Kingma and Ba 2015).
-    Adam,
-    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
-    AdamW,
-}
 
 /// The parameters of the optimizer. Fields that a plan file leaves out take PyTorch's defaults, with three
 /// exceptions: the learning rate of SGD, a momentum of 0.9, and no weight decay in AdamW.

@@ -35,7 +35,7 @@ fn each_stage_recomputes_its_own_number_of_blocks() {
 /// results of attention and reduce-scatters.
 #[test]
 fn results_that_a_policy_keeps_are_not_recomputed() {
-    let model = Model::Llama {
+    let model = Model::Llama(Llama {
         layers: 4,
         hidden: 32,
         heads: 4,
@@ -46,7 +46,7 @@ fn results_that_a_policy_keeps_are_not_recomputed() {
         sequence: 32,
         tied_embeddings: false,
         rope_theta: 10_000,
-    };
+    });
     // The recomputed products and attentions of a block, and the arena.
     let recomputed = |recompute, tensor| {
         let layout = Layout { micro_batch: 4, tensor, recompute, sequence_parallel: tensor > 1, ..Layout::default() };
@@ -84,7 +84,7 @@ fn results_that_a_policy_keeps_are_not_recomputed() {
 
 #[test]
 fn one_forward_one_backward_holds_less_than_gpipe() {
-    let model = Model::Mlp { widths: vec![64; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let layout = |schedule| Layout { pipeline: 2, micro_batch: 64, schedule, ..Layout::default() };
     let gpipe = program(&model, layout(Schedule::Gpipe), 64 * 12);
     let one = program(&model, layout(Schedule::OneForwardOneBackward), 64 * 12);

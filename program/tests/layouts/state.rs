@@ -17,7 +17,7 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
 
 #[test]
 fn each_stage_of_zero_shards_its_state() {
-    let model = Model::Mlp { widths: vec![64, 64, 64, 16] };
+    let model = Model::Mlp(Mlp { widths: vec![64, 64, 64, 16] });
     // Gathers come right after the update. If they overlap with the next step, parameters are shards in every stage of
     // ZeRO.
     let overlap = Overlap { parameters: false, ..Overlap::default() };
@@ -49,7 +49,7 @@ fn each_stage_of_zero_shards_its_state() {
 
 #[test]
 fn offloaded_optimizer_state_is_staged_bucket_by_bucket() {
-    let model = Model::Mlp { widths: vec![64; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let program = |offload, precision| {
         // One bucket for each 64 x 64 weight and its bias.
         let layout = Layout { data: 2, zero: 1, offload, bucket: Bytes::new(4 * 65 * 64), ..Layout::default() };
@@ -98,7 +98,7 @@ fn offloaded_optimizer_state_is_staged_bucket_by_bucket() {
 
 #[test]
 fn overlapped_gathers_of_parameters_precede_the_last_product() {
-    let model = Model::Mlp { widths: vec![64; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let gathers = |zero, parameters| {
         let layout = Layout { data: 4, zero, bucket: foretell_units::Bytes::new(40_000), ..Layout::default() };
         let plan = Plan { overlap: Overlap { parameters, ..Overlap::default() }, ..Plan::new(layout, 16) };
@@ -164,7 +164,7 @@ fn gathered_parameters_are_freed_by_the_last_kernel_that_reads_them() {
 
 #[test]
 fn offloaded_activations_leave_after_their_pass_and_return_early() {
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 16,
         hidden: 32,
         heads: 4,
@@ -174,7 +174,7 @@ fn offloaded_activations_leave_after_their_pass_and_return_early() {
         tied_embeddings: false,
         dropout: DropoutRate::NONE,
         attention_dropout: DropoutRate::NONE,
-    };
+    });
     let compiled = |recompute, pipeline, offload| {
         let schedule = if pipeline > 1 { Schedule::OneForwardOneBackward } else { Schedule::Gpipe };
         let layout = Layout { pipeline, schedule, recompute, offload, ..Layout::default() };
