@@ -1,5 +1,5 @@
-//! The choices of `tensor` for each operator of a model, for a search of the best ones: the graph that the
-//! compiler would lay out, and for each operator the loops that
+//! The choices of `tensor` for each operator of a model, for a search of the best ones: the graph
+//! that the compiler would lay out, and for each operator the loops that
 //! [`Layout::operators`](crate::Layout::operators) could name.
 //!
 //! The choices are the compiler's own ([`crate::strategy`]). This module knows no costs.
@@ -26,17 +26,17 @@ pub struct Choices {
     pub graph: Graph,
     /// The mesh of the first stage, with equal numbers of samples on all ranks.
     pub mesh: StageMesh,
-    /// The choices of each operator. Empty for gradients, which are sharded as their forward operators are, and
-    /// for operators whose loop the plan cannot choose.
+    /// The choices of each operator. Empty for gradients, which are sharded as their forward
+    /// operators are, and for operators whose loop the plan cannot choose.
     pub of_operator: Vec<Vec<Choice>>,
 }
 
 impl Choices {
-    /// The choices under a plan, whatever its own `layout.operators`. Groups that share batch statistics have
-    /// the size that they have if `tensor` shards samples.
+    /// The choices under a plan, whatever its own `layout.operators`. Groups that share batch
+    /// statistics have the size that they have if `tensor` shards samples.
     ///
     /// # Errors
-    /// As [`crate::compile`].
+    /// As [`crate::compile()`].
     pub fn new(model: &Model, name: &str, plan: &Plan) -> Result<Self, PlanError> {
         let mut sharding_samples = plan.clone();
         let stages = plan.mesh()?;

@@ -4,8 +4,8 @@ use crate::program::{Buffer, BufferRole, MemoryKind, Program, StageProgram};
 use foretell_units::Bytes;
 use rustc_hash::FxHashMap;
 
-/// The memory of a device by component, at the instruction at which most of it is in use: of our arena, or of
-/// a framework's allocator.
+/// The memory of a device by component, at the instruction at which most of it is in use: of our
+/// arena, or of a framework's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Parameters, both kept and gathered ones.
@@ -18,10 +18,11 @@ pub struct Footprint {
     pub activations: Bytes,
     /// Buffers of communication and rearrangement, sums, and running statistics.
     pub workspace: Bytes,
-    /// Memory that is allocated but not in use: alignment and fragmentation, or a framework's cached blocks.
+    /// Memory that is allocated but not in use: alignment and fragmentation, or a framework's
+    /// cached blocks.
     pub unused: Bytes,
-    /// Memory of a framework outside its allocator, such as CUDA's context and libraries' buffers. Zero for an
-    /// arena.
+    /// Memory of a framework outside its allocator, such as CUDA's context and libraries' buffers.
+    /// Zero for an arena.
     pub context: Bytes,
 }
 
@@ -39,7 +40,8 @@ impl Footprint {
         for buffer in on_device().filter(|buffer| buffer.persistent) {
             *current.component(buffer.role) += buffer.bytes;
         }
-        // The lifetimes of all other buffers, by their first instruction, and their indices by the last.
+        // The lifetimes of all other buffers, by their first instruction, and their indices by the
+        // last.
         let temporary = on_device().filter(|buffer| !buffer.persistent && buffer.bytes > Bytes::ZERO);
         let mut starts: Vec<(u32, u32, &Buffer)> =
             temporary.filter_map(|buffer| buffer.lifetime.map(|(first, last)| (first.0, last.0, buffer))).collect();
@@ -47,8 +49,8 @@ impl Footprint {
         let mut ends: Vec<(u32, u32)> = (0..).zip(&starts).map(|(index, &(_, last, _))| (last, index)).collect();
         ends.sort_unstable();
         let mut ends = ends.into_iter().peekable();
-        // The buffer at each offset. A result that is computed in place takes the offset of its operand before
-        // the operand's lifetime ends.
+        // The buffer at each offset. A result that is computed in place takes the offset of its
+        // operand before the operand's lifetime ends.
         let mut holders: FxHashMap<u64, u32> = FxHashMap::default();
         let mut peak = current;
         for (index, &(first, _, buffer)) in (0..).zip(&starts) {

@@ -1,8 +1,8 @@
 //! Fusion: merging operators that one kernel does in a single pass over memory.
 //!
-//! It is a compiler pass, so stacks with and without a fusion have different Programs. [`epilogues`] merges
-//! biases, activations and gradients into matrix products; [`packing`] merges the split of a packed projection
-//! into attention.
+//! It is a compiler pass, so stacks with and without a fusion have different Programs.
+//! [`epilogues`] merges biases, activations and gradients into matrix products; [`packing`] merges
+//! the split of a packed projection into attention.
 
 mod epilogues;
 mod packing;
@@ -11,21 +11,23 @@ use crate::plan::{Plan, Recompute};
 use crate::strategy::{Sharding, consumers, producers};
 use foretell_models::{Graph, OperatorId, TensorId};
 
-/// The optional fusions of a plan. All plans merge a bias and a ReLU into their product, and pack attention.
+/// The optional fusions of a plan. All plans merge a bias and a ReLU into their product, and pack
+/// attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fusions {
     /// Merge a GELU into the product before it.
     pub(crate) gelu: bool,
     /// Merge a GELU's gradient into the gradient of the product after it.
     pub(crate) gradients: bool,
-    /// Merge a bias's gradient into that of the weight. Not with eight-bit operands: the bias's gradient would be
-    /// the sum of rounded values.
+    /// Merge a bias's gradient into that of the weight. Not with eight-bit operands: the bias's
+    /// gradient would be the sum of rounded values.
     pub(crate) bias_gradients: bool,
 }
 
 impl Fusions {
-    /// The fusions of a plan. Further fusions of other stacks are factors in their profiles. If the results of
-    /// products are kept and the rest is recomputed, a GELU stays separate: merged, its result would be kept.
+    /// The fusions of a plan. Further fusions of other stacks are factors in their profiles. If the
+    /// results of products are kept and the rest is recomputed, a GELU stays separate: merged, its
+    /// result would be kept.
     pub(crate) fn of(plan: &Plan) -> Self {
         let is_own = plan.stack.is_own();
         let keeps_products = matches!(plan.layout.recompute, Recompute::AllBut(kept) if kept.products || kept.odd_products);
@@ -33,7 +35,8 @@ impl Fusions {
     }
 }
 
-/// Merges operators between which nothing is converted. Strategies and placements stay as in `sharding`.
+/// Merges operators between which nothing is converted. Strategies and placements stay as in
+/// `sharding`.
 pub(crate) fn fuse(graph: &Graph, sharding: Sharding, fusions: Fusions) -> (Graph, Sharding) {
     let mut fusion = Fusion::new(graph, &sharding);
     fusion.epilogues(fusions);
@@ -78,8 +81,8 @@ impl<'a> Fusion<'a> {
     }
 }
 
-/// Removes operators and renumbers the references to the others. Gradients of a removed operator lose their
-/// reference.
+/// Removes operators and renumbers the references to the others. Gradients of a removed operator
+/// lose their reference.
 fn remove(graph: &mut Graph, dropped: &[bool]) {
     let mut renumbered = Vec::with_capacity(dropped.len());
     let mut remaining = 0;

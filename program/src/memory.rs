@@ -1,12 +1,14 @@
-//! The static memory plan: the lifetime of each buffer, and its offset in the arena of the device's or the
-//! host's memory.
+//! The static memory plan: the lifetime of each buffer, and its offset in the arena of the device's
+//! or the host's memory.
 //!
-//! Persistent buffers come first, in the order in which they were declared. All others are placed in one pass
-//! over the instructions by best fit: the smallest hole that is large enough, or the end of the arena. A
-//! kernel that may work in place takes over the block of an input whose lifetime ends with it.
+//! Persistent buffers come first, in the order in which they were declared. All others are placed
+//! in one pass over the instructions by best fit: the smallest hole that is large enough, or the
+//! end of the arena. A kernel that may work in place takes over the block of an input whose
+//! lifetime ends with it.
 //!
-//! A block that another stream may still use is not reused for some instructions, and the instruction that
-//! reuses it waits for its last users. So the plan is correct whatever the relative speeds of the streams.
+//! A block that another stream may still use is not reused for some instructions, and the
+//! instruction that reuses it waits for its last users. So the plan is correct whatever the
+//! relative speeds of the streams.
 
 use crate::program::{Buffer, BufferId, BufferRole, InstructionId, MemoryKind, Operation, Phase, StageProgram, Stream, StreamId};
 use arena::{Arena, BlockId, NO_BLOCK};
@@ -20,22 +22,25 @@ mod arena;
 /// The alignment of every buffer in bytes: a cache line, and enough for any vector unit.
 const ALIGNMENT: u64 = 64;
 
-/// The number of instructions after the last use by a stream other than compute before a block is reused.
-/// Without this grace, the next kernel would take the block of a buffer that is being sent, and wait for it.
+/// The number of instructions after the last use by a stream other than compute before a block is
+/// reused. Without this grace, the next kernel would take the block of a buffer that is being sent,
+/// and wait for it.
 const GRACE: usize = 64;
 
 /// The largest grace of activations that a pipeline stage copies to the host.
 ///
-/// Copying activations takes longer than the forward pass that leaves them. The copies catch up during the
-/// backward pass that follows. With only [`GRACE`], each forward pass would wait for the link.
+/// Copying activations takes longer than the forward pass that leaves them. The copies catch up
+/// during the backward pass that follows. With only [`GRACE`], each forward pass would wait for the
+/// link.
 const GRACE_TO_HOST: usize = 256;
 
-/// The grace of these activations as a fraction of the instructions that produce all activations that are on
-/// the host at once. A stage then holds about this fraction of the activations that it offloads.
+/// The grace of these activations as a fraction of the instructions that produce all activations
+/// that are on the host at once. A stage then holds about this fraction of the activations that it
+/// offloads.
 const FRACTION_IN_TRANSIT: f64 = 0.125;
 
-/// Places all buffers of a list, sets their lifetimes and the sizes of the arenas, and adds the dependencies
-/// that reusing a block needs.
+/// Places all buffers of a list, sets their lifetimes and the sizes of the arenas, and adds the
+/// dependencies that reusing a block needs.
 pub(crate) fn plan(program: &mut StageProgram) {
     let ends = place_persistent(program);
     let mut planner = MemoryPlanner::new(program, ends);
@@ -43,8 +48,8 @@ pub(crate) fn plan(program: &mut StageProgram) {
     planner.finish();
 }
 
-/// The grace of activations that are copied to the host. Without a pipeline, the forward pass covers the whole
-/// model, so it runs at the pace of the link whatever the grace.
+/// The grace of activations that are copied to the host. Without a pipeline, the forward pass
+/// covers the whole model, so it runs at the pace of the link whatever the grace.
 fn grace_to_host(program: &StageProgram) -> usize {
     if program.peers.is_empty() {
         return GRACE;
@@ -105,8 +110,8 @@ struct PlannedBuffer {
 const NEVER: u32 = u32::MAX;
 
 impl PlannedBuffer {
-    /// Extends the lifetime to an instruction that comes after all that touched the buffer so far. Returns
-    /// the buffer that has the block.
+    /// Extends the lifetime to an instruction that comes after all that touched the buffer so far.
+    /// Returns the buffer that has the block.
     fn touch(&mut self, index: u32) -> BufferId {
         self.first = self.first.min(index);
         self.last = index;
@@ -120,8 +125,8 @@ struct MemoryPlanner<'a> {
     buffers: Vec<PlannedBuffer>,
     /// Indexed by memory.
     arenas: [Arena; 2],
-    /// Buffers in their grace period, each with the instruction at which its block becomes free, the earliest
-    /// first.
+    /// Buffers in their grace period, each with the instruction at which its block becomes free,
+    /// the earliest first.
     in_grace: VecDeque<(usize, BufferId)>,
     /// The buffers whose lifetime ends with the current instruction; reused to save allocations.
     ended: Vec<BufferId>,
@@ -208,8 +213,8 @@ impl<'a> MemoryPlanner<'a> {
         }
     }
 
-    /// The input whose block a kernel's first output may take over: the kernel can work in place, the input's
-    /// lifetime ends here, and the sizes are equal.
+    /// The input whose block a kernel's first output may take over: the kernel can work in place,
+    /// the input's lifetime ends here, and the sizes are equal.
     fn block_to_take_over(&self, index: usize, output: BufferId) -> Option<BufferId> {
         let instruction = &self.program.instructions[index];
         let Operation::Compute { kernel, .. } = &*instruction.operation else { return None };
@@ -220,8 +225,9 @@ impl<'a> MemoryPlanner<'a> {
         let once = instruction.reads.iter().filter(|&&read| self.root(read) == input).count() == 1;
         let (dying, new) = (self.planned(input), self.planned(output));
         let dies = dying.last == index as u32 && !dying.is_persistent && dying.root == input && dying.bytes == new.bytes;
-        // A buffer that is being sent stays in use until the other stage receives it. Overwriting it would wait
-        // for that in the middle of a task, and the other stage may be waiting for this task.
+        // A buffer that is being sent stays in use until the other stage receives it. Overwriting
+        // it would wait for that in the middle of a task, and the other stage may be waiting for
+        // this task.
         let is_sent =
             |&(stream, _): &(StreamId, InstructionId)| matches!(self.program.streams[stream.0 as usize], Stream::SendTo(_));
         let is_free = !dying.users.iter().any(is_sent);
@@ -262,9 +268,10 @@ impl<'a> MemoryPlanner<'a> {
     fn end_lifetime(&mut self, index: usize, buffer: BufferId) {
         let compute = |stream: StreamId| self.program.streams[stream.0 as usize] == Stream::Compute;
         let users = &self.planned(buffer).users;
-        // Gathered parameters and their eight-bit copies get no grace once a later kernel has read them: that
-        // kernel waited for the gather. The next gather into this block waits for that kernel, which is early
-        // enough. A grace would hold the parameters of another block or two (FSDP).
+        // Gathered parameters and their eight-bit copies get no grace once a later kernel has read
+        // them: that kernel waited for the gather. The next gather into this block waits for that
+        // kernel, which is early enough. A grace would hold the parameters of another block or two
+        // (FSDP).
         let last_kernel = users.iter().filter(|&&(stream, _)| compute(stream)).map(|&(_, id)| id).max();
         let role = self.program.buffers[buffer.0 as usize].role;
         let is_parameter = matches!(role, BufferRole::Parameter | BufferRole::ParameterCopy);
@@ -303,7 +310,8 @@ impl<'a> MemoryPlanner<'a> {
         self.arenas[memory as usize].free(block, users);
     }
 
-    /// Stores all offsets and the sizes of the arenas. The offsets of views were relative to their parents.
+    /// Stores all offsets and the sizes of the arenas. The offsets of views were relative to their
+    /// parents.
     fn finish(self) {
         let Self { program, buffers, arenas, .. } = self;
         [program.arena, program.host_arena] = arenas.map(|arena| Bytes::new(arena.end().next_multiple_of(ALIGNMENT)));
@@ -321,7 +329,8 @@ fn remember(users: &mut Users, stream: StreamId, id: InstructionId) {
     }
 }
 
-/// The index of the input that a kernel may overwrite with its first output, if its documentation allows it.
+/// The index of the input that a kernel may overwrite with its first output, if its documentation
+/// allows it.
 pub fn in_place_input(kernel: &Kernel) -> Option<usize> {
     kernel.may_work_in_place().then_some(0)
 }

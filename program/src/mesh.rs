@@ -1,7 +1,7 @@
 //! The device mesh: named axes over the ranks of a run.
 //!
-//! A rank has a coordinate on every axis. The rank order says which axis varies fastest over consecutive
-//! ranks, and so which ranks are neighbours on the machine.
+//! A rank has a coordinate on every axis. The rank order says which axis varies fastest over
+//! consecutive ranks, and so which ranks are neighbours on the machine.
 
 mod group;
 #[cfg(test)]
@@ -34,8 +34,8 @@ impl Axis {
     /// All axes in the usual rank order. The axis with the most communication varies fastest.
     pub const ALL: [Axis; 6] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Shard, Axis::Data, Axis::Pipeline];
 
-    /// The axes within a pipeline stage, which have placements. If several shard one dimension, a later axis
-    /// has the larger parts.
+    /// The axes within a pipeline stage, which have placements. If several shard one dimension, a
+    /// later axis has the larger parts.
     pub const WITHIN_STAGE: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Shard, Axis::Data];
 
     /// The axes that shard samples. A later axis has the larger parts.
@@ -104,15 +104,15 @@ impl Coordinates {
 pub struct StageMesh {
     /// In the order of [`Axis::WITHIN_STAGE`].
     sizes: [usize; 5],
-    /// The number of samples of a micro-batch on one rank, for each position along `shard` (faster) and
-    /// `data`.
+    /// The number of samples of a micro-batch on one rank, for each position along `shard` (faster)
+    /// and `data`.
     samples: Vec<usize>,
 }
 
 impl StageMesh {
-    /// A mesh with these sizes. `samples` is the number of samples of a micro-batch on every rank, or one
-    /// number for each position along `shard` (faster) and `data`. Returns `None` if a size or a number is 0,
-    /// or if the count of numbers is wrong.
+    /// A mesh with these sizes. `samples` is the number of samples of a micro-batch on every rank,
+    /// or one number for each position along `shard` (faster) and `data`. Returns `None` if a size
+    /// or a number is 0, or if the count of numbers is wrong.
     pub fn new(size_of: impl Fn(Axis) -> usize, samples: &[usize]) -> Option<Self> {
         let sizes = Axis::WITHIN_STAGE.map(size_of);
         let positions = sizes[Axis::Shard.index()].checked_mul(sizes[Axis::Data.index()])?;
@@ -190,8 +190,8 @@ impl StageMesh {
 
 /// The ranks of a run: a mesh for each pipeline stage, and the rank order.
 ///
-/// If all stages have equal sizes, the pipeline is an axis like the others. Otherwise the ranks of a stage
-/// follow those of the stage before it. Stages lie along the ranks in order, unless
+/// If all stages have equal sizes, the pipeline is an axis like the others. Otherwise the ranks of
+/// a stage follow those of the stage before it. Stages lie along the ranks in order, unless
 /// [`Mesh::with_stage_places`] says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
@@ -199,7 +199,8 @@ pub struct Mesh {
     stages: Vec<StageMesh>,
     /// The number of stages.
     pipeline: usize,
-    /// The place of each stage along the ranks, and the stage at each place; `None` if stages lie in order.
+    /// The place of each stage along the ranks, and the stage at each place; `None` if stages lie
+    /// in order.
     places: Option<[Vec<usize>; 2]>,
     /// The first rank at each place, then the world size; `None` if all stages have equal sizes.
     first_ranks: Option<Vec<usize>>,
@@ -208,9 +209,9 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// A mesh of equal stages with one sample of a micro-batch on every rank. `order` is the rank order, the
-    /// fastest axis first; axes that it leaves out follow in the usual order. Returns `None` if an axis is
-    /// named twice or a size is 0.
+    /// A mesh of equal stages with one sample of a micro-batch on every rank. `order` is the rank
+    /// order, the fastest axis first; axes that it leaves out follow in the usual order. Returns
+    /// `None` if an axis is named twice or a size is 0.
     pub fn new(size_of: impl Fn(Axis) -> usize, order: &[Axis]) -> Option<Self> {
         Self::uniform(StageMesh::new(&size_of, &[1])?, size_of(Axis::Pipeline), order)
     }
@@ -231,8 +232,8 @@ impl Mesh {
         Some(Self { pipeline: stages.len(), stages, places: None, first_ranks, order: complete(order)? })
     }
 
-    /// This mesh with stage n at place `places[n]` along the ranks. Returns `None` if `places` does not have
-    /// every place once.
+    /// This mesh with stage n at place `places[n]` along the ranks. Returns `None` if `places` does
+    /// not have every place once.
     pub fn with_stage_places(mut self, places: &[usize]) -> Option<Self> {
         let mut stage_at = vec![None; self.pipeline];
         for (stage, &place) in places.iter().enumerate() {
@@ -255,8 +256,8 @@ impl Mesh {
         }
     }
 
-    /// The distance between the numbers of ranks that follow each other along an axis; `None` if stages have
-    /// different sizes, since it then differs from stage to stage.
+    /// The distance between the numbers of ranks that follow each other along an axis; `None` if
+    /// stages have different sizes, since it then differs from stage to stage.
     pub fn stride(&self, axis: Axis) -> Option<usize> {
         let before = self.order.iter().take_while(|&&other| other != axis);
         self.first_ranks.is_none().then(|| before.map(|&other| self.length(0, other)).product())
@@ -351,8 +352,8 @@ fn first_ranks_of<'a>(stages: impl Iterator<Item = &'a StageMesh>) -> Vec<usize>
     std::iter::once(0).chain(ends).collect()
 }
 
-/// A rank order completed by the axes that it leaves out, in the usual order. `None` if an axis is named
-/// twice.
+/// A rank order completed by the axes that it leaves out, in the usual order. `None` if an axis is
+/// named twice.
 fn complete(order: &[Axis]) -> Option<[Axis; 6]> {
     let mut complete: Vec<Axis> = Vec::with_capacity(Axis::ALL.len());
     for &axis in order.iter().chain(Axis::ALL.iter().filter(|axis| !order.contains(axis))) {

@@ -1,9 +1,9 @@
-//! Placements: how a tensor is distributed over each axis of the mesh, in DTensor's words, and the table of
-//! conversions between them.
+//! Placements: how a tensor is distributed over each axis of the mesh, in DTensor's words, and the
+//! table of conversions between them.
 //!
-//! All communication within a stage is a conversion from the placement in which a producer leaves a tensor
-//! to the one that a consumer wants. Data, tensor and sequence parallelism are choices of placements; this
-//! module does not know their names.
+//! All communication within a stage is a conversion from the placement in which a producer leaves a
+//! tensor to the one that a consumer wants. Data, tensor and sequence parallelism are choices of
+//! placements; this module does not know their names.
 
 mod moves;
 
@@ -106,7 +106,8 @@ pub enum Conversion {
     Impossible,
 }
 
-/// The conversion between two placements along one axis: the table of all communication within a stage.
+/// The conversion between two placements along one axis: the table of all communication within a
+/// stage.
 pub fn conversion(from: Placement, to: Placement) -> Conversion {
     use Placement::{Partial, Replicate, Shard};
     match (from, to) {

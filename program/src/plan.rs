@@ -1,5 +1,5 @@
-//! The plan: how training is laid out and what the optimizer does. The form of plan files is described in
-//! `docs/reference/contract.md`, section "A plan file".
+//! The plan: how training is laid out and what the optimizer does. The form of plan files is
+//! described in `docs/reference/contract.md`, section "A plan file".
 
 mod layout;
 mod normal_form;
@@ -23,8 +23,8 @@ use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The layout of a run and its training parameters, without the model and the topology. Fields that a plan
-/// file leaves out take the usual defaults.
+/// The layout of a run and its training parameters, without the model and the topology. Fields that
+/// a plan file leaves out take the usual defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -56,8 +56,9 @@ pub struct Plan {
     pub mode: Mode,
 }
 
-/// A software stack, by name. `foretell` is our own executor. The simulator's assumptions on kernels, the
-/// host and communication follow from it. The crate that has the stacks' profiles knows the valid names.
+/// A software stack, by name. `foretell` is our own executor. The simulator's assumptions on
+/// kernels, the host and communication follow from it. The crate that has the stacks' profiles
+/// knows the valid names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Stack(String);
@@ -154,19 +155,20 @@ impl Plan {
         })
     }
 
-    /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their operands.
+    /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their
+    /// operands.
     pub fn storage(&self) -> DataType {
         self.precision.of_tensors()
     }
 
-    /// Whether the Program has kernels that make eight-bit operands. For other stacks, their profiles account
-    /// for quantisation together with the products that read the operands.
+    /// Whether the Program has kernels that make eight-bit operands. For other stacks, their
+    /// profiles account for quantisation together with the products that read the operands.
     pub fn quantises(&self) -> bool {
         self.precision == DataType::Fp8 && self.stack.is_own()
     }
 
-    /// The number format of products whose kernel does not state one: `precision`, unless the Program
-    /// quantises.
+    /// The number format of products whose kernel does not state one: `precision`, unless the
+    /// Program quantises.
     pub fn unstated_format(&self) -> DataType {
         if self.quantises() { self.storage() } else { self.precision }
     }
@@ -231,8 +233,8 @@ impl Plan {
     /// The number of micro-batches of a step.
     ///
     /// # Errors
-    /// [`PlanError::Indivisible`] if the global batch is not a multiple of the samples of one micro-batch over
-    /// all ranks.
+    /// [`PlanError::Indivisible`] if the global batch is not a multiple of the samples of one
+    /// micro-batch over all ranks.
     pub fn micro_batches(&self) -> Result<usize, PlanError> {
         let at_once = self.layout.samples_at_once();
         if at_once == 0 || self.global_batch == 0 || !self.global_batch.is_multiple_of(at_once) {

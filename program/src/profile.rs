@@ -1,13 +1,13 @@
-//! The profile: the measurements of a calibration. The executor writes it and the simulator reads it, and
-//! neither may import the other, so the type is in this crate. A profile has samples with their spread and
-//! count, and no fits.
+//! The profile: the measurements of a calibration. The executor writes it and the simulator reads
+//! it, and neither may import the other, so the type is in this crate. A profile has samples with
+//! their spread and count, and no fits.
 
 use foretell_models::Kernel;
 use foretell_units::{DataType, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// Repeated measurements of one duration. Outliers beyond three scaled median absolute deviations are
-/// discarded (Leys et al. 2013).
+/// Repeated measurements of one duration. Outliers beyond three scaled median absolute deviations
+/// are discarded (Leys et al. 2013).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
@@ -32,8 +32,9 @@ pub struct KernelSample {
     pub accumulate: bool,
     /// The number format.
     pub precision: DataType,
-    /// The duration at the device's usual best: over the shortest fifth of the measurements, with as many ranks
-    /// at work as the machine has devices. [`Profile::paces`] says how often it is slower, and by how much.
+    /// The duration at the device's usual best: over the shortest fifth of the measurements, with
+    /// as many ranks at work as the machine has devices. [`Profile::paces`] says how often it is
+    /// slower, and by how much.
     pub time: Sample,
 }
 
@@ -77,11 +78,12 @@ pub struct ExchangeSample {
     pub ranks: usize,
     /// The size of the whole tensor in bytes.
     pub bytes: u64,
-    /// The duration once all ranks take part, without the hand-over to a stream; one way for a message.
+    /// The duration once all ranks take part, without the hand-over to a stream; one way for a
+    /// message.
     pub time: Sample,
-    /// The time for which the communication kept the rank's own processor busy, latency included. Zero if it was
-    /// not measured, as on GPUs: [`Profile::communication_share`] then says which share of the device the
-    /// communication takes while data flow.
+    /// The time for which the communication kept the rank's own processor busy, latency included.
+    /// Zero if it was not measured, as on GPUs: [`Profile::communication_share`] then says which
+    /// share of the device the communication takes while data flow.
     pub processor: Seconds,
 }
 
@@ -95,7 +97,8 @@ pub struct MachineIdentity {
     pub system: String,
     /// The number of devices that worked at the same time during the calibration.
     pub devices: usize,
-    /// In a lab, the number of cores that the devices shared: device n ran on core n modulo this number.
+    /// In a lab, the number of cores that the devices shared: device n ran on core n modulo this
+    /// number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,
 }
@@ -110,8 +113,8 @@ pub struct RelativeSpeed {
     pub speed: f64,
 }
 
-/// The slowdown of a kernel and of communication that run on one device at the same time, as fractions of their
-/// durations alone.
+/// The slowdown of a kernel and of communication that run on one device at the same time, as
+/// fractions of their durations alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Slowdown {
     /// The slowdown of the kernel: 0.2 if it takes 1.2 times as long.
@@ -121,13 +124,14 @@ pub struct Slowdown {
 }
 
 impl Slowdown {
-    /// The values of [`Profile::communication_share`] and [`Profile::communication_growth`] that express this
-    /// slowdown.
+    /// The values of [`Profile::communication_share`] and [`Profile::communication_growth`] that
+    /// express this slowdown.
     ///
-    /// The model is two fluids that share one device. If the communication takes the share `s` and its rate grows
-    /// `g` times as fast as the kernel's, the kernel takes `1 + s g` times and the communication `(1 + s g) / g`
-    /// times as long as alone. The share is at most 1: together they take no longer than one after the other,
-    /// which is where the product of the two slowdowns is 1.
+    /// The model is two fluids that share one device. If the communication takes the share `s` and
+    /// its rate grows `g` times as fast as the kernel's, the kernel takes `1 + s g` times and the
+    /// communication `(1 + s g) / g` times as long as alone. The share is at most 1: together they
+    /// take no longer than one after the other, which is where the product of the two slowdowns is
+    /// 1.
     pub fn share_and_growth(self) -> (f64, f64) {
         let growth = (1.0 + self.kernel) / (1.0 + self.exchange);
         ((self.kernel / growth).min(1.0), growth)
@@ -150,37 +154,39 @@ pub struct Profile {
     pub measured_at: u64,
     /// The interpreter's overhead for each instruction, beyond its kernel.
     pub instruction_overhead: Sample,
-    /// The delay from the end of an instruction to the start of one on another stream that waits for it.
+    /// The delay from the end of an instruction to the start of one on another stream that waits
+    /// for it.
     pub stream_handoff: Sample,
-    /// The duration of a step without instructions: starting the streams and waiting for them. The run's work
-    /// between steps, such as reporting, is not included.
+    /// The duration of a step without instructions: starting the streams and waiting for them. The
+    /// run's work between steps, such as reporting, is not included.
     pub step_overhead: Sample,
-    /// The time that an accelerator's host takes to launch a kernel, if the step is not launched as a whole
-    /// ([`StageProgram::is_alone`](crate::StageProgram::is_alone)). The host launches ahead of the device, so the
-    /// device waits only if it has caught up. Zero if the processor that launches kernels also runs them, and in
-    /// profiles that do not state it.
+    /// The time that an accelerator's host takes to launch a kernel, if the step is not launched as
+    /// a whole ([`StageProgram::is_alone`](crate::StageProgram::is_alone)). The host launches ahead
+    /// of the device, so the device waits only if it has caught up. Zero if the processor that
+    /// launches kernels also runs them, and in profiles that do not state it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub launch: Seconds,
     /// The time to read one byte of prepared samples.
     pub load_seconds_per_byte: Seconds,
-    /// The share of a device that communication takes while it runs: 1 if both run on the same core, 0 if other
-    /// hardware does it.
+    /// The share of a device that communication takes while it runs: 1 if both run on the same
+    /// core, 0 if other hardware does it.
     pub communication_share: f64,
-    /// The growth of communication beside a kernel on one device ([`Slowdown::share_and_growth`]). `None` if an
-    /// operating system divides a processor between them.
+    /// The growth of communication beside a kernel on one device ([`Slowdown::share_and_growth`]).
+    /// `None` if an operating system divides a processor between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_growth: Option<f64>,
-    /// The processor time that an instruction of another stream costs a running kernel, beside the instruction's
-    /// own work: the switch to the stream's thread and back.
+    /// The processor time that an instruction of another stream costs a running kernel, beside the
+    /// instruction's own work: the switch to the stream's thread and back.
     #[serde(default)]
     pub interruption: Seconds,
     /// The number of bytes that a sender may be ahead of its receiver: the transport's buffer.
     pub buffered_bytes: u64,
-    /// How much slower than in the kernels' samples a device is over time, since others use the machine too:
-    /// quantiles of this ratio at equal steps of probability, over the whole calibration. `[1]` on an otherwise
-    /// idle machine.
+    /// How much slower than in the kernels' samples a device is over time, since others use the
+    /// machine too: quantiles of this ratio at equal steps of probability, over the whole
+    /// calibration. `[1]` on an otherwise idle machine.
     pub paces: Vec<f64>,
-    /// The measured speeds of devices that have only a share of a core's time. The samples are of a whole core.
+    /// The measured speeds of devices that have only a share of a core's time. The samples are of a
+    /// whole core.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub speeds: Vec<RelativeSpeed>,
     /// The samples of kernels.

@@ -1,9 +1,10 @@
-//! The Program: the instructions that each rank runs in one step, and the place of every buffer in its
-//! memory.
+//! The Program: the instructions that each rank runs in one step, and the place of every buffer in
+//! its memory.
 //!
 //! Ranks that run the same instructions on their own shards share one list: all ranks of a pipeline
-//! stage, or those of them with equal numbers of samples and equal transfers. The simulator gives every
-//! instruction a duration, the executor a thread and a kernel. Neither needs to know why it is there.
+//! stage, or those of them with equal numbers of samples and equal transfers. The simulator gives
+//! every instruction a duration, the executor a thread and a kernel. Neither needs to know why it
+//! is there.
 
 mod buffer;
 mod instruction;
@@ -25,11 +26,11 @@ pub struct Program {
     pub mesh: Mesh,
     /// The number format of tensors, and of products whose kernel does not state another.
     pub precision: DataType,
-    /// The plan's number format, whose peak rate utilisation refers to. It is narrower than `precision` if
-    /// products have eight-bit operands.
+    /// The plan's number format, whose peak rate utilisation refers to. It is narrower than
+    /// `precision` if products have eight-bit operands.
     pub format: DataType,
-    /// The instruction lists, in the order of their pipeline stages. A stage has several if its ranks differ
-    /// in samples or transfers.
+    /// The instruction lists, in the order of their pipeline stages. A stage has several if its
+    /// ranks differ in samples or transfers.
     pub lists: Vec<StageProgram>,
     /// The index in `lists` of each rank's list.
     pub list_of_rank: Vec<u32>,
@@ -41,8 +42,8 @@ pub struct Program {
     pub tokens: Option<usize>,
     /// The FLOPs of the step over all ranks that count for model FLOPs utilisation.
     pub model_flops: Flops,
-    /// The matrix-product FLOPs of the step over all ranks, counted as in `model_flops` (attention in full)
-    /// but with recomputation and duplicated work. Never less than `model_flops`.
+    /// The matrix-product FLOPs of the step over all ranks, counted as in `model_flops` (attention
+    /// in full) but with recomputation and duplicated work. Never less than `model_flops`.
     pub hardware_flops: Flops,
 }
 
@@ -64,9 +65,9 @@ impl Program {
 
     /// Changes the order of the ranks over the devices. Returns whether that was possible.
     ///
-    /// A rank's instructions follow from its coordinates in the mesh, not from its number. So plans that
-    /// differ only in rank order and stage places have the same lists. Returns `false` and changes nothing
-    /// if `mesh` has other stages, or if a stage has several lists.
+    /// A rank's instructions follow from its coordinates in the mesh, not from its number. So plans
+    /// that differ only in rank order and stage places have the same lists. Returns `false` and
+    /// changes nothing if `mesh` has other stages, or if a stage has several lists.
     pub fn lay_out(&mut self, mesh: Mesh) -> bool {
         let stages = mesh.stage_count();
         let has_same_stages = self.lists.len() == stages
@@ -117,13 +118,15 @@ pub struct StageProgram {
     pub instructions: Vec<Instruction>,
     /// The names of instructions, each once; [`Instruction::name`] is an index.
     pub names: Vec<String>,
-    /// The passes of the stage's schedule, in order. Instructions that belong to no pass come after them.
+    /// The passes of the stage's schedule, in order. Instructions that belong to no pass come after
+    /// them.
     pub passes: Vec<Pass>,
     /// The sums that the step leaves for the run to report.
     pub metrics: Vec<Metric>,
     /// The size of the one allocation that holds every buffer of the device's memory.
     pub arena: Bytes,
-    /// The size of the allocation that holds every buffer of the host's memory; zero without offloading.
+    /// The size of the allocation that holds every buffer of the host's memory; zero without
+    /// offloading.
     pub host_arena: Bytes,
 }
 
@@ -138,9 +141,9 @@ impl StageProgram {
         &self.instructions[id.0 as usize]
     }
 
-    /// Whether there are kernels, and nothing else but loads: no instruction waits for another rank or for
-    /// a copy. A GPU can then capture the step and launch it as a whole; otherwise kernels are launched one
-    /// by one.
+    /// Whether there are kernels, and nothing else but loads: no instruction waits for another rank
+    /// or for a copy. A GPU can then capture the step and launch it as a whole; otherwise kernels
+    /// are launched one by one.
     pub fn is_alone(&self) -> bool {
         let is_kernel = |instruction: &Instruction| matches!(*instruction.operation, Operation::Compute { .. });
         let is_load = |instruction: &Instruction| matches!(*instruction.operation, Operation::Load { .. });
@@ -167,8 +170,8 @@ pub struct Pass {
 pub struct Peer {
     /// The other stage.
     pub stage: usize,
-    /// The peer of each rank of the list, as (own, peer), ascending. `None` if the two stages have equal
-    /// meshes: then the peer has the rank's own coordinates in the other stage.
+    /// The peer of each rank of the list, as (own, peer), ascending. `None` if the two stages have
+    /// equal meshes: then the peer has the rank's own coordinates in the other stage.
     pub ranks: Option<Vec<(Rank, Rank)>>,
 }
 
@@ -190,8 +193,8 @@ pub struct Metric {
     pub kind: MetricKind,
     /// The buffer: one `Fp32`.
     pub buffer: BufferId,
-    /// The placements of the number. Ranks along a replicated axis hold the same part, and only the first
-    /// of them counts.
+    /// The placements of the number. Ranks along a replicated axis hold the same part, and only the
+    /// first of them counts.
     pub placements: Placements,
 }
 

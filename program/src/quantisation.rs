@@ -1,18 +1,19 @@
-//! Quantisation: giving matrix products eight-bit operands. A compiler pass after sharding and fusion.
+//! Quantisation: giving matrix products eight-bit operands. A compiler pass after sharding and
+//! fusion.
 //!
-//! It changes the linear layers of a model's repeated blocks, except for the routers of experts. They read copies
-//! of their operands, in E4M3 for activations and weights and in E5M2 for gradients (Micikevicius et al. 2022).
-//! New operators make the copies. Attention, norms, experts, convolutions, the embedding and the head stay as
-//! they are, as in NVIDIA's Transformer Engine.
+//! It changes the linear layers of a model's repeated blocks, except for the routers of experts.
+//! They read copies of their operands, in E4M3 for activations and weights and in E5M2 for
+//! gradients (Micikevicius et al. 2022). New operators make the copies. Attention, norms, experts,
+//! convolutions, the embedding and the head stay as they are, as in NVIDIA's Transformer Engine.
 //!
-//! Each rank scales its part of a tensor by a power of two, chosen from the largest element in that part (current
-//! scaling). Ranks need not agree on the factor: a power of two changes no mantissa, so all layouts round alike,
-//! except for numbers too small for the format.
+//! Each rank scales its part of a tensor by a power of two, chosen from the largest element in that
+//! part (current scaling). Ranks need not agree on the factor: a power of two changes no mantissa,
+//! so all layouts round alike, except for numbers too small for the format.
 //!
-//! Hopper's eight-bit tensor cores want the dimension that a product sums over to be contiguous in both operands.
-//! So a copy is written straight, transposed, or both in one pass. Copies of a weight are the same for all
-//! micro-batches and made once in a step ([`Role::OfParameter`]). A later pass removes copies that no
-//! instruction reads (`compile/unread.rs`).
+//! Hopper's eight-bit tensor cores want the dimension that a product sums over to be contiguous in
+//! both operands. So a copy is written straight, transposed, or both in one pass. Copies of a
+//! weight are the same for all micro-batches and made once in a step ([`Role::OfParameter`]). A
+//! later pass removes copies that no instruction reads (`compile/unread.rs`).
 
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
@@ -22,9 +23,10 @@ use foretell_models::{
     Tensor, TensorId, WeightLayout,
 };
 
-/// The divisor of a product's inputs and outputs: rows of operands then start at multiples of 16 bytes, as tensor
-/// cores want. The check is on the whole layer. If a rank's shard, or the rows that a weight's gradient sums over,
-/// are no multiple of it, the device widens the operands to sixteen bits.
+/// The divisor of a product's inputs and outputs: rows of operands then start at multiples of 16
+/// bytes, as tensor cores want. The check is on the whole layer. If a rank's shard, or the rows
+/// that a weight's gradient sums over, are no multiple of it, the device widens the operands to
+/// sixteen bits.
 const GRANULE: usize = 16;
 
 /// Gives the products of a graph's repeated blocks eight-bit operands.
@@ -149,8 +151,8 @@ impl Quantisation {
         let upstream = input_gradient.or(weight_gradient).map(|id| self.graph.operators[id.0].inputs[0].clone());
         let dy_copies = upstream.as_ref().map(|dy| (dy, self.copies(dy.tensor, x_rows)));
 
-        // An input that is gathered for the product is gathered again for the weight's gradient, since the shards
-        // that ranks keep meanwhile are smaller.
+        // An input that is gathered for the product is gathered again for the weight's gradient,
+        // since the shards that ranks keep meanwhile are smaller.
         let is_kept = self.sharding.settled(x.tensor) == self.sharding.wanted(forward, &x);
         let keeps_transposed = is_kept && weight_gradient.is_some();
         let wanted = WantedCopies { operand: &x, format: EightBits::E4M3, straight: true, transposed: keeps_transposed };
@@ -209,7 +211,8 @@ impl Quantisation {
         }
     }
 
-    /// Adds the tensors for the copies of a tensor whose first `rows` dimensions are the rows of the matrix.
+    /// Adds the tensors for the copies of a tensor whose first `rows` dimensions are the rows of
+    /// the matrix.
     fn copies(&mut self, tensor: TensorId, rows: usize) -> Copies {
         let Tensor { name, role, dimensions, .. } = self.graph.tensor(tensor).clone();
         let role = match role {
@@ -228,8 +231,8 @@ impl Quantisation {
         }
     }
 
-    /// The copies of an operand in the placements in which `reader` reads it. Adds the operator that makes them
-    /// before `position`, unless an equal one is there.
+    /// The copies of an operand in the placements in which `reader` reads it. Adds the operator
+    /// that makes them before `position`, unless an equal one is there.
     fn quantise(
         &mut self,
         position: OperatorId,
@@ -244,8 +247,8 @@ impl Quantisation {
         let Operator { name, block, pass, .. } = self.graph.operators[position.0].clone();
         let key = QuantisationKey { tensor, placements, block, pass, format, rows, straight, transposed };
         if let Some((_, made, before)) = self.known.iter_mut().find(|(known, ..)| *known == key) {
-            // Products are visited in the order of the forward pass, so their gradients from the last to the first:
-            // the first reader may come later in this loop.
+            // Products are visited in the order of the forward pass, so their gradients from the
+            // last to the first: the first reader may come later in this loop.
             if position < *before {
                 let factor = made.factor;
                 let makes_it =

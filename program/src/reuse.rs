@@ -1,9 +1,9 @@
-//! Reuse distances: how many bytes a step touches between two uses of the same memory. They decide whether
-//! the memory is still in a processor's caches.
+//! Reuse distances: how many bytes a step touches between two uses of the same memory. They decide
+//! whether the memory is still in a processor's caches.
 //!
-//! A calibration that times a kernel on memory with the reuse distances of the step finds it as close to the
-//! processor as the step does. This module knows no caches and no durations. It treats the host's arena as
-//! the continuation of the device's, since on a CPU they are one memory.
+//! A calibration that times a kernel on memory with the reuse distances of the step finds it as
+//! close to the processor as the step does. This module knows no caches and no durations. It treats
+//! the host's arena as the continuation of the device's, since on a CPU they are one memory.
 
 use crate::program::{Buffer, MemoryKind, StageProgram};
 use foretell_units::Bytes;
@@ -14,9 +14,9 @@ const MOST_PARTS: u64 = 4096;
 /// The smallest size of a part: a page.
 const LEAST_PART: u64 = 4096;
 
-/// The reuse distances of each instruction's reads, then writes: the bytes that the list touches between the
-/// last use of the operand and this one, as a mean over the operand's parts. At the start of a step, the last
-/// uses are those of the step before.
+/// The reuse distances of each instruction's reads, then writes: the bytes that the list touches
+/// between the last use of the operand and this one, as a mean over the operand's parts. At the
+/// start of a step, the last uses are those of the step before.
 pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
     let all = stage.arena + stage.host_arena;
     let part = (all.count() / MOST_PARTS).max(LEAST_PART);

@@ -1,14 +1,16 @@
-//! Strategies: the loop of each operator that every mesh axis shards, and the placements of tensors that
-//! follow from them.
+//! Strategies: the loop of each operator that every mesh axis shards, and the placements of tensors
+//! that follow from them.
 //!
-//! `data` and `shard` shard the batch of every operator, `expert` the experts or else the batch, `context` the
-//! sequence. For `tensor`, operators follow their inputs: an operator keeps the loop along which an input is
-//! sharded, if it can be sharded along it. A matrix product of whole inputs shards its columns, if the shards
-//! can stay until another product sums over them. On a transformer this gives Megatron-LM's layout (Shoeybi et
-//! al. 2019), on a perceptron alternating columns and rows. No model is named here.
+//! `data` and `shard` shard the batch of every operator, `expert` the experts or else the batch,
+//! `context` the sequence. For `tensor`, operators follow their inputs: an operator keeps the loop
+//! along which an input is sharded, if it can be sharded along it. A matrix product of whole inputs
+//! shards its columns, if the shards can stay until another product sums over them. On a
+//! transformer this gives Megatron-LM's layout (Shoeybi et al. 2019), on a perceptron alternating
+//! columns and rows. No model is named here.
 //!
-//! With sequence parallelism (Korthikanti et al. 2022), `tensor` shards the sequence of the remaining
-//! operators. A plan may request other loops for single operators; all others still follow their inputs.
+//! With sequence parallelism (Korthikanti et al. 2022), `tensor` shards the sequence of the
+//! remaining operators. A plan may request other loops for single operators; all others still
+//! follow their inputs.
 
 mod checks;
 mod chooser;
@@ -52,8 +54,9 @@ impl Strategy {
         extents
     }
 
-    /// The placements of an operand. Along axes that shard a loop which the operand does not have it is
-    /// `without_loop`: [`Placement::Replicate`] for an input, [`Placement::Partial`] for an output.
+    /// The placements of an operand. Along axes that shard a loop which the operand does not have
+    /// it is `without_loop`: [`Placement::Replicate`] for an input, [`Placement::Partial`] for an
+    /// output.
     pub(crate) fn placements(self, operand: &Operand, without_loop: Placement) -> Placements {
         let mut placements = Placements::default();
         for axis in Axis::WITHIN_STAGE {
@@ -70,11 +73,11 @@ impl Strategy {
 #[derive(Clone, Debug)]
 pub(crate) struct Sharding {
     strategies: Vec<Strategy>,
-    /// By operator: the placements of all its operands, in place of those of its strategy. For additions of
-    /// partial sums, and for quantisation.
+    /// By operator: the placements of all its operands, in place of those of its strategy. For
+    /// additions of partial sums, and for quantisation.
     fixed: Vec<Option<Placements>>,
-    /// By tensor: the placements after partial sums that are reduced at once. For parameters and inputs, the
-    /// placements in which they are kept.
+    /// By tensor: the placements after partial sums that are reduced at once. For parameters and
+    /// inputs, the placements in which they are kept.
     settled: Vec<Placements>,
     /// By tensor: the placements in which its producer leaves it.
     produced: Vec<Placements>,
@@ -99,7 +102,8 @@ impl Sharding {
         }
     }
 
-    /// The strategy of an operator. It does not apply to additions of partial sums and to quantisation.
+    /// The strategy of an operator. It does not apply to additions of partial sums and to
+    /// quantisation.
     pub(crate) fn strategy(&self, id: OperatorId) -> Strategy {
         self.strategies[id.0]
     }
@@ -143,7 +147,8 @@ impl Sharding {
         self
     }
 
-    /// This sharding for a graph with more operators, and with more tensors that have these placements.
+    /// This sharding for a graph with more operators, and with more tensors that have these
+    /// placements.
     pub(crate) fn with(mut self, sources: &[OperatorSource], tensors: &[Placements]) -> Self {
         self.strategies = sources.iter().map(|one| one.take(&self.strategies, |_| Strategy::default())).collect();
         self.rings = sources.iter().map(|one| one.take(&self.rings, |_| None)).collect();
@@ -158,8 +163,8 @@ impl Sharding {
         self.produced[tensor.0]
     }
 
-    /// The placements of a tensor after partial sums that are reduced at once. For parameters and inputs, the
-    /// placements in which they are kept.
+    /// The placements of a tensor after partial sums that are reduced at once. For parameters and
+    /// inputs, the placements in which they are kept.
     pub(crate) fn settled(&self, tensor: TensorId) -> Placements {
         self.settled[tensor.0]
     }
@@ -210,7 +215,8 @@ pub(crate) fn consumers(graph: &Graph) -> Vec<Vec<OperatorId>> {
     consumers
 }
 
-/// The operator that writes each tensor, indexed by tensor. For a sum that several operators add to, the last.
+/// The operator that writes each tensor, indexed by tensor. For a sum that several operators add
+/// to, the last.
 pub(crate) fn producers(graph: &Graph) -> Vec<Option<OperatorId>> {
     let mut producers = vec![None; graph.tensors.len()];
     for (index, operator) in graph.operators.iter().enumerate() {

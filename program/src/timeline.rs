@@ -1,5 +1,5 @@
-//! Timelines: when each instruction of a Program ran, predicted or measured. Both interpreters return this
-//! type, keyed by the same instructions, so that the two can be compared.
+//! Timelines: when each instruction of a Program ran, predicted or measured. Both interpreters
+//! return this type, keyed by the same instructions, so that the two can be compared.
 
 use crate::mesh::Rank;
 use crate::program::InstructionId;

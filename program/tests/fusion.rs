@@ -1,5 +1,6 @@
-//! Fusion into matrix products, and the cases without it: other readers of the intermediate result, other shards, a
-//! recomputation policy that keeps only the product's result, another software stack.
+//! Fusion into matrix products, and the cases without it: other readers of the intermediate result,
+//! other shards, a recomputation policy that keeps only the product's result, another software
+//! stack.
 
 use foretell_models::{Activation, Kernel, Model};
 use foretell_program::{Keep, Kept, Layout, Operation, Plan, Recompute, Stack, StageProgram, compile};
@@ -32,8 +33,9 @@ fn kernels(model: &Model, plan: &Plan) -> [Vec<Kernel>; 2] {
     [of(&compiled.training.lists[0]), of(&compiled.evaluation.lists[0])]
 }
 
-/// The numbers of: products with a GELU, those of them that also store its argument, separate GELUs, products with a
-/// GELU's gradient, separate GELU gradients, products with a bias gradient, separate bias gradients.
+/// The numbers of: products with a GELU, those of them that also store its argument, separate
+/// GELUs, products with a GELU's gradient, separate GELU gradients, products with a bias gradient,
+/// separate bias gradients.
 fn counts(kernels: &[Kernel]) -> [usize; 7] {
     let count = |is: fn(&Kernel) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
     [
@@ -59,7 +61,8 @@ fn gelus_and_gradients_of_gelus_and_biases_merge_into_products() {
 #[test]
 fn with_tensor_parallelism_biases_after_partial_sums_stay_separate() {
     let [training, _] = kernels(&gpt(), &plan(Layout { tensor: 2, ..Layout::default() }));
-    // The gradient of a bias after a reduced sum is whole on every rank, but that of the weight is sharded.
+    // The gradient of a bias after a reduced sum is whole on every rank, but that of the weight is
+    // sharded.
     assert_eq!(counts(&training), [2, 2, 0, 2, 0, 4, 5]);
     let layout = Layout { tensor: 2, sequence_parallel: true, ..Layout::default() };
     assert_eq!(counts(&kernels(&gpt(), &plan(layout))[0]), [2, 2, 0, 2, 0, 4, 5]);
@@ -94,7 +97,8 @@ fn other_stacks_have_no_optional_fusions() {
 
 #[test]
 fn the_bias_gradient_of_a_shared_weight_stays_separate() {
-    // BERT's decoder shares the embedding's weight. The second separate gradient is that of learned positions.
+    // BERT's decoder shares the embedding's weight. The second separate gradient is that of learned
+    // positions.
     let [training, _] = kernels(&bert(), &plan(Layout::default()));
     let [.., fused, separate] = counts(&training);
     assert!(fused > 0);

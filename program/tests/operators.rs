@@ -1,4 +1,5 @@
-//! Choices of a plan for single operators (`layout.operators`): the resulting layouts, and refusals.
+//! Choices of a plan for single operators (`layout.operators`): the resulting layouts, and
+//! refusals.
 
 use foretell_models::{DropoutRate, Kernel, Mlp, Model, Resnet, Stem, Vgg};
 use foretell_program::{Axis, Collective, Layout, Operation, OperatorShares, Plan, PlanError, Share, StageProgram, compile};
@@ -51,8 +52,8 @@ fn collectives(list: &StageProgram) -> Vec<(&str, Collective)> {
     collectives
 }
 
-/// Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks": convolutions have most of
-/// the work and few parameters, products have most of the parameters and little work.
+/// Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks": convolutions
+/// have most of the work and few parameters, products have most of the parameters and little work.
 #[test]
 fn convolutions_shard_samples_and_products_features_over_the_same_ranks() {
     let layout = Layout { tensor: 4, micro_batch: 8, ..Layout::default() };
@@ -69,8 +70,8 @@ fn convolutions_shard_samples_and_products_features_over_the_same_ranks() {
     let of = |wanted: &str| -> Vec<Collective> {
         collectives.iter().filter(|(name, _)| *name == wanted).map(|&(_, kind)| kind).collect()
     };
-    // The output of the last pooling is gathered once in the forward pass, and once more for the weight's gradient,
-    // since the gathered samples are not kept.
+    // The output of the last pooling is gathered once in the forward pass, and once more for the
+    // weight's gradient, since the gathered samples are not kept.
     assert_eq!(of("features.20"), [Collective::AllGather; 2], "{collectives:?}");
     assert_eq!(of("features.20.gradient"), [Collective::ReduceScatter], "each rank receives the gradient of its own samples");
     // Gradients of convolutions are summed over `tensor`, those of products are not.

@@ -73,7 +73,8 @@ fn schedules() -> impl Strategy<Value = (Schedule, usize)> {
     })
 }
 
-/// Random cuts of a model's blocks into `runs` runs. `None` if the seed is even, or if there are too few blocks.
+/// Random cuts of a model's blocks into `runs` runs. `None` if the seed is even, or if there are
+/// too few blocks.
 fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
     let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false, vocabulary_parts: 1 };
     let blocks = model.graph("model", &options).ok()?.blocks.len();
@@ -89,7 +90,8 @@ fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
     Some(cuts)
 }
 
-/// Choices for single operators: mostly none, else for all operators whose names match a short pattern.
+/// Choices for single operators: mostly none, else for all operators whose names match a short
+/// pattern.
 fn operators() -> impl Strategy<Value = OperatorShares> {
     let pattern =
         prop_oneof![2 => Just("*"), 1 => Just("*1*"), 1 => Just("*n*"), 1 => Just("*0*"), 1 => Just("*1"), 1 => Just("*t*")];
@@ -191,7 +193,8 @@ proptest! {
         for list in &compiled.training.lists {
             prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
-        // Training and evaluation share an arena, so persistent buffers have the same offsets in both.
+        // Training and evaluation share an arena, so persistent buffers have the same offsets in
+        // both.
         for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
             let kept = |stage: &StageProgram| -> Vec<_> {
                 stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()

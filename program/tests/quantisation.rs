@@ -60,7 +60,8 @@ fn products_of_repeated_blocks_have_eight_bit_operands() {
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmulWeightGradient { .. })), 4 * LAYERS);
     // The head is not quantised.
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Matmul { .. })), 1);
-    // The input, weight and output gradient of each product. Gradients have the format with the larger range.
+    // The input, weight and output gradient of each product. Gradients have the format with the
+    // larger range.
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Quantise { format: EightBits::E4M3, .. })), 8 * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Quantise { format: EightBits::E5M2, .. })), 4 * LAYERS);
     // Biases, GELUs and the gradients of GELUs stay merged.
@@ -74,8 +75,8 @@ fn products_of_repeated_blocks_have_eight_bit_operands() {
 #[test]
 fn products_with_the_same_input_share_its_copy() {
     let list = list(&llama(), &plan(Layout::default(), 1));
-    // Four inputs (of q, k and v; of the output projection; of gate and up; of down), seven weights, and the
-    // output gradients of seven products.
+    // Four inputs (of q, k and v; of the output projection; of gate and up; of down), seven
+    // weights, and the output gradients of seven products.
     assert_eq!(count(&list, |kernel| matches!(kernel, Kernel::Quantise { .. })), (4 + 7 + 7) * LAYERS);
 }
 
@@ -96,8 +97,8 @@ fn weights_are_quantised_once_a_step_or_for_each_gather() {
     }
     let whole = Layout { data: 2, zero: 2, ..Layout::default() };
     assert_eq!(quantised_weights(&list(&gpt(), &plan(whole, 3))).len(), weights);
-    // ZeRO 3 drops the copies after each pass. A pass still finds those of the layer at which the pass before it
-    // ended.
+    // ZeRO 3 drops the copies after each pass. A pass still finds those of the layer at which the
+    // pass before it ended.
     let dropped = Layout { data: 2, zero: 3, ..Layout::default() };
     let names = quantised_weights(&list(&gpt(), &plan(dropped, 3)));
     assert!(names.len() > weights && names.len() <= 3 * 2 * weights, "{}", names.len());
@@ -117,8 +118,8 @@ fn gathered_inputs_are_quantised_again_for_the_weight_gradient() {
         });
         (both, again.count())
     };
-    // Weights and inputs are written straight and transposed at once, except for the gathered inputs of two products
-    // in a layer under sequence parallelism.
+    // Weights and inputs are written straight and transposed at once, except for the gathered
+    // inputs of two products in a layer under sequence parallelism.
     assert_eq!(of_x(false), (8 * LAYERS, 0));
     assert_eq!(of_x(true), (6 * LAYERS, 2 * LAYERS));
 }

@@ -1,5 +1,5 @@
-//! Properties of every schedule: no deadlock, each pass once and in dependency order, activations within the stated
-//! bound, and bubbles of the sizes in the papers.
+//! Properties of every schedule: no deadlock, each pass once and in dependency order, activations
+//! within the stated bound, and bubbles of the sizes in the papers.
 
 use foretell_program::{Schedule, StagePass, Task};
 use proptest::prelude::*;
@@ -12,15 +12,16 @@ struct Run {
     held: Vec<usize>,
 }
 
-/// Runs the orders of all stages with the dependencies of the model. Each stage runs its next task as soon as its
-/// inputs are there. A pass takes one unit of time, a backward pass with both gradients two. Fails if a pass runs
-/// twice or not at all.
+/// Runs the orders of all stages with the dependencies of the model. Each stage runs its next task
+/// as soon as its inputs are there. A pass takes one unit of time, a backward pass with both
+/// gradients two. Fails if a pass runs twice or not at all.
 fn run(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Result<Run, TestCaseError> {
     let lists: Vec<Vec<Task>> = (0..stages).map(|stage| schedule.order(stages, micro_batches, chunks, stage)).collect();
     prop_assert_eq!(&lists, &schedule.orders(stages, micro_batches, chunks));
     let last = stages * chunks - 1;
     let places: Vec<(usize, usize)> = (0..=last).map(|position| schedule.place(stages, chunks, position)).collect();
-    // The end of each pass (0 forward, 1 input gradient, 2 weight gradient) by position and micro-batch.
+    // The end of each pass (0 forward, 1 input gradient, 2 weight gradient) by position and
+    // micro-batch.
     let mut done: BTreeMap<(u8, usize, usize), u64> = BTreeMap::new();
     let (mut next, mut free) = (vec![0; stages], vec![0u64; stages]);
     let (mut holds, mut most) = (vec![0usize; stages], vec![0usize; stages]);
@@ -131,7 +132,8 @@ proptest! {
         if micro_batches >= stages {
             prop_assert_eq!(h1, idle, "ZB-H1 has a third of 1F1B's bubble");
         }
-        // From here on the unit is the pass of a chunk. Schedules of one chunk take as many times as long.
+        // From here on the unit is the pass of a chunk. Schedules of one chunk take as many times
+        // as long.
         let v = bubble(ZeroBubbleV, stages, micro_batches, 2)?;
         prop_assert!(v <= 2 * one);
         if micro_batches >= 2 * stages {
@@ -159,7 +161,8 @@ fn zero_bubble_schedules_hold_as_much_as_1f1b() {
 
 #[test]
 fn an_interleaved_stage_has_megatrons_order() {
-    // The first of two stages, four micro-batches, two chunks: a small version of Narayanan et al. 2021, figure 4.
+    // The first of two stages, four micro-batches, two chunks: a small version of Narayanan et al.
+    // 2021, figure 4.
     let list = Schedule::Interleaved.order(2, 4, 2, 0);
     let text: Vec<String> = list
         .iter()

@@ -1,17 +1,17 @@
 //! Dependencies between streams: an instruction waits for the instructions whose data it touches.
 //!
-//! Within a stream, the order of the list is enough. Across streams, a read waits for earlier writes, and a
-//! write for earlier reads and writes. A view counts as its whole buffer, which adds
+//! Within a stream, the order of the list is enough. Across streams, a read waits for earlier
+//! writes, and a write for earlier reads and writes. A view counts as its whole buffer, which adds
 //! few dependencies: the uses of a bucket's views are mostly in one stream.
 //!
-//! Communication that the plan does not overlap with kernels waits for earlier kernels, and later kernels wait
-//! for it.
+//! Communication that the plan does not overlap with kernels waits for earlier kernels, and later
+//! kernels wait for it.
 
 use crate::plan::Overlap;
 use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, StreamId};
 
-/// Sets [`after`](crate::Instruction::after) of every instruction, from its reads and writes and from the
-/// plan's overlap. The last instruction of each other stream is enough.
+/// Sets [`after`](crate::Instruction::after) of every instruction, from its reads and writes and
+/// from the plan's overlap. The last instruction of each other stream is enough.
 pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
     // The last kernel, or later communication that does not overlap with kernels.
     let mut last_in_turn: Option<Use> = None;
@@ -53,8 +53,8 @@ impl Use {
     const NONE: Self = Self { id: NONE, stream: StreamId(0), others: NONE };
 }
 
-/// The last uses of each buffer from each stream. Most buffers are written by one stream and read by one
-/// stream, so further uses are stored separately.
+/// The last uses of each buffer from each stream. Most buffers are written by one stream and read
+/// by one stream, so further uses are stored separately.
 struct Uses {
     /// The last read and write of each buffer ([`READ`], [`WRITE`]).
     of_buffer: Vec<[Use; 2]>,
@@ -125,12 +125,12 @@ impl Latest {
     }
 }
 
-/// Drops dependencies that others imply: those of an earlier instruction of the same stream, or of an
-/// instruction that is waited for.
+/// Drops dependencies that others imply: those of an earlier instruction of the same stream, or of
+/// an instruction that is waited for.
 pub(super) fn prune(program: &mut StageProgram) {
     let streams = program.streams.len();
-    // By stream, at its latest instruction: for every stream, the end of the list's instructions of that stream
-    // that must have finished (a vector clock).
+    // By stream, at its latest instruction: for every stream, the end of the list's instructions of
+    // that stream that must have finished (a vector clock).
     let mut known = vec![0u32; streams * streams];
     // The vector clock of each instruction, one row after the other.
     let mut known_at: Vec<u32> = Vec::with_capacity(program.instructions.len() * streams);

@@ -1,14 +1,15 @@
-//! Emitting the instruction list of a stage: the operators of each task in the graph's order, with the
-//! communication and conversions that bring each operand where it is needed.
+//! Emitting the instruction list of a stage: the operators of each task in the graph's order, with
+//! the communication and conversions that bring each operand where it is needed.
 //!
-//! Buffers are numbered and instructions listed; nothing has a place in memory and nothing waits yet. A
-//! tensor may have several variants at a time, one for each placement in which an operator wanted it.
+//! Buffers are numbered and instructions listed; nothing has a place in memory and nothing waits
+//! yet. A tensor may have several variants at a time, one for each placement in which an operator
+//! wanted it.
 //!
 //! [`StageEmitter`] only decides what comes next, and brings operands where they are wanted
-//! ([`operands`]). It works on a list builder ([`list`]), the live tensors
-//! ([`live`]), the persistent buffers ([`persistent`]), and one policy each for gathered parameters
-//! ([`gather`]), gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches
-//! that repeat an earlier one are copied from it ([`repeats`]).
+//! ([`operands`]). It works on a list builder ([`list`]), the live tensors ([`live`]), the
+//! persistent buffers ([`persistent`]), and one policy each for gathered parameters ([`gather`]),
+//! gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches that
+//! repeat an earlier one are copied from it ([`repeats`]).
 
 mod activations;
 mod buckets;
@@ -86,8 +87,8 @@ impl<'a> StageEmitter<'a> {
         self.list.finish()
     }
 
-    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those of each
-    /// task.
+    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those
+    /// of each task.
     pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>], emission: Emission) {
         let mut tasks_left: FxHashMap<usize, usize> = FxHashMap::default();
         for task in tasks {
@@ -111,8 +112,8 @@ impl<'a> StageEmitter<'a> {
                 self.gradients.count_copied_task(self.stage, task);
             }
             self.list.end_pass(*task, first);
-            // Other chunks and postponed weight gradients may read a micro-batch's tensors until its last
-            // task.
+            // Other chunks and postponed weight gradients may read a micro-batch's tensors until
+            // its last task.
             if let Some(left) = tasks_left.get_mut(&task.micro_batch) {
                 *left -= 1;
                 if *left == 0 && !was_copied {
@@ -123,8 +124,8 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Emits a segment of a micro-batch, or copies it from an earlier micro-batch. Returns whether it was
-    /// copied.
+    /// Emits a segment of a micro-batch, or copies it from an earlier micro-batch. Returns whether
+    /// it was copied.
     fn emit_or_copy(
         &mut self,
         repeats: &mut Repeats,
@@ -179,8 +180,8 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Emits one operator: the conversions of its inputs, its kernel, then the sums and sends of its
-    /// outputs.
+    /// Emits one operator: the conversions of its inputs, its kernel, then the sums and sends of
+    /// its outputs.
     fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
         let stage = self.stage;
         let (lowering, operator) = (stage.lowering, stage.operator(id));
@@ -284,7 +285,8 @@ impl<'a> StageEmitter<'a> {
                     self.list.send(label, peer, buffer);
                 }
                 Some(fragments) => {
-                    // A rank with nothing to send takes part in the sum that the others of its group need.
+                    // A rank with nothing to send takes part in the sum that the others of its
+                    // group need.
                     let shard = self.fetch(tensor, micro_batch, crossing_placements(stage.lowering, tensor), phase);
                     for fragment in fragments {
                         transfers::send_fragment(&mut self.list, label, fragment, shard);

@@ -1,17 +1,17 @@
-//! Limits on the size of a Program, so that a mistaken or hostile size is an error, and never an overflow or a
-//! list that fills the memory. They are far beyond any known run.
+//! Limits on the size of a Program, so that a mistaken or hostile size is an error, and never an
+//! overflow or a list that fills the memory. They are far beyond any known run.
 
 use super::lowering::Lowering;
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 
-/// The most instructions of a step over all stages, estimated as operators times micro-batches. The compiler
-/// needs 0.8 kB for each of them (training and evaluation of a small GPT, measured), so at most about 6 GB.
-/// GPT-3's 96 layers with 1536 micro-batches have 5 million.
+/// The most instructions of a step over all stages, estimated as operators times micro-batches. The
+/// compiler needs 0.8 kB for each of them (training and evaluation of a small GPT, measured), so at
+/// most about 6 GB. GPT-3's 96 layers with 1536 micro-batches have 5 million.
 const MOST_INSTRUCTIONS: usize = 8_000_000;
 
-/// The most bytes (256 PiB) of all tensors of a step over all ranks. An arena holds each tensor at most a few
-/// times (in other placements, as optimizer state), so its offsets fit into 64 bits.
+/// The most bytes (256 PiB) of all tensors of a step over all ranks. An arena holds each tensor at
+/// most a few times (in other placements, as optimizer state), so its offsets fit into 64 bits.
 const MOST_BYTES: u128 = 1 << 58;
 
 /// The most stages. The compiler goes through the whole graph for each of them.

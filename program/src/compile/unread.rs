@@ -1,9 +1,9 @@
 //! Removing eight-bit copies that no instruction reads.
 //!
-//! A quantisation kernel writes a straight and a transposed copy of a matrix, and a pass may read only one of
-//! them. If a block is recomputed, its forward pass needs no transposed activations. If parameters are gathered
-//! for each pass (ZeRO 3), each pass makes copies of its own. Which copies are read is known once the list is
-//! complete.
+//! A quantisation kernel writes a straight and a transposed copy of a matrix, and a pass may read
+//! only one of them. If a block is recomputed, its forward pass needs no transposed activations. If
+//! parameters are gathered for each pass (ZeRO 3), each pass makes copies of its own. Which copies
+//! are read is known once the list is complete.
 
 use crate::program::{Operation, StageProgram};
 use foretell_models::Kernel;
@@ -20,8 +20,8 @@ pub(super) fn remove_unread_copies(program: &mut StageProgram) {
     for buffer in program.instructions.iter().flat_map(|instruction| &instruction.reads) {
         is_read[buffer.0 as usize] = true;
     }
-    // Instructions that share an operation share its replacement. The map also keeps the original alive, so
-    // that no other operation gets its address.
+    // Instructions that share an operation share its replacement. The map also keeps the original
+    // alive, so that no other operation gets its address.
     let mut replacements: FxHashMap<(*const Operation, bool, bool), [Arc<Operation>; 2]> = FxHashMap::default();
     for instruction in program.instructions.iter_mut().filter(|instruction| quantises(&instruction.operation)) {
         let (own, writes) = (&instruction.operation, &mut instruction.writes);

@@ -1,8 +1,8 @@
-//! Epilogues of matrix products, in the same pass over their results: adding a bias, applying an activation, the
-//! gradient of a GELU, the gradient of a bias.
+//! Epilogues of matrix products, in the same pass over their results: adding a bias, applying an
+//! activation, the gradient of a GELU, the gradient of a bias.
 //!
-//! A product whose result is a partial sum has no epilogue, since the sum must be reduced first. Nor has one
-//! whose ranks produce other shards of the result than the next operator wants.
+//! A product whose result is a partial sum has no epilogue, since the sum must be reduced first.
+//! Nor has one whose ranks produce other shards of the result than the next operator wants.
 
 use super::{Fusion, Fusions};
 use foretell_models::{Activation, Extent, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, TensorId};
@@ -20,8 +20,8 @@ impl Fusion<'_> {
         }
     }
 
-    /// Merges a bias, and a ReLU or a GELU after it. The argument of the GELU becomes a second output if another
-    /// operator reads it.
+    /// Merges a bias, and a ReLU or a GELU after it. The argument of the GELU becomes a second
+    /// output if another operator reads it.
     fn bias_and_activation(&mut self, id: OperatorId, fusions: Fusions) {
         let graph = self.graph;
         let OperatorKind::Matmul { weight, .. } = graph.operators[id.0].kind else { return };
@@ -59,7 +59,8 @@ impl Fusion<'_> {
         operator.outputs = std::iter::once(result).chain(argument).collect();
     }
 
-    /// The bias that an operator adds to a product's result, along the loops of the product's columns.
+    /// The bias that an operator adds to a product's result, along the loops of the product's
+    /// columns.
     fn bias_of(&self, id: OperatorId, bias_id: OperatorId, product: TensorId) -> Option<Operand> {
         let [operator, bias] = [id, bias_id].map(|id| &self.graph.operators[id.0]);
         let parameter = bias.inputs.get(1).filter(|_| bias.kind == OperatorKind::BiasAdd)?;
@@ -68,8 +69,8 @@ impl Fusion<'_> {
         fits.then_some(Operand { tensor: parameter.tensor, axes: columns })
     }
 
-    /// The activation to merge into a product: the only reader of its result. A GELU may also have readers in
-    /// other passes.
+    /// The activation to merge into a product: the only reader of its result. A GELU may also have
+    /// readers in other passes.
     fn activation_of(&self, id: OperatorId, result: TensorId, fusions: Fusions) -> Option<(OperatorId, OperatorKind)> {
         let kind = |id: OperatorId| self.graph.operators[id.0].kind;
         let readers = &self.consumers[result.0];
@@ -105,14 +106,16 @@ impl Fusion<'_> {
         }
     }
 
-    /// Merges a bias's gradient into the product that computes the weight's gradient from the same tensor. Both
-    /// must be written once in each micro-batch: a kernel accumulates into all of its outputs or into none.
+    /// Merges a bias's gradient into the product that computes the weight's gradient from the same
+    /// tensor. Both must be written once in each micro-batch: a kernel accumulates into all of its
+    /// outputs or into none.
     fn bias_gradient(&mut self, id: OperatorId) {
         let ([upstream], [gradient]) = (&self.graph.operators[id.0].inputs[..], &self.graph.operators[id.0].outputs[..]) else {
             return;
         };
         let is_of_weight = |&&reader: &&OperatorId| {
-            // A product has at most one bias gradient. (The two biases of a recurrent cell have the same gradient.)
+            // A product has at most one bias gradient. (The two biases of a recurrent cell have the
+            // same gradient.)
             let has_none = self.fused.operators[reader.0].outputs.len() == 1;
             let kind = self.graph.operators[reader.0].kind;
             has_none && matches!(kind, OperatorKind::MatmulWeightGradient(_)) && self.are_in_one_pass(id, reader)
@@ -135,7 +138,8 @@ impl Fusion<'_> {
     }
 }
 
-/// The loops of an operand's last `count` dimensions, if a product has that many loops over columns.
+/// The loops of an operand's last `count` dimensions, if a product has that many loops over
+/// columns.
 fn columns_of(product: &Operator, operand: &Operand, count: usize) -> Option<Vec<Option<LoopId>>> {
     let columns = product.loops.iter().filter(|one| one.role == Extent::Columns).count();
     let first = operand.axes.len().checked_sub(count)?;

@@ -1,5 +1,5 @@
-//! Packed attention: attention whose queries, keys and values are split from one projection reads the projection
-//! directly, if nothing is converted in between.
+//! Packed attention: attention whose queries, keys and values are split from one projection reads
+//! the projection directly, if nothing is converted in between.
 
 use super::Fusion;
 use crate::strategy::Sharding;
@@ -42,8 +42,8 @@ impl Packing {
             (None, None) => None,
             (gradient, join) => Some((gradient?, join?)),
         };
-        // Tensors in between must be read by the merged operators only, in the placements in which they are
-        // produced.
+        // Tensors in between must be read by the merged operators only, in the placements in which
+        // they are produced.
         let same_block = operator(split).block == operator(attention).block;
         let direct = |maker: OperatorId, output: usize, reader: OperatorId, input: usize| {
             let (Some(made), Some(read)) = (operator(maker).outputs.get(output), operator(reader).inputs.get(input)) else {
@@ -59,7 +59,8 @@ impl Packing {
         let backward_direct = backward.is_none_or(|(gradient, join)| {
             (0..3).all(|part| direct(gradient, part, join, part) && direct(split, part, gradient, 1 + part))
         });
-        // The kernel reads the projection by strides, so queries, keys and values must have equal heads.
+        // The kernel reads the projection by strides, so queries, keys and values must have equal
+        // heads.
         let ungrouped = operator(split).inputs[0].axes.len() == 5 && operator(attention).inputs[0].axes.len() == 4;
         // On a ring, keys and values travel without the queries.
         let is_ring = sharding.is_ring(attention);
@@ -72,7 +73,8 @@ impl Packing {
                 *packed = true;
             }
         };
-        // The packed tensor has the dimensions of q, with the three projections as an additional third one.
+        // The packed tensor has the dimensions of q, with the three projections as an additional
+        // third one.
         let packed = |like: &Operand, tensor| {
             let mut axes = like.axes.clone();
             axes.insert(2, None);

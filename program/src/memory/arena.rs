@@ -1,10 +1,11 @@
-//! The allocator of an arena, by best fit: the smallest hole that is large enough, the first of equally large
-//! ones, or the end of the arena.
+//! The allocator of an arena, by best fit: the smallest hole that is large enough, the first of
+//! equally large ones, or the end of the arena.
 //!
-//! The arena is a chain of adjacent blocks, each in use or free. Adjacent free blocks form a hole but stay
-//! separate blocks: each remembers its last users, and an allocation waits only for the users of the blocks
-//! that it covers. The first and last block of a hole refer to each other (boundary tags; Knuth, The Art of
-//! Computer Programming, volume 1, section 2.5), so that freeing a block needs no search.
+//! The arena is a chain of adjacent blocks, each in use or free. Adjacent free blocks form a hole
+//! but stay separate blocks: each remembers its last users, and an allocation waits only for the
+//! users of the blocks that it covers. The first and last block of a hole refer to each other
+//! (boundary tags; Knuth, The Art of Computer Programming, volume 1, section 2.5), so that freeing
+//! a block needs no search.
 
 use super::{Users, remember};
 
@@ -34,7 +35,8 @@ struct Block {
     before: BlockId,
     after: BlockId,
     is_free: bool,
-    /// The last block of the hole that this one starts, or the first block of the hole that it ends.
+    /// The last block of the hole that this one starts, or the first block of the hole that it
+    /// ends.
     other_end: BlockId,
     /// The last users, if the block is free.
     users: Users,
@@ -51,7 +53,8 @@ impl Arena {
         self.end
     }
 
-    /// Allocates a block, and adds the last users of its memory to `users`. Returns the block and its start.
+    /// Allocates a block, and adds the last users of its memory to `users`. Returns the block and
+    /// its start.
     pub(super) fn allocate(&mut self, length: u64, users: &mut Users) -> (BlockId, u64) {
         let fitting = self.holes.partition_point(|&(hole, ..)| hole < length);
         let first = if fitting < self.holes.len() {
@@ -83,7 +86,8 @@ impl Arena {
         self.cut(first, length, users)
     }
 
-    /// Allocates the start of the hole that starts with block `first`. The hole is no longer in `holes`.
+    /// Allocates the start of the hole that starts with block `first`. The hole is no longer in
+    /// `holes`.
     fn cut(&mut self, first: BlockId, length: u64, users: &mut Users) -> (BlockId, u64) {
         let start = self.block(first).start;
         let hole_end = self.block(first).other_end;
@@ -203,7 +207,8 @@ impl Arena {
         id
     }
 
-    /// Removes a block from the chain. The block before it covers its memory. It is never the first.
+    /// Removes a block from the chain. The block before it covers its memory. It is never the
+    /// first.
     fn remove_block(&mut self, id: BlockId) {
         let (before, after) = (self.block(id).before, self.block(id).after);
         self.block_mut(before).after = after;

@@ -66,7 +66,8 @@ impl Group {
     /// The members in some order, for any mesh.
     fn members_by_coordinates(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
         let mut members = vec![mesh.coordinates(rank)];
-        // The pipeline comes first (it sorts last): the sizes of the other axes depend on the stage.
+        // The pipeline comes first (it sorts last): the sizes of the other axes depend on the
+        // stage.
         for &axis in self.axes.iter().rev() {
             let positions = |member: &Coordinates| match axis {
                 Axis::Pipeline => self.stages.clone(),

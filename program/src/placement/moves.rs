@@ -1,5 +1,5 @@
-//! The steps of a conversion along one axis: a collective, and the rearrangements around it if it cuts or
-//! joins a dimension that is not the first in memory.
+//! The steps of a conversion along one axis: a collective, and the rearrangements around it if it
+//! cuts or joins a dimension that is not the first in memory.
 
 use super::{Conversion, Placement, conversion};
 use crate::collective::Collective;
@@ -23,8 +23,8 @@ pub struct Move {
     pub shape: Vec<usize>,
 }
 
-/// The steps that convert a rank's part of shape `shape` from placement `from` to `to` among `parts` ranks.
-/// `None` if there is no conversion.
+/// The steps that convert a rank's part of shape `shape` from placement `from` to `to` among
+/// `parts` ranks. `None` if there is no conversion.
 pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> Option<Vec<Move>> {
     let one = |action, shape| Move { action, shape };
     let collective = |kind, shape: &[usize]| one(Action::Collective(kind), shape.to_vec());
@@ -38,8 +38,9 @@ pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> O
         shape[dimension] *= parts;
         shape
     };
-    // The parts for the ranks are contiguous, before and after a collective, only if no dimension comes
-    // before the one that is cut. Otherwise they are deinterleaved before it or interleaved after it.
+    // The parts for the ranks are contiguous, before and after a collective, only if no dimension
+    // comes before the one that is cut. Otherwise they are deinterleaved before it or interleaved
+    // after it.
     let deinterleave = |part: &[usize], dimension: usize, whole: &[usize]| {
         let (outer, inner) = around(part, dimension);
         (outer > 1).then(|| one(Action::Rearrange(Kernel::Deinterleave { outer, parts, inner }), whole.to_vec()))

@@ -1,5 +1,5 @@
-//! The layout of a plan: the sizes of the mesh, for all stages or for each, and the choices of placement
-//! and order.
+//! The layout of a plan: the sizes of the mesh, for all stages or for each, and the choices of
+//! placement and order.
 
 use super::{Offload, OperatorShares, PlanError, Recompute};
 use crate::collective::CollectiveAlgorithm;
@@ -33,7 +33,8 @@ pub struct Layout {
     pub virtual_stages: usize,
     /// The order of micro-batches in the stages.
     pub schedule: Schedule,
-    /// The stage of ZeRO: 0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters.
+    /// The stage of ZeRO: 0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also
+    /// parameters.
     pub zero: usize,
     /// The number of ranks in a shard group; all of `data` if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,19 +49,20 @@ pub struct Layout {
     /// The number of blocks in each chunk, in the model's order; as even as possible if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuts: Option<Vec<usize>>,
-    /// The rank order: the axes, the one that varies fastest over consecutive devices first. Axes that are
-    /// left out follow in the usual order.
+    /// The rank order: the axes, the one that varies fastest over consecutive devices first. Axes
+    /// that are left out follow in the usual order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Vec<Axis>>,
-    /// The place of each stage along the devices; in order if `None`. Stages that hold or compute the most
-    /// can so lie on the devices that can hold or compute the most.
+    /// The place of each stage along the devices; in order if `None`. Stages that hold or compute
+    /// the most can so lie on the devices that can hold or compute the most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stage_places: Option<Vec<usize>>,
     /// The share of each rank of `data`, in multiples of `micro_batch`; 1 each if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<Vec<usize>>,
-    /// The mesh of each stage, in place of `data`, `tensor`, `context`, `expert` and `shares` for all stages.
-    /// `micro_batch` is then that of the first stage; the others shard the same samples over their ranks.
+    /// The mesh of each stage, in place of `data`, `tensor`, `context`, `expert` and `shares` for
+    /// all stages. `micro_batch` is then that of the first stage; the others shard the same samples
+    /// over their ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<StageLayout>>,
     /// The operators that `tensor` shards otherwise than by the rule.
@@ -97,8 +99,8 @@ impl Default for StageLayout {
 }
 
 impl StageLayout {
-    /// The sum of all ranks' shares: the number of equal parts that samples are counted in. `None` if it
-    /// overflows.
+    /// The sum of all ranks' shares: the number of equal parts that samples are counted in. `None`
+    /// if it overflows.
     fn parts(&self) -> Option<usize> {
         let along_data = match &self.shares {
             Some(shares) => shares.iter().try_fold(0usize, |sum, &share| sum.checked_add(share))?,
@@ -157,7 +159,8 @@ impl Layout {
         self.pipeline > 1 || self.schedule.splits_backward()
     }
 
-    /// The number of samples of one micro-batch over all ranks of a stage; `usize::MAX` if it overflows.
+    /// The number of samples of one micro-batch over all ranks of a stage; `usize::MAX` if it
+    /// overflows.
     pub fn samples_at_once(&self) -> usize {
         self.stage(0).parts().and_then(|parts| parts.checked_mul(self.micro_batch)).unwrap_or(usize::MAX)
     }
@@ -259,9 +262,9 @@ pub enum ContextMethod {
     /// Every rank gathers all keys and values, and their gradients are reduced and scattered.
     #[default]
     Gather,
-    /// Parts travel around the ranks while these compute (ring attention, Liu et al. 2023), so that no rank
-    /// ever holds more than three parts. Cross-attention over a sequence of another length and attention
-    /// with relative positions still gather.
+    /// Parts travel around the ranks while these compute (ring attention, Liu et al. 2023), so that
+    /// no rank ever holds more than three parts. Cross-attention over a sequence of another length
+    /// and attention with relative positions still gather.
     Ring,
 }
 

@@ -1,6 +1,7 @@
-//! The normal form of a layout. A layout can be written in several ways: shares that are all equal, the
-//! mesh of all stages repeated for each, a default stated in full. The normal form is the shortest of
-//! these. Layouts that mean the same thing are equal in normal form, and compile to the same Programs.
+//! The normal form of a layout. A layout can be written in several ways: shares that are all equal,
+//! the mesh of all stages repeated for each, a default stated in full. The normal form is the
+//! shortest of these. Layouts that mean the same thing are equal in normal form, and compile to the
+//! same Programs.
 
 use super::{Layout, Recompute, StageLayout};
 use crate::mesh::Axis;

@@ -2,20 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The tensors that are kept in the memory of the device's host, and copied to the device when needed.
+/// The tensors that are kept in the memory of the device's host, and copied to the device when
+/// needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
     /// None.
     #[default]
     None,
-    /// The optimizer's state of each parameter, its single-precision copy included. The rank's shard of a
-    /// bucket is copied in before the bucket's update and out after it, beside the updates of other buckets
-    /// (Calculon's `optimizer_offload`, Isaev et al. 2023). The device computes the update, unlike in
-    /// ZeRO-Offload (Ren et al. 2021).
+    /// The optimizer's state of each parameter, its single-precision copy included. The rank's
+    /// shard of a bucket is copied in before the bucket's update and out after it, beside the
+    /// updates of other buckets (Calculon's `optimizer_offload`, Isaev et al. 2023). The device
+    /// computes the update, unlike in ZeRO-Offload (Ren et al. 2021).
     Optimizer,
-    /// The activations that forward passes leave for backward passes. They are copied out after their last
-    /// use in the forward pass, and back one block before the gradients that read them.
+    /// The activations that forward passes leave for backward passes. They are copied out after
+    /// their last use in the forward pass, and back one block before the gradients that read them.
     Activations,
     /// The optimizer's state and activations.
     Both,

@@ -1,8 +1,8 @@
 //! Choices of a plan for single operators, by name: the loop that `tensor` shards.
 //!
-//! The rule of [`crate::strategy`] is made for stacks of matrix products. Other graphs may want something
-//! else, for example convolutions sharded over samples before products sharded over features (Krizhevsky
-//! 2014). Operators that a plan does not name follow their inputs.
+//! The rule of [`crate::strategy`] is made for stacks of matrix products. Other graphs may want
+//! something else, for example convolutions sharded over samples before products sharded over
+//! features (Krizhevsky 2014). Operators that a plan does not name follow their inputs.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -18,8 +18,8 @@ pub enum Share {
     Batch,
     /// The output channels or features.
     Outputs,
-    /// The input channels or features of a product, which it sums over. Every rank computes a partial sum of
-    /// the whole output.
+    /// The input channels or features of a product, which it sums over. Every rank computes a
+    /// partial sum of the whole output.
     Inputs,
 }
 
@@ -44,11 +44,12 @@ impl fmt::Display for Share {
     }
 }
 
-/// Patterns for names of operators or blocks, each with the part that `tensor` shards. A `*` matches any
-/// characters.
+/// Patterns for names of operators or blocks, each with the part that `tensor` shards. A `*`
+/// matches any characters.
 ///
-/// If several patterns match an operator's name or that of its block, the operator's full name wins, then the
-/// block's full name, then the longest pattern. Among equally long patterns the alphabetically first wins.
+/// If several patterns match an operator's name or that of its block, the operator's full name
+/// wins, then the block's full name, then the longest pattern. Among equally long patterns the
+/// alphabetically first wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OperatorShares(BTreeMap<String, Share>);

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 
 /// The communication that overlaps with kernels. Kernels wait for all other communication.
 ///
-/// Our executor overlaps everything. Frameworks differ: overlapped gradient reduction in DDP and Megatron,
-/// parameter prefetch in FSDP, asynchronous tensor parallelism.
+/// Our executor overlaps everything. Frameworks differ: overlapped gradient reduction in DDP and
+/// Megatron, parameter prefetch in FSDP, asynchronous tensor parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overlap {
-    /// Collectives of activations over `tensor`. Only the kernels that read the results wait for them.
+    /// Collectives of activations over `tensor`. Only the kernels that read the results wait for
+    /// them.
     pub tensor: bool,
     /// Gathers and shifts of keys and values over `context`.
     pub context: bool,
@@ -21,8 +22,9 @@ pub struct Overlap {
     pub gradients: bool,
     /// Gathers of parameters.
     pub parameters: bool,
-    /// Sends between stages. `false` only for other stacks, whose sends are buffered. Our sends wait for the
-    /// receiver: two stages whose kernels waited for their sends to each other would deadlock.
+    /// Sends between stages. `false` only for other stacks, whose sends are buffered. Our sends
+    /// wait for the receiver: two stages whose kernels waited for their sends to each other would
+    /// deadlock.
     pub pipeline: bool,
 }
 

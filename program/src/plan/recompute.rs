@@ -1,5 +1,5 @@
-//! Recomputation: the results of forward operators that the backward pass computes a second time instead
-//! of keeping them.
+//! Recomputation: the results of forward operators that the backward pass computes a second time
+//! instead of keeping them.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -11,24 +11,24 @@ pub enum Recompute {
     /// None: every activation that the backward pass reads is kept.
     #[default]
     None,
-    /// Those of attention operators: the output, and the logarithms of the softmax sums. The scores are
-    /// never stored in the first place, with or without recomputation. So this frees less than the selective
-    /// recomputation of Korthikanti et al. (2022), which is about stored scores.
+    /// Those of attention operators: the output, and the logarithms of the softmax sums. The scores
+    /// are never stored in the first place, with or without recomputation. So this frees less than
+    /// the selective recomputation of Korthikanti et al. (2022), which is about stored scores.
     Selective,
     /// Those of every repeated block, from the block's input.
     Full,
     /// Those of the first so many repeated blocks of each stage, from the block's input.
     FullLayers(usize),
-    /// As [`Recompute::FullLayers`], with a number of blocks for each stage: the first stages hold the most
-    /// micro-batches (AdaPipe, Sun et al. 2024).
+    /// As [`Recompute::FullLayers`], with a number of blocks for each stage: the first stages hold
+    /// the most micro-batches (AdaPipe, Sun et al. 2024).
     FullLayersOfStages(Vec<usize>),
     /// Those of every repeated block except for these kinds of operators, as in PyTorch's selective
     /// checkpoint policies and JAX's `remat` policies.
     AllBut(Kept),
 }
 
-/// The kinds of operators whose results are kept although their block is recomputed. A plan file lists
-/// them: `{all_but: [attention, odd_products]}`.
+/// The kinds of operators whose results are kept although their block is recomputed. A plan file
+/// lists them: `{all_but: [attention, odd_products]}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Vec<Keep>", into = "Vec<Keep>")]
 pub struct Kept {
@@ -36,10 +36,11 @@ pub struct Kept {
     pub attention: bool,
     /// Matrix products and convolutions.
     pub products: bool,
-    /// Matrix products before a block's attention: queries, keys and values (MaxText's `save_qkv_proj`).
+    /// Matrix products before a block's attention: queries, keys and values (MaxText's
+    /// `save_qkv_proj`).
     pub projections: bool,
-    /// The first of every two matrix products of a block, in the order in which the block computes them
-    /// (torchtitan).
+    /// The first of every two matrix products of a block, in the order in which the block computes
+    /// them (torchtitan).
     pub odd_products: bool,
     /// Operators whose results are summed over ranks, so that no sum is communicated twice.
     pub sums: bool,
@@ -88,9 +89,9 @@ impl From<Kept> for Vec<Keep> {
 }
 
 impl Recompute {
-    /// Full recomputation of the first blocks of each stage, given the number of blocks of each stage. The
-    /// result is in normal form: [`Recompute::None`] if all numbers are 0, and [`Recompute::FullLayers`] if
-    /// all are equal.
+    /// Full recomputation of the first blocks of each stage, given the number of blocks of each
+    /// stage. The result is in normal form: [`Recompute::None`] if all numbers are 0, and
+    /// [`Recompute::FullLayers`] if all are equal.
     pub fn full_layers(of_stages: Vec<usize>) -> Self {
         match of_stages.first() {
             Some(&layers) if of_stages.iter().any(|&other| other != layers) => Recompute::FullLayersOfStages(of_stages),

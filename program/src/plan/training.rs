@@ -3,8 +3,9 @@
 use super::PlanError;
 use serde::{Deserialize, Serialize};
 
-/// The parameters of the optimizer. Fields that a plan file leaves out take PyTorch's defaults, with three
-/// exceptions: the learning rate of SGD, a momentum of 0.9, and no weight decay in AdamW.
+/// The parameters of the optimizer. Fields that a plan file leaves out take PyTorch's defaults,
+/// with three exceptions: the learning rate of SGD, a momentum of 0.9, and no weight decay in
+/// AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
@@ -23,15 +24,17 @@ pub struct Training {
     pub beta2: f32,
     /// Adam: the term that keeps the division finite.
     pub epsilon: f32,
-    /// The largest norm of the whole gradient; a larger gradient is scaled down to it. No clipping if `None`.
+    /// The largest norm of the whole gradient; a larger gradient is scaled down to it. No clipping
+    /// if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
     /// Loss scaling in `fp16`.
     pub loss_scale: LossScale,
 }
 
-/// Dynamic loss scaling (Micikevicius et al. 2018), with the defaults of PyTorch's `GradScaler`. A step whose
-/// gradient overflows is skipped and halves the scale; a streak of other steps doubles it.
+/// Dynamic loss scaling (Micikevicius et al. 2018), with the defaults of PyTorch's `GradScaler`. A
+/// step whose gradient overflows is skipped and halves the scale; a streak of other steps doubles
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossScale {

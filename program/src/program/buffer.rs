@@ -40,7 +40,8 @@ impl MemoryKind {
 pub enum BufferRole {
     /// Parameters.
     Parameter,
-    /// Tensors made from parameters alone, once for all micro-batches: eight-bit copies and their factors.
+    /// Tensors made from parameters alone, once for all micro-batches: eight-bit copies and their
+    /// factors.
     ParameterCopy,
     /// Gradients of parameters.
     Gradient,
@@ -69,7 +70,8 @@ pub struct Buffer {
     pub shape: Arc<[usize]>,
     /// The number format of an element.
     pub data_type: DataType,
-    /// The buffer that this is a view of, if it is one: a parameter, for example, is a view of its bucket.
+    /// The buffer that this is a view of, if it is one: a parameter, for example, is a view of its
+    /// bucket.
     pub parent: Option<BufferId>,
     /// The memory it lies in.
     pub memory: MemoryKind,
@@ -92,7 +94,8 @@ pub enum Initial {
     Share(InitialShare),
     /// A bucket of several shards, or a rank's part of the bucket if ZeRO shards parameters.
     Bucket {
-        /// The shards, each with the element of the bucket at which it starts. Elements between them are zero.
+        /// The shards, each with the element of the bucket at which it starts. Elements between
+        /// them are zero.
         members: Vec<(usize, InitialShare)>,
         /// The axis that cuts the bucket into equal parts; `None` if the buffer holds all of it.
         axis: Option<Axis>,

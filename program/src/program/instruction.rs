@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 
-/// A list of mostly at most four ids. Up to four are stored inline: a Program has hundreds of thousands of
-/// such lists.
+/// A list of mostly at most four ids. Up to four are stored inline: a Program has hundreds of
+/// thousands of such lists.
 pub type Few<Id> = SmallVec<[Id; 4]>;
 
 /// An index into [`StageProgram::instructions`](super::StageProgram::instructions).
@@ -41,8 +41,8 @@ pub struct Instruction {
     pub operation: Arc<Operation>,
     /// The stream.
     pub stream: StreamId,
-    /// Instructions of other streams that must have finished first. Earlier instructions of the same stream
-    /// must have finished, too.
+    /// Instructions of other streams that must have finished first. Earlier instructions of the
+    /// same stream must have finished, too.
     pub after: Few<InstructionId>,
     /// The buffers that it reads, in the order of its kernel's operands.
     pub reads: Few<BufferId>,
@@ -93,12 +93,12 @@ pub enum Operation {
         kernel: Kernel,
         /// Whether the kernel adds to the sums that it writes. Otherwise it replaces them.
         accumulate: bool,
-        /// The group in which the rank's index selects its part of a whole, for kernels that depend on it
-        /// ([`Kernel::Slice`], a part of a vocabulary).
+        /// The group in which the rank's index selects its part of a whole, for kernels that depend
+        /// on it ([`Kernel::Slice`], a part of a vocabulary).
         group: Option<GroupId>,
     },
-    /// Runs a collective of a group, from the one read to the one write. They are the same buffer if it
-    /// works in place.
+    /// Runs a collective of a group, from the one read to the one write. They are the same buffer
+    /// if it works in place.
     Collective {
         /// The kind of collective.
         kind: Collective,
@@ -131,8 +131,8 @@ pub enum Operation {
     Load {
         /// The part of each sample to load.
         input: InputKind,
-        /// The first sample of the micro-batch, counted within the step's global batch. A rank's own samples
-        /// start [`StageMesh::samples_before`](crate::StageMesh::samples_before) later.
+        /// The first sample of the micro-batch, counted within the step's global batch. A rank's
+        /// own samples start [`StageMesh::samples_before`](crate::StageMesh::samples_before) later.
         first_sample: usize,
         /// The number of samples of the rank.
         samples: usize,

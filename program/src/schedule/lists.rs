@@ -18,8 +18,9 @@ pub(super) fn one_forward_one_backward(stages: usize, micro_batches: usize, stag
     alternate(micro_batches, stages - 1 - stage, forward, backward)
 }
 
-/// 1F1B over pairs of micro-batch and chunk. A group of as many micro-batches as stages goes through a chunk, then
-/// through the next (Narayanan et al. 2021, and Megatron-LM). The micro-batches are a multiple of the stages.
+/// 1F1B over pairs of micro-batch and chunk. A group of as many micro-batches as stages goes
+/// through a chunk, then through the next (Narayanan et al. 2021, and Megatron-LM). The
+/// micro-batches are a multiple of the stages.
 pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> Vec<Task> {
     let forward = |index| {
         let (micro_batch, turn) = interleaved_turn(stages, micro_batches, chunks, index);
@@ -32,14 +33,15 @@ pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize, st
     alternate(micro_batches * chunks, interleaved_warm_up(stages, chunks, stage), forward, backward)
 }
 
-/// The number of forward passes that a stage runs ahead by: those until the first micro-batch comes back from
-/// the last chunk.
+/// The number of forward passes that a stage runs ahead by: those until the first micro-batch comes
+/// back from the last chunk.
 pub(super) fn interleaved_warm_up(stages: usize, chunks: usize, stage: usize) -> usize {
     2 * (stages - 1 - stage) + (chunks - 1) * stages
 }
 
-/// The micro-batch of an interleaved stage's pass number `index`, and the number of its chunk in the order of the
-/// direction. If the last micro-batches are fewer than the stages, they form a smaller group.
+/// The micro-batch of an interleaved stage's pass number `index`, and the number of its chunk in
+/// the order of the direction. If the last micro-batches are fewer than the stages, they form a
+/// smaller group.
 pub(super) fn interleaved_turn(stages: usize, micro_batches: usize, chunks: usize, index: usize) -> (usize, usize) {
     let first = index / (stages * chunks) * stages;
     let group = stages.min(micro_batches - first);
@@ -47,7 +49,8 @@ pub(super) fn interleaved_turn(stages: usize, micro_batches: usize, chunks: usiz
     (first + within % group, within / group)
 }
 
-/// `warm_up` forward passes, then forward and backward passes in turn, then the remaining backward passes.
+/// `warm_up` forward passes, then forward and backward passes in turn, then the remaining backward
+/// passes.
 fn alternate(count: usize, warm_up: usize, forward: impl Fn(usize) -> Task, backward: impl Fn(usize) -> Task) -> Vec<Task> {
     let warm_up = warm_up.min(count);
     let mut tasks: Vec<Task> = (0..warm_up).map(&forward).collect();
@@ -59,8 +62,9 @@ fn alternate(count: usize, warm_up: usize, forward: impl Fn(usize) -> Task, back
     tasks
 }
 
-/// 1F1B in which a stage postpones its weight gradients by one micro-batch for every stage before it. It then
-/// holds as many micro-batches as 1F1B's first stage, and has work while 1F1B's pipeline drains.
+/// 1F1B in which a stage postpones its weight gradients by one micro-batch for every stage before
+/// it. It then holds as many micro-batches as 1F1B's first stage, and has work while 1F1B's
+/// pipeline drains.
 pub(super) fn zero_bubble_h1(stages: usize, micro_batches: usize, stage: usize) -> Vec<Task> {
     let mut tasks = Vec::with_capacity(3 * micro_batches);
     for one in one_forward_one_backward(stages, micro_batches, stage) {

@@ -1,5 +1,5 @@
-//! The start times of a schedule's passes. Each pass comes after the one before it in its stage, and after the
-//! pass of the neighbouring chunk that it needs.
+//! The start times of a schedule's passes. Each pass comes after the one before it in its stage,
+//! and after the pass of the neighbouring chunk that it needs.
 
 use super::{Schedule, StagePass, Task};
 
@@ -11,8 +11,8 @@ pub(super) const fn duration(pass: StagePass) -> u64 {
     }
 }
 
-/// The start of each task of each stage, with unit durations ([`duration`]) and without delays of messages.
-/// `None` if the orders deadlock.
+/// The start of each task of each stage, with unit durations ([`duration`]) and without delays of
+/// messages. `None` if the orders deadlock.
 pub(crate) fn starts(schedule: Schedule, stages: usize, chunks: usize, orders: &[Vec<Task>]) -> Option<Vec<Vec<u64>>> {
     let unit_times = |_: usize, task: &Task, free: u64, ready: u64| {
         let start = free.max(ready);
@@ -33,10 +33,11 @@ pub struct PassTimes {
     pub passed: u64,
 }
 
-/// The start of each task of each stage; `None` if the orders deadlock. Orders may have forward passes only.
+/// The start of each task of each stage; `None` if the orders deadlock. Orders may have forward
+/// passes only.
 ///
-/// `times(stage, task, free, ready)` returns the times of a task, given when the stage is free and when the
-/// results of other stages that the task needs are there.
+/// `times(stage, task, free, ready)` returns the times of a task, given when the stage is free and
+/// when the results of other stages that the task needs are there.
 pub fn pass_starts(
     schedule: Schedule,
     stages: usize,
@@ -46,8 +47,8 @@ pub fn pass_starts(
 ) -> Option<Vec<Vec<u64>>> {
     let positions = stages * chunks;
     let micro_batches = orders.iter().flatten().map(|task| task.micro_batch + 1).max().unwrap_or(0);
-    // When the neighbouring chunk can take over from the forward pass and from the input gradient, indexed by
-    // position in the model and micro-batch.
+    // When the neighbouring chunk can take over from the forward pass and from the input gradient,
+    // indexed by position in the model and micro-batch.
     let mut done = [vec![None; positions * micro_batches], vec![None; positions * micro_batches]];
     let mut starts: Vec<Vec<u64>> = orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
     let mut free = vec![0u64; stages];

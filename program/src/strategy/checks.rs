@@ -6,7 +6,8 @@ use crate::mesh::Axis;
 use crate::plan::PlanError;
 use foretell_models::{Extent, Operator, Pass};
 
-/// The error for a parameter whose gradient operators leave in different placements, so that their sum has none.
+/// The error for a parameter whose gradient operators leave in different placements, so that their
+/// sum has none.
 pub(super) fn contradicting_gradients(parameter: &str) -> PlanError {
     PlanError::Invalid {
         field: "layout",
@@ -16,7 +17,8 @@ pub(super) fn contradicting_gradients(parameter: &str) -> PlanError {
     }
 }
 
-/// Refuses an axis whose ranks would all do the same, since no operator has a shardable loop called `name`.
+/// Refuses an axis whose ranks would all do the same, since no operator has a shardable loop called
+/// `name`.
 pub(super) fn axis_is_used(
     rules: &Rules<'_>,
     sharding: &Sharding,

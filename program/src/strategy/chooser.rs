@@ -1,5 +1,5 @@
-//! Choosing the strategies of a graph, operator by operator in the graph's order. Gradient operators share the
-//! strategy of their forward operator.
+//! Choosing the strategies of a graph, operator by operator in the graph's order. Gradient
+//! operators share the strategy of their forward operator.
 
 use super::requests::Requests;
 use super::rules::{Rules, is_positional_along_one_axis};
@@ -43,8 +43,8 @@ struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    /// Chooses the strategy of an operator, and the placements of its outputs and of the parameters and inputs
-    /// that it is the first to read.
+    /// Chooses the strategy of an operator, and the placements of its outputs and of the parameters
+    /// and inputs that it is the first to read.
     fn operator(&mut self, id: OperatorId) -> Result<(), PlanError> {
         let graph = self.rules.graph;
         let operator = &graph.operators[id.0];
@@ -110,7 +110,8 @@ impl Chooser<'_> {
         self.sharding.settled[input.tensor.0] = placements;
     }
 
-    /// Refuses a second contribution to a parameter's gradient with other placements than the first.
+    /// Refuses a second contribution to a parameter's gradient with other placements than the
+    /// first.
     fn check_gradient(&mut self, output: &Operand, produced: Placements) -> Result<(), PlanError> {
         let Role::ParameterGradient(parameter) = self.rules.graph.tensor(output.tensor).role else { return Ok(()) };
         let is_first = !std::mem::replace(&mut self.has_gradient[output.tensor.0], true);

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 
 /// The requests for all operators of a graph.
 pub(super) struct Requests {
-    /// By operator: the requested loop along `tensor`, or `Some(None)` if `tensor` is to shard no loop.
+    /// By operator: the requested loop along `tensor`, or `Some(None)` if `tensor` is to shard no
+    /// loop.
     requested: Vec<Option<Option<LoopId>>>,
     /// Whether there is any request.
     pub(super) any: bool,
@@ -19,9 +20,10 @@ impl Requests {
     /// Finds the loops that a plan requests.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be sharded as requested. Of
-    /// the operators that a pattern matches, one that can is enough; the others follow their inputs. Evaluation
-    /// lacks some operators of training, so patterns without a match are refused only in training.
+    /// [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be sharded as
+    /// requested. Of the operators that a pattern matches, one that can is enough; the others
+    /// follow their inputs. Evaluation lacks some operators of training, so patterns without a
+    /// match are refused only in training.
     pub(super) fn resolve(rules: &Rules<'_>, operators: &OperatorShares) -> Result<Self, PlanError> {
         let graph = rules.graph;
         let mut requests = Self { requested: vec![None; graph.operators.len()], any: false };
@@ -61,15 +63,16 @@ impl Requests {
         }
     }
 
-    /// The requested loop of an operator, or `Some(None)` if `tensor` is to shard no loop. `None` without a
-    /// request.
+    /// The requested loop of an operator, or `Some(None)` if `tensor` is to shard no loop. `None`
+    /// without a request.
     pub(super) fn of(&self, id: OperatorId) -> Option<Option<LoopId>> {
         self.requested[id.0]
     }
 }
 
-/// The choices of `tensor` for each forward operator, with the whole strategy of each. A loop that has several
-/// names is listed once, by the first. Empty for gradients, and for operators whose loop the plan cannot choose.
+/// The choices of `tensor` for each forward operator, with the whole strategy of each. A loop that
+/// has several names is listed once, by the first. Empty for gradients, and for operators whose
+/// loop the plan cannot choose.
 ///
 /// # Errors
 /// [`PlanError`] if the other axes cannot shard an operator.
@@ -90,11 +93,11 @@ pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Resul
     graph.operators.iter().map(of_operator).collect()
 }
 
-/// The loop along `tensor` for a request, or `Some(None)` for no loop. `None` if the operator cannot be sharded
-/// so.
+/// The loop along `tensor` for a request, or `Some(None)` for no loop. `None` if the operator
+/// cannot be sharded so.
 fn requested_loop(rules: &Rules<'_>, operator: &Operator, share: Share) -> Result<Option<Option<LoopId>>, PlanError> {
-    // The outputs of logit statistics have a slot for each rank's part of the classes, and spreading experts is
-    // a choice of its own.
+    // The outputs of logit statistics have a slot for each rank's part of the classes, and
+    // spreading experts is a choice of its own.
     let is_decided =
         operator.kind == OperatorKind::LogitStatistics || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
     if is_decided {

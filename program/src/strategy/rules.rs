@@ -1,5 +1,5 @@
-//! The loops that each axis may shard: `data`, `shard` and `expert` shard the batch or the experts, `context`
-//! the sequence, and `tensor` any loop that divides evenly.
+//! The loops that each axis may shard: `data`, `shard` and `expert` shard the batch or the experts,
+//! `context` the sequence, and `tensor` any loop that divides evenly.
 
 use super::{Strategy, consumers, producers};
 use crate::mesh::{Axis, StageMesh};
@@ -48,7 +48,8 @@ impl<'a> Rules<'a> {
         Ok(strategy)
     }
 
-    /// Lets `expert` shard the experts, if there are any, and all other axes of the batch the samples.
+    /// Lets `expert` shard the experts, if there are any, and all other axes of the batch the
+    /// samples.
     fn shard_batch(&self, operator: &Operator, strategy: &mut Strategy) -> Result<(), PlanError> {
         let mut parts = 1;
         for axis in Axis::BATCH {
@@ -100,8 +101,9 @@ impl<'a> Rules<'a> {
         (operator.loops[found.0].shardable && self.divides_evenly(operator, found, parts)).then_some(found)
     }
 
-    /// Whether a loop, and every dimension that it walks, divides into this many equal parts. A loop may walk a
-    /// dimension with another extent: slots of tokens, for example, of which there are fewer than positions.
+    /// Whether a loop, and every dimension that it walks, divides into this many equal parts. A
+    /// loop may walk a dimension with another extent: slots of tokens, for example, of which there
+    /// are fewer than positions.
     fn divides_evenly(&self, operator: &Operator, chosen: LoopId, parts: usize) -> bool {
         let extents = |operand: &Operand| -> Vec<usize> {
             let dimensions = &self.graph.tensor(operand.tensor).dimensions;
@@ -116,7 +118,8 @@ impl<'a> Rules<'a> {
     pub(super) fn can_add_tensor(&self, operator: &Operator, chosen: LoopId, strategy: &Strategy) -> bool {
         let others = Axis::WITHIN_STAGE.iter().filter(|&&axis| axis != Axis::Tensor && strategy.get(axis) == Some(chosen));
         let parts: usize = others.map(|&axis| self.mesh.size(axis)).product();
-        // Most kernels that depend on the rank's part of a sequence take its index along one axis only.
+        // Most kernels that depend on the rank's part of a sequence take its index along one axis
+        // only.
         let is_positional_twice = strategy.get(Axis::Context) == Some(chosen) && is_positional_along_one_axis(operator);
         self.divides_evenly(operator, chosen, parts * self.mesh.size(Axis::Tensor)) && !is_positional_twice
     }
@@ -127,9 +130,10 @@ impl<'a> Rules<'a> {
         one.shardable && one.extent.is_multiple_of(self.mesh.size(Axis::Tensor))
     }
 
-    /// The loop over keys of attention whose keys and values travel around a ring. There must be as many keys as
-    /// queries, since a part is masked by its distance on the ring (cross-attention over a sequence of the same
-    /// length has no mask, and works too). Relative positions are not supported.
+    /// The loop over keys of attention whose keys and values travel around a ring. There must be as
+    /// many keys as queries, since a part is masked by its distance on the ring (cross-attention
+    /// over a sequence of the same length has no mask, and works too). Relative positions are not
+    /// supported.
     pub(super) fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
         let OperatorKind::Attention { relative: None, packed: false, .. } = operator.kind else { return None };
         let queries = strategy.get(Axis::Context)?;
@@ -139,8 +143,8 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Whether an operator's kernel depends on the rank's part of a sequence, and takes its index along one axis
-/// only.
+/// Whether an operator's kernel depends on the rank's part of a sequence, and takes its index along
+/// one axis only.
 pub(super) fn is_positional_along_one_axis(operator: &Operator) -> bool {
     operator.kind.positional().is_some() && !operator.kind.is_positional_along_several_axes()
 }

@@ -15,8 +15,8 @@ pub(super) struct Sums<'a> {
 }
 
 impl<'a> Sums<'a> {
-    /// The placements of an addition whose inputs are all the same kind of partial sum. Its output is then one
-    /// as well: one reduction instead of several.
+    /// The placements of an addition whose inputs are all the same kind of partial sum. Its output
+    /// is then one as well: one reduction instead of several.
     pub(super) fn common_partial_sum(&self, operator: &Operator) -> Option<Placements> {
         let mut inputs = operator.inputs.iter().map(|input| self.sharding.settled[input.tensor.0]);
         let first = inputs.next()?;
@@ -25,9 +25,9 @@ impl<'a> Sums<'a> {
 
     /// The placements of a tensor after the reductions that follow its producer.
     ///
-    /// Partial sums of activations are reduced at once: to the whole tensor, or to the shard that all readers are
-    /// known to want. They stay partial only if all readers are additions of equally placed sums. Sums over the
-    /// batch stay partial until the end of the step.
+    /// Partial sums of activations are reduced at once: to the whole tensor, or to the shard that
+    /// all readers are known to want. They stay partial only if all readers are additions of
+    /// equally placed sums. Sums over the batch stay partial until the end of the step.
     pub(super) fn settled(&self, tensor: TensorId, produced: Placements) -> Placements {
         let Rules { graph, consumers, producers, .. } = self.rules;
         if graph.tensor(tensor).role != Role::Activation {
@@ -58,7 +58,8 @@ impl<'a> Sums<'a> {
         })
     }
 
-    /// With sequence parallelism, the dimension of a tensor that `tensor` shards outside of products.
+    /// With sequence parallelism, the dimension of a tensor that `tensor` shards outside of
+    /// products.
     fn sequence_dimension(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
         if !self.rules.sequence_parallel || axis != Axis::Tensor {
             return None;
@@ -68,8 +69,8 @@ impl<'a> Sums<'a> {
         dimensions.iter().position(|one| one.name == SEQUENCE && one.extent.is_multiple_of(parts))
     }
 
-    /// The dimension of a tensor that all forward readers want sharded over `tensor`, if the plan has requests for
-    /// all of them.
+    /// The dimension of a tensor that all forward readers want sharded over `tensor`, if the plan
+    /// has requests for all of them.
     fn requested_by_readers(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
         let readers = self.rules.consumers[tensor.0].iter().map(|&id| (id, &self.rules.graph.operators[id.0]));
         let mut wanted = readers.filter(|(_, operator)| operator.pass == Pass::Forward).map(|(id, operator)| {
@@ -81,8 +82,8 @@ impl<'a> Sums<'a> {
         wanted.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// The loop along `tensor` for a sum of gradients, if the plan has requests: that which the readers of the
-    /// sum want.
+    /// The loop along `tensor` for a sum of gradients, if the plan has requests: that which the
+    /// readers of the sum want.
     pub(super) fn loop_of_gradient_sum(&self, operator: &Operator) -> Option<LoopId> {
         let is_sum = operator.pass != Pass::Forward && operator.forward.is_none() && self.requests.any;
         let sum = operator.outputs.first().filter(|_| is_sum)?;
@@ -90,8 +91,8 @@ impl<'a> Sums<'a> {
         sum.axes.get(dimension).copied().flatten()
     }
 
-    /// The dimension of a gradient that all readers want sharded over an axis, if they agree. With requests, a
-    /// reader that adds gradients wants what the readers of the sum want.
+    /// The dimension of a gradient that all readers want sharded over an axis, if they agree. With
+    /// requests, a reader that adds gradients wants what the readers of the sum want.
     fn wanted_by_all(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
         let mut agreed = None;
         for &id in &self.rules.consumers[tensor.0] {
@@ -115,10 +116,12 @@ impl<'a> Sums<'a> {
         agreed
     }
 
-    /// The placements in which a tensor's producer leaves it, or will leave it. A gradient operator has the
-    /// strategy of its forward operator. A sum of gradients is a partial sum if all its terms are.
+    /// The placements in which a tensor's producer leaves it, or will leave it. A gradient operator
+    /// has the strategy of its forward operator. A sum of gradients is a partial sum if all its
+    /// terms are.
     ///
-    /// Sums of sums nest as deep as a model has layers, so this uses a stack of its own instead of recursion.
+    /// Sums of sums nest as deep as a model has layers, so this uses a stack of its own instead of
+    /// recursion.
     fn expected(&self, tensor: TensorId) -> Placements {
         let mut open = Vec::new();
         let mut known = self.expected_or_open(tensor, &mut open);
@@ -145,7 +148,8 @@ impl<'a> Sums<'a> {
         known.unwrap_or_default()
     }
 
-    /// The expected placements of a tensor, or `None` after pushing it to `open` if it is a sum of gradients.
+    /// The expected placements of a tensor, or `None` after pushing it to `open` if it is a sum of
+    /// gradients.
     fn expected_or_open(&self, tensor: TensorId, open: &mut Vec<OpenSum<'a>>) -> Option<Placements> {
         let producer = self.rules.producers[tensor.0].map(|id| &self.rules.graph.operators[id.0]);
         let forward = producer.and_then(|producer| producer.forward);

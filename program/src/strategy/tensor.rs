@@ -1,5 +1,5 @@
-//! The rule for `tensor`: operators follow their inputs, and a product of whole inputs shards its columns if
-//! the shards can be used as they are.
+//! The rule for `tensor`: operators follow their inputs, and a product of whole inputs shards its
+//! columns if the shards can be used as they are.
 
 use super::rules::Rules;
 use super::{Sharding, is_product};
@@ -53,7 +53,8 @@ impl TensorRule<'_> {
             let is_activation = rules.graph.tensor(input.tensor).role == Role::Activation;
             let Placement::Shard(dimension) = self.sharding.settled(input.tensor).get(Axis::Tensor) else { return None };
             let walked = input.axes[dimension].filter(|_| is_activation)?;
-            // A product gathers a sharded sequence and shards its columns, if it can. Attention gathers it, too.
+            // A product gathers a sharded sequence and shards its columns, if it can. Attention
+            // gathers it, too.
             let gathers_sequence = operator.loops[walked.0].name == SEQUENCE
                 && (operator.kind.is_attention() || is_product(operator) && shardable_of_role(Extent::Columns).is_some());
             (rules.can_shard(operator, walked) && !gathers_sequence).then_some(walked)
@@ -62,7 +63,8 @@ impl TensorRule<'_> {
             return followed;
         }
         if operator.kind == OperatorKind::Embedding {
-            // Each rank looks up the tokens in its rows, and leaves zeros for the others to the sum.
+            // Each rank looks up the tokens in its rows, and leaves zeros for the others to the
+            // sum.
             return shardable_of_role(Extent::Vocabulary);
         }
         if is_product(operator) { self.columns(operator) } else { None }
@@ -73,7 +75,8 @@ impl TensorRule<'_> {
         let (weight, output) = (&operator.inputs[1], &operator.outputs[0]);
         let dimension_of = |axes: &[Option<LoopId>], column| axes.iter().position(|&walked| walked == Some(column));
         (0..operator.loops.len()).map(LoopId).find(|&column| {
-            // A weight that another operator also uses, such as that of a tied head, keeps its placement.
+            // A weight that another operator also uses, such as that of a tied head, keeps its
+            // placement.
             let placed = self.sharding.settled(weight.tensor).get(Axis::Tensor);
             let keeps_placement = dimension_of(&weight.axes, column).map(Placement::Shard) == Some(placed);
             operator.loops[column.0].role == Extent::Columns

@@ -16,8 +16,8 @@ fn ring_attention_shifts_parts_and_holds_less_than_gathering() {
         let [gather, ring] = [ContextMethod::Gather, ContextMethod::Ring].map(|method| compiled(method, precision));
         let [gathers, rings] = [&gather, &ring].map(|program| &program.lists[0]);
         assert_eq!(count(gathers, "shift"), 0);
-        // In each layer, k and v shift three times in the forward pass, in its recomputation and in the backward
-        // pass. Their gradients shift four times.
+        // In each layer, k and v shift three times in the forward pass, in its recomputation and in
+        // the backward pass. Their gradients shift four times.
         assert_eq!(count(rings, "shift"), 2 * (3 * 2 * 3 + 2 * 4), "{ring}");
         assert_eq!(count(rings, "attention"), 2 * 2 * 4);
         assert_eq!(count(rings, "attention_gradient"), 2 * 4);

@@ -31,7 +31,8 @@ fn dropout_knows_its_samples_and_its_part_of_the_sequence() {
     let plan = Plan::new(layout, 12);
     let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("a plan that fits");
     let found = dropouts(&compiled.training);
-    // Three dropouts (embedding, attention, perceptron), forward and backward, in two micro-batches.
+    // Three dropouts (embedding, attention, perceptron), forward and backward, in two
+    // micro-batches.
     assert_eq!(found.len(), 3 * 2 * 2);
     assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
     assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");

@@ -33,13 +33,14 @@ fn tensor_shards_each_expert_or_spreads_experts_over_its_ranks() {
             .collect();
         (product.expect("experts"), tokens.expect("a dispatch"), all_to_alls)
     };
-    // The slots of two samples: capacity factor 1.5 x 16 tokens x 2 choices, divided over 8 experts.
+    // The slots of two samples: capacity factor 1.5 x 16 tokens x 2 choices, divided over 8
+    // experts.
     let ([experts, rows, columns], tokens, all_to_alls) = compiled(Layout { micro_batch: 2, ..Layout::default() });
     assert_eq!((experts, columns, tokens, all_to_alls), (8, 32, 32, vec![]));
     let sharded = compiled(Layout { micro_batch: 2, tensor: 2, ..Layout::default() });
     assert_eq!(sharded, ([8, rows, 16], 32, vec![]));
-    // Megatron's expert-parallel size 2 and expert-tensor-parallel size 1. Tokens travel to the experts and back, and so
-    // do their gradients.
+    // Megatron's expert-parallel size 2 and expert-tensor-parallel size 1. Tokens travel to the
+    // experts and back, and so do their gradients.
     let spread =
         compiled(Layout { micro_batch: 2, tensor: 2, expert_tensor: Some(1), sequence_parallel: true, ..Layout::default() });
     assert_eq!(spread, ([4, rows, 32], 16, vec![vec![Axis::Tensor]; 4]));

@@ -1,4 +1,5 @@
-//! Expected Programs of particular layouts: Megatron's collectives, ZeRO's shards, recomputation, refusals.
+//! Expected Programs of particular layouts: Megatron's collectives, ZeRO's shards, recomputation,
+//! refusals.
 
 mod context;
 mod dropout;
@@ -34,8 +35,8 @@ fn two_linear_layers_on_a_two_by_two_mesh_have_three_all_reduces() {
     let layout = Layout { data: 2, tensor: 2, micro_batch: 2, ..Layout::default() };
     let program = program(&model, layout, 4);
     let stage = &program.lists[0];
-    // The output of the second layer is partial over `tensor`: one all-reduce. Gradients are partial over `data`: one
-    // bucket of sharded parameters, one of whole ones.
+    // The output of the second layer is partial over `tensor`: one all-reduce. Gradients are
+    // partial over `data`: one bucket of sharded parameters, one of whole ones.
     assert_eq!(count(stage, "all_reduce"), 3, "{program}");
     let weight = |name: &str| stage.buffers.iter().find(|one| *one.name == *name).expect("a weight").shape.to_vec();
     assert_eq!(weight("0.weight"), [8, 8], "columns are sharded");
@@ -49,7 +50,8 @@ fn one_tensor_crosses_between_stages_each_way_in_a_micro_batch() {
         ["gpt2", "resnet18", "llama3-8b", "bert-base-uncased", "vgg11"].map(|name| Model::named(name).expect("in the zoo"))
     {
         let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
-        // The gradients of a tensor's several readers are summed on the readers' stage before they are sent.
+        // The gradients of a tensor's several readers are summed on the readers' stage before they
+        // are sent.
         assert_eq!([0, 1].map(|stage| count(&program.lists[stage], "send")), [2, 2], "{model:?}");
     }
 }

@@ -31,8 +31,8 @@ fn each_stage_recomputes_its_own_number_of_blocks() {
     assert_eq!(format!("{:?}", of_none.lists), format!("{:?}", of(Recompute::None).lists));
 }
 
-/// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama block, and the
-/// results of attention and reduce-scatters.
+/// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama
+/// block, and the results of attention and reduce-scatters.
 #[test]
 fn results_that_a_policy_keeps_are_not_recomputed() {
     let model = Model::Llama(Llama {

@@ -18,8 +18,8 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
 #[test]
 fn each_stage_of_zero_shards_its_state() {
     let model = Model::Mlp(Mlp { widths: vec![64, 64, 64, 16] });
-    // Gathers come right after the update. If they overlap with the next step, parameters are shards in every stage of
-    // ZeRO.
+    // Gathers come right after the update. If they overlap with the next step, parameters are
+    // shards in every stage of ZeRO.
     let overlap = Overlap { parameters: false, ..Overlap::default() };
     let program = |zero| {
         let plan = Plan { overlap, ..Plan::new(Layout { data: 4, zero, ..Layout::default() }, 8) };
@@ -82,7 +82,8 @@ fn offloaded_optimizer_state_is_staged_bucket_by_bucket() {
             [state / 8; 3],
             "the device has staging buffers for three buckets"
         );
-        // The fourth bucket comes in while the second goes out: it waits only until its staging buffer is copied out.
+        // The fourth bucket comes in while the second goes out: it waits only until its staging
+        // buffer is copied out.
         let copies = |memory| {
             list.instructions.iter().filter(move |one| matches!(*one.operation, Operation::Copy { to, .. } if to == memory))
         };
@@ -126,7 +127,8 @@ fn parameters_of_the_next_block_are_gathered_ahead() {
     let gathers: Vec<usize> =
         (0..stage.instructions.len()).filter(|&index| stage.instructions[index].operation.kind() == "all_gather").collect();
     let attention = first(&|one| one.operation.kind().starts_with("attention"));
-    // Before the first attention, the parameters of the embedding and of the first two layers are gathered.
+    // Before the first attention, the parameters of the embedding and of the first two layers are
+    // gathered.
     assert!(gathers.iter().filter(|&&index| index < attention).count() >= 3, "{program}");
     // They are dropped again: the arena never holds all of them.
     let all: u64 = gathers.iter().map(|&index| stage.buffer(stage.instructions[index].writes[0]).bytes.count()).sum();
@@ -157,8 +159,8 @@ fn gathered_parameters_are_freed_by_the_last_kernel_that_reads_them() {
         most.max(alive)
     });
     let temporary = stage.arena.count() as i64 - persistent;
-    // Gradients have a grace after their last use, here of two blocks. With a grace for parameters, too, the ratio would
-    // be three.
+    // Gradients have a grace after their last use, here of two blocks. With a grace for parameters,
+    // too, the ratio would be three.
     assert!((temporary as f64) < 2.3 * most as f64, "{temporary} for {most}");
 }
 

@@ -1,4 +1,5 @@
-//! Tensor parallelism: Megatron's collectives, packed attention, grouped queries, sequence parallelism.
+//! Tensor parallelism: Megatron's collectives, packed attention, grouped queries, sequence
+//! parallelism.
 
 use super::*;
 
@@ -6,8 +7,8 @@ use super::*;
 fn a_transformer_layer_has_megatrons_four_all_reduces() {
     let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
-    // The sharded vocabulary adds two all-reduces (of the embedding and of the head's input gradient) and an
-    // all-gather (of the statistics of the loss).
+    // The sharded vocabulary adds two all-reduces (of the embedding and of the head's input
+    // gradient) and an all-gather (of the statistics of the loss).
     assert_eq!(count(&program.lists[0], "all_reduce"), 3 * 4 + 2, "{program}");
     assert_eq!(count(&program.lists[0], "all_gather"), 1);
 }
@@ -41,8 +42,8 @@ fn grouped_keys_are_sharded_with_their_queries() {
     for (kv_heads, shape) in [(8, vec![4, 4, 32]), (2, vec![1, 4, 4, 32])] {
         let program = program(&llama(kv_heads), Layout { tensor: 2, ..Layout::default() }, 1);
         let stage = &program.lists[0];
-        // Megatron's four in each layer, and two of the sharded vocabulary: those of the embedding and of the head's
-        // input gradient.
+        // Megatron's four in each layer, and two of the sharded vocabulary: those of the embedding
+        // and of the head's input gradient.
         assert_eq!(count(stage, "all_reduce"), 2 * 4 + 2, "{program}");
         let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
         assert_eq!(*query.shape, *shape);
@@ -54,8 +55,9 @@ fn sequence_parallelism_splits_megatrons_all_reduces_in_two() {
     let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.lists[0];
-    // Korthikanti et al. 2022: each of a layer's four all-reduces, and those of the vocabulary, becomes a
-    // reduce-scatter and an all-gather. Inputs of products are gathered again for the weights' gradients.
+    // Korthikanti et al. 2022: each of a layer's four all-reduces, and those of the vocabulary,
+    // becomes a reduce-scatter and an all-gather. Inputs of products are gathered again for the
+    // weights' gradients.
     assert_eq!(count(stage, "reduce_scatter"), 3 * 4 + 2, "{program}");
     assert!(count(stage, "all_gather") >= 3 * 4 + 2, "{program}");
     let activations = |stage: &StageProgram| {
@@ -74,7 +76,8 @@ fn activations_never_wait_behind_the_sum_of_norm_gradients() {
         let layout = Layout { data: 2, tensor: 2, sequence_parallel: true, zero, ..Layout::default() };
         let program = program(&model, layout, 4);
         let stage = &program.lists[0];
-        // Collectives of one stream run in order, and the sum waits for a reduce-scatter over `data`.
+        // Collectives of one stream run in order, and the sum waits for a reduce-scatter over
+        // `data`.
         let roles = |along: &[Axis]| {
             let is_it = |group: &foretell_program::Group| group.axes == along;
             let of_group = stage.instructions.iter().filter_map(move |one| match *one.operation {

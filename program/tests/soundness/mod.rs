@@ -1,5 +1,5 @@
-//! Soundness of a Program: no race, no deadlock without message buffers, matching sends and receives, and no two
-//! live buffers in the same memory.
+//! Soundness of a Program: no race, no deadlock without message buffers, matching sends and
+//! receives, and no two live buffers in the same memory.
 #![allow(clippy::unwrap_used)]
 
 use foretell_program::{BufferId, MemoryKind, Operation, Program, Rank, StageProgram, Stream};
@@ -14,8 +14,8 @@ pub fn assert_sound(program: &Program) {
     }
 }
 
-/// The vector clock of each instruction: for every stream, the end of its instructions that have finished before
-/// the instruction starts.
+/// The vector clock of each instruction: for every stream, the end of its instructions that have
+/// finished before the instruction starts.
 fn clocks(stage: &StageProgram) -> Vec<Vec<u32>> {
     let mut known = vec![vec![0u32; stage.streams.len()]; stage.streams.len()];
     let mut clocks = Vec::new();
@@ -71,8 +71,8 @@ fn assert_no_race(stage: &StageProgram) {
     }
 }
 
-/// Asserts that every buffer that is read was written before, and that no other buffer overwrote it in between.
-/// Runs the list over a memory of buffer ids.
+/// Asserts that every buffer that is read was written before, and that no other buffer overwrote it
+/// in between. Runs the list over a memory of buffer ids.
 fn assert_reads_what_was_written(stage: &StageProgram) {
     let mut memory: Vec<(u64, u64, BufferId)> = stage
         .buffers
@@ -103,8 +103,8 @@ fn assert_reads_what_was_written(stage: &StageProgram) {
     }
 }
 
-/// Asserts that kernels and communication touch only the device's memory, and that every copy moves a whole buffer
-/// to the other memory, on the stream of its direction.
+/// Asserts that kernels and communication touch only the device's memory, and that every copy moves
+/// a whole buffer to the other memory, on the stream of its direction.
 fn assert_copies_go_over(stage: &StageProgram) {
     for instruction in &stage.instructions {
         let touched = instruction.reads.iter().chain(&instruction.writes).map(|&id| stage.buffer(id));
@@ -130,7 +130,8 @@ fn peer_of(program: &Program, rank: Rank, operation: &Operation) -> Option<(Rank
     Some((program.list_of(rank).peers[peer.0 as usize].of(&program.mesh, rank), sends))
 }
 
-/// Asserts that the n-th send from a rank to another matches the n-th receive there, in shape and name.
+/// Asserts that the n-th send from a rank to another matches the n-th receive there, in shape and
+/// name.
 fn assert_sends_meet_receives(program: &Program) {
     let messages = |rank: Rank, other: Rank, sending: bool| -> Vec<_> {
         let list = program.list_of(rank);
@@ -145,8 +146,9 @@ fn assert_sends_meet_receives(program: &Program) {
     }
 }
 
-/// Asserts that the lists of all ranks run to their ends without message buffers. Streams run independently. A
-/// message passes when both ranks have reached it, a collective when all members have.
+/// Asserts that the lists of all ranks run to their ends without message buffers. Streams run
+/// independently. A message passes when both ranks have reached it, a collective when all members
+/// have.
 fn assert_no_deadlock(program: &Program) {
     let world: Vec<Rank> = (0..program.mesh.world_size()).map(Rank).collect();
     let streams_of = |list: &StageProgram| -> Vec<Vec<usize>> {
@@ -164,7 +166,8 @@ fn assert_no_deadlock(program: &Program) {
         let after = &program.list_of(rank).instructions[id].after;
         after.iter().all(|other| done[rank.0][other.0 as usize]).then_some(id)
     };
-    // The other participants of an operation and their streams; `None` if one of them has no such stream.
+    // The other participants of an operation and their streams; `None` if one of them has no such
+    // stream.
     let partners = |rank: Rank, operation: &Operation| -> Option<Vec<(Rank, usize)>> {
         if let Some((other, sends)) = peer_of(program, rank, operation) {
             let list = program.list_of(other);

@@ -1,5 +1,5 @@
-//! Bringing the operands of an operator into the placements that it wants: from the live tensors, from the
-//! host, from the data set, by recomputation, or by conversion of another variant.
+//! Bringing the operands of an operator into the placements that it wants: from the live tensors,
+//! from the host, from the data set, by recomputation, or by conversion of another variant.
 
 use super::StageEmitter;
 use super::convert::{Converter, Source};
@@ -56,8 +56,8 @@ impl StageEmitter<'_> {
         buffer
     }
 
-    /// The buffer of a tensor that is made from a parameter alone, made when first needed. All readers
-    /// want it in the placements in which it is made.
+    /// The buffer of a tensor that is made from a parameter alone, made when first needed. All
+    /// readers want it in the placements in which it is made.
     fn fetch_made_from_parameter(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) -> BufferId {
         if !self.live.contains(tensor, ALL_MICRO_BATCHES)
             && let Some(producer) = self.stage.lowering.producers[tensor.0]

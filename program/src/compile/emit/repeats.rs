@@ -1,16 +1,16 @@
-//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next, in
-//! other buffers. So one micro-batch is emitted, and the instructions and buffers that it left are copied
-//! for the others.
+//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next,
+//! in other buffers. So one micro-batch is emitted, and the instructions and buffers that it left
+//! are copied for the others.
 //!
-//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later ones add
-//! to, the last completes gradients that are then reduced, and before the first of a pass sharded
-//! parameters are gathered. All other micro-batches with the same passes in the same order repeat the
-//! first of them, their template.
+//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later
+//! ones add to, the last completes gradients that are then reduced, and before the first of a pass
+//! sharded parameters are gathered. All other micro-batches with the same passes in the same order
+//! repeat the first of them, their template.
 //!
-//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's passes come
-//! in a fixed order and its messages anywhere between them, so a buffer is identified by the segment that
-//! added it and its number within the segment. Instructions mean nothing here, except for those that
-//! depend on the index of a sample.
+//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
+//! passes come in a fixed order and its messages anywhere between them, so a buffer is identified
+//! by the segment that added it and its number within the segment. Instructions mean nothing here,
+//! except for those that depend on the index of a sample.
 
 mod itinerary;
 
@@ -40,7 +40,8 @@ enum Repetition {
     /// It repeats a template.
     Copy {
         template: usize,
-        /// The id of the first buffer of each of its segments, counted from 1; the entry of [`OUTSIDE`] is 0.
+        /// The id of the first buffer of each of its segments, counted from 1; the entry of
+        /// [`OUTSIDE`] is 0.
         first_buffers: Vec<u32>,
         /// The number of its passes so far.
         passes: usize,
@@ -116,8 +117,8 @@ struct RecordedInstruction {
     counts_samples: bool,
 }
 
-/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`, from 1,
-/// added. With segment [`OUTSIDE`] it is the buffer with id `number`.
+/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`,
+/// from 1, added. With segment [`OUTSIDE`] it is the buffer with id `number`.
 #[derive(Clone, Copy)]
 struct BufferReference {
     segment: u32,
@@ -234,8 +235,8 @@ impl Repeats {
             let instruction = Instruction { reads: Few::new(), writes: Few::new(), ..instruction.clone() };
             recorded.instructions.push(RecordedInstruction { instruction, reads, writes, counts_samples });
         }
-        // Reserve space for all copies that are known to come: lists are long, and growing them step by step
-        // would copy as much as the copies themselves.
+        // Reserve space for all copies that are known to come: lists are long, and growing them
+        // step by step would copy as much as the copies themselves.
         left.instructions += *copies * recorded.instructions.len();
         left.buffers += *copies * recorded.buffers.len();
         program.instructions.reserve(left.instructions);
@@ -282,7 +283,8 @@ impl Repeats {
     }
 }
 
-/// The ids of some operands. Most instructions have at most four, which need no heap and no iterator.
+/// The ids of some operands. Most instructions have at most four, which need no heap and no
+/// iterator.
 fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) -> BufferId) -> Few<BufferId> {
     let mut ids = [BufferId(0); 4];
     if operands.len() > ids.len() {
@@ -312,7 +314,8 @@ mod tests {
     use crate::program::Program;
     use foretell_models::Model;
 
-    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch emitted.
+    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch
+    /// emitted.
     fn both(model: &str, rest: &str) -> [Vec<Program>; 2] {
         let model: Model = serde_json::from_str(model).expect("a model");
         let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");

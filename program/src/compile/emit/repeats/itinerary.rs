@@ -1,5 +1,5 @@
-//! The order in which a list comes to each micro-batch: its passes and messages. Micro-batches whose
-//! itineraries match can repeat one another.
+//! The order in which a list comes to each micro-batch: its passes and messages. Micro-batches
+//! whose itineraries match can repeat one another.
 
 use crate::compile::messages::Receive;
 use crate::compile::state::ParameterGathers;
@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 /// The segments of a micro-batch, and when each of them comes in the list.
 #[derive(Default)]
 pub(super) struct Itinerary {
-    /// The chunk and pass of each pass in order, and whether the backward pass of the same chunk follows
-    /// at once.
+    /// The chunk and pass of each pass in order, and whether the backward pass of the same chunk
+    /// follows at once.
     pub(super) passes: Vec<(usize, StagePass, bool)>,
     /// The tensor and sending stage of each message, ascending.
     pub(super) messages: Vec<(TensorId, usize)>,
