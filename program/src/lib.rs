@@ -24,7 +24,8 @@
 //! let layout = Layout { data: 2, micro_batch: 16, ..Layout::default() };
 //! let compiled = compile(&model, "mlp", &Plan::new(layout, 64))?;
 //! let list = &compiled.training.lists[0];
-//! assert!(list.instructions.iter().any(|instruction| instruction.operation.kind() == "all_reduce"));
+//! let mut kinds = list.instructions.iter().map(|instruction| instruction.operation.kind());
+//! assert!(kinds.any(|kind| kind == "all_reduce"));
 //! # Ok::<(), foretell_program::PlanError>(())
 //! ```
 

@@ -7,10 +7,12 @@
 //! is there.
 
 mod buffer;
+mod ids;
 mod instruction;
 
-pub use buffer::{Buffer, BufferId, BufferRole, Initial, InitialShare, MemoryKind};
-pub use instruction::{Few, GroupId, Instruction, InstructionId, Operation, PeerId, Phase, Stream, StreamId};
+pub use buffer::{Buffer, BufferRole, Initial, InitialShare, MemoryKind};
+pub use ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
+pub use instruction::{Instruction, Operation, Phase, Stream};
 
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};

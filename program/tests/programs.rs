@@ -173,7 +173,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn every_program_is_sound_and_has_one_state_for_both_purposes(
+    fn every_program_is_sound_and_shares_its_arena_with_evaluation(
         model in models(), (layout, batch) in layouts(), clip in any::<bool>(), precision in precisions(), seed in any::<u64>(),
         overlap in overlaps()
     ) {

@@ -1,17 +1,12 @@
 //! Buffers: the purpose, place, lifetime and initial contents of everything in a rank's memory.
 
-use super::instruction::InstructionId;
+use super::ids::{BufferId, InstructionId};
 use crate::mesh::Axis;
 use crate::placement::Placements;
 use foretell_models::TensorId;
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// An index into [`StageProgram::buffers`](super::StageProgram::buffers).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct BufferId(pub u32);
 
 /// One of the two memories of a rank. On a CPU they are the same memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

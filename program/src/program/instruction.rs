@@ -1,35 +1,13 @@
 //! Instructions: the operation of each, the stream it runs on, and the buffers it reads and writes.
 
-use super::buffer::{BufferId, MemoryKind};
+use super::buffer::MemoryKind;
+use super::ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
 use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use foretell_models::{InputKind, Kernel};
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
-
-/// A list of mostly at most four ids. Up to four are stored inline: a Program has hundreds of
-/// thousands of such lists.
-pub type Few<Id> = SmallVec<[Id; 4]>;
-
-/// An index into [`StageProgram::instructions`](super::StageProgram::instructions).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct InstructionId(pub u32);
-
-/// An index into [`StageProgram::streams`](super::StageProgram::streams).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct StreamId(pub u16);
-
-/// An index into [`StageProgram::groups`](super::StageProgram::groups).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GroupId(pub u16);
-
-/// An index into [`StageProgram::peers`](super::StageProgram::peers).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(pub u16);
 
 /// One instruction of a list.
 #[derive(Clone, Debug)]
