@@ -282,7 +282,7 @@ fn who_does_not_match_is_told() {
     let mut waits = StageBuilder::new(0);
     waits.compute(1, &[InstructionId(7)]);
     let error = check(vec![waits.done(), StageBuilder::new(1).done()]);
-    assert_eq!(error.to_string(), "stage 0, instruction 0: it waits for instruction 7, which there is not");
+    assert_eq!(error.to_string(), "stage 0, instruction 0: it depends on instruction 7, which the list does not have");
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl<'a> FlowNetwork<'a> {
                     return Some((self.live[activity as usize].id, end));
                 }
                 _ => {
-                    let place = self.arrivals.next()?;
+                    let place = self.arrivals.pop()?;
                     self.now = self.arrivals.now();
                     self.begin(place);
                 }
