@@ -65,8 +65,8 @@ pub enum SimulationError {
         /// How they differ.
         reason: String,
     },
-    /// Collectives were to run step by step, but two of one group may run at once, so that the steps
-    /// of its members are not one sequence.
+    /// Collectives were to run step by step, but two of one group may run at once, so that the
+    /// steps of its members are not one sequence.
     #[error(
         "stage {stage}: collectives of one group, or messages with one peer, are in several streams; hint: simulate them as flows"
     )]

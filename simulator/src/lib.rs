@@ -1,7 +1,7 @@
 //! Predicts how a Program runs, without running it.
 //!
-//! A [`CostModel`] has the duration of one kernel, collective or message alone: from a profile if one
-//! covers it, else from the data sheet. A [`Simulation`] is the predicted
+//! A [`CostModel`] has the duration of one kernel, collective or message alone: from a profile if
+//! one covers it, else from the data sheet. A [`Simulation`] is the predicted
 //! [`Timeline`](foretell_program::Timeline) of one step. A [`Prediction`] summarises several
 //! simulations in the form of `simulate --json`, with an interval. A [`CriticalPath`] says what
 //! determines the step time, and a [`WhatIf`] predicts for other devices or links.
@@ -18,9 +18,9 @@
 //! | `engine` | the interpreter: an event queue, and the streams of every simulated rank |
 //! | `answers` | predictions, what-if questions, the critical path, money and energy, failures |
 //!
-//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It knows no schedules,
-//! layouts or search, and no code of kernels: a special case for one kind of layout belongs in the
-//! compiler.
+//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It knows no
+//! schedules, layouts or search, and no code of kernels: a special case for one kind of layout
+//! belongs in the compiler.
 //!
 //! ```
 //! use foretell_models::Kernel;

@@ -25,7 +25,8 @@ pub struct EventQueue<Event> {
     /// A bit for each list that has events.
     filled: u64,
     now: Picoseconds,
-    /// The time by which events are sorted: `now`, or a later time before which no event is pending.
+    /// The time by which events are sorted: `now`, or a later time before which no event is
+    /// pending.
     base: Picoseconds,
     /// The list that is being redistributed; kept to reuse its allocation.
     moving: Vec<Entry<Event>>,

@@ -42,7 +42,8 @@ impl<'a> Runnable<'a> {
     pub(crate) fn new(lowered: Lowered<'a>) -> Self {
         let lists = lowered.sources.par_iter().zip(&lowered.lists).zip(&lowered.times);
         let block_lists = lists.map(|((source, list), times)| {
-            // If launches take time, each kernel has a launch to wait for and is a block of its own.
+            // If launches take time, each kernel has a launch to wait for and is a block of its
+            // own.
             let launches_are_free = times.iter().all(|times| times.launched.is_empty());
             block_list(source, list, if launches_are_free { Joins::Kernels } else { Joins::Nothing })
         });

@@ -1,8 +1,9 @@
 //! Colour refinement (Weisfeiler and Leman 1968): the coarsest equitable partition of a graph.
 //!
-//! Two nodes are in one class if they have the same kind and, for every class and every kind of edge,
-//! the same number of such edges to nodes of that class. A system in which everything follows from
-//! such counts alone treats all nodes of a class the same, always. So one of them can stand for all.
+//! Two nodes are in one class if they have the same kind and, for every class and every kind of
+//! edge, the same number of such edges to nodes of that class. A system in which everything follows
+//! from such counts alone treats all nodes of a class the same, always. So one of them can stand
+//! for all.
 //!
 //! Nothing here depends on what the nodes are.
 
@@ -14,7 +15,8 @@ use std::hash::{Hash, Hasher};
 pub(super) struct Graph {
     /// The kind of each node.
     kinds: Vec<u64>,
-    /// A node, its neighbour, and the kind of the edge as the node sees it. Each edge is here twice.
+    /// A node, its neighbour, and the kind of the edge as the node sees it. Each edge is here
+    /// twice.
     edges: Vec<(u32, u32, u64)>,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! The members of a class of [`super::colour_refinement`] see the same at every instant, since what
 //! happens to a rank follows only from how many nodes of each class it communicates and shares
-//! with. A link that is kept is loaded by a communication as often as by all of its class before. So
-//! the answer is that of simulating every rank, up to the rounding of sums.
+//! with. A link that is kept is loaded by a communication as often as by all of its class before.
+//! So the answer is that of simulating every rank, up to the rounding of sums.
 //!
 //! Ranks that share a processor are not folded: their order then decides which of them comes first
 //! at an instant.

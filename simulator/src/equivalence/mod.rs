@@ -3,8 +3,8 @@
 //! [`lower`] is the entry point. It works in two stages, and both are exact:
 //!
 //! 1. Before lowering, [`mesh_rotation`] looks for a cyclic shift of one mesh axis that leaves the
-//!    Program, the topology and the paces of ranks unchanged. Only one rank of each orbit is lowered,
-//!    so neither time nor memory grows with the ranks that it stands for.
+//!    Program, the topology and the paces of ranks unchanged. Only one rank of each orbit is
+//!    lowered, so neither time nor memory grows with the ranks that it stands for.
 //! 2. After lowering, [`folding`] builds a graph of ranks, communicators, links and processors.
 //!    [`colour_refinement`] finds the nodes that no simulation can tell apart, and one node of each
 //!    class is kept.

@@ -1,9 +1,10 @@
 //! Lowers one rank of each stage, and takes its equivalence with the stage's other ranks as given.
 //!
-//! This holds if the devices of a stage are of one kind, if all groups of an axis are placed on nodes
-//! as that of the stage's first rank is, and if only one group's communication at a time is on any
-//! link. Then every member of a collective reaches it at the same instant. Stragglers, and flows of
-//! different groups that meet on a link, are not seen. [`super::folding`] proves equivalence instead.
+//! This holds if the devices of a stage are of one kind, if all groups of an axis are placed on
+//! nodes as that of the stage's first rank is, and if only one group's communication at a time is
+//! on any link. Then every member of a collective reaches it at the same instant. Stragglers, and
+//! flows of different groups that meet on a link, are not seen. [`super::folding`] proves
+//! equivalence instead.
 
 use crate::cost::{CostModel, ProfiledGpu};
 use crate::error::SimulationError;

@@ -1,6 +1,6 @@
 //! Links that stay busy after a communication has ended. A shaper or a port lets the start of a
-//! message pass at once. So a measured communication may take less time than its links' rates allow,
-//! and the next message on the link waits for the difference, the backlog.
+//! message pass at once. So a measured communication may take less time than its links' rates
+//! allow, and the next message on the link waits for the difference, the backlog.
 //!
 //! Nothing here depends on when communication happens.
 

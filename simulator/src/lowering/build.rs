@@ -69,7 +69,8 @@ impl<'a> Draft<'a> {
         if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
-        // Collected before errors are looked at, so that the first list's error is the one reported.
+        // Collected before errors are looked at, so that the first list's error is the one
+        // reported.
         let lists = match threads {
             Threads::Caller => program.lists.iter().map(LoweredList::new).collect::<Result<Vec<_>, _>>()?,
             Threads::All => {
@@ -99,9 +100,9 @@ impl<'a> Draft<'a> {
         self.program.mesh.world_size().min(self.devices).min(cores)
     }
 
-    /// Lowers the representatives under `rotation`. Lowers every rank if there is no rotation, or if
-    /// the flows of some group are not symmetric under it. Links keep the topology's numbers, and
-    /// processors are numbered from 0, until [`Lowered::with_resources_numbered`].
+    /// Lowers the representatives under `rotation`. Lowers every rank if there is no rotation, or
+    /// if the flows of some group are not symmetric under it. Links keep the topology's numbers,
+    /// and processors are numbered from 0, until [`Lowered::with_resources_numbered`].
     pub(crate) fn lower(
         self,
         mut rotation: Option<MeshRotation>,

@@ -160,7 +160,8 @@ impl ProcessGroup {
         !self.hops.is_empty() && goes_round(self.collectives.distinct()[distinct].kind)
     }
 
-    /// The cost alone of the collective with this index among the distinct ones, and its link loads.
+    /// The cost alone of the collective with this index among the distinct ones, and its link
+    /// loads.
     pub(crate) fn cost(&self, costs: &CostModel, distinct: usize, quantile: Quantile) -> (CommunicationCost, Option<&Shape>) {
         self.cost_of(costs, self.collectives.distinct()[distinct], quantile)
     }
@@ -181,7 +182,8 @@ impl ProcessGroup {
             Collective::AllReduce => (Exchange::AllReduce, self.ring.as_ref(), AlgorithmTerms::ring_whole(members)),
             Collective::ReduceScatter => (Exchange::ReduceScatter, self.ring.as_ref(), AlgorithmTerms::ring_half(members)),
             Collective::AllGather => (Exchange::AllGather, self.ring.as_ref(), AlgorithmTerms::ring_half(members)),
-            // Each member receives as much as in an all-gather. Profiles have no samples of its own.
+            // Each member receives as much as in an all-gather. Profiles have no samples of its
+            // own.
             Collective::AllToAll => (Exchange::AllGather, self.pairs.as_ref(), AlgorithmTerms::ALL_PAIRS),
             // Each member sends one message. Profiles have no samples of its own.
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), AlgorithmTerms::MESSAGE),

@@ -43,8 +43,8 @@ pub(crate) struct LoweredList {
     pub(crate) micro_batches: u32,
     /// Whether any instruction computes, loads or copies.
     pub(crate) uses_processor: bool,
-    /// Whether collectives of one group, or messages to or from one peer, are in several streams, so
-    /// that two of them may run at once.
+    /// Whether collectives of one group, or messages to or from one peer, are in several streams,
+    /// so that two of them may run at once.
     pub(crate) communication_overlaps: bool,
 }
 

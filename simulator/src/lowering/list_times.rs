@@ -46,8 +46,8 @@ pub(crate) fn uneven_groups(source: &StageProgram, list: &LoweredList) -> BTreeS
 }
 
 /// The members whose mean work each member of an uneven group does if the parts are balanced. The
-/// work of a member grows linearly with its index, so the middle one has the mean, or the two in the
-/// middle of an even number.
+/// work of a member grows linearly with its index, so the middle one has the mean, or the two in
+/// the middle of an even number.
 pub(crate) fn balanced_parts(members: usize) -> [usize; 2] {
     [members.saturating_sub(1) / 2, members / 2]
 }
@@ -133,8 +133,8 @@ pub(crate) fn list_times(
     ListTimes { durations, launched, host_waits: host_waits(source, list, parameters.host_waits) }
 }
 
-/// For each instruction, whether the host waits for its end: for messages, or for the last kernel of
-/// each pass over a micro-batch.
+/// For each instruction, whether the host waits for its end: for messages, or for the last kernel
+/// of each pass over a micro-batch.
 fn host_waits(source: &StageProgram, list: &LoweredList, waits: HostWaits) -> Vec<bool> {
     let mut found: Vec<bool> = vec![false; list.actions.len()];
     let mut last: Option<(usize, (bool, Option<u32>))> = None;

@@ -100,7 +100,8 @@ impl Pairing {
         group.hops = first..self.hops.len() as u32;
         group.rings = rings;
         if !group.spread_by_kind.is_empty() {
-            // The GPU profiles have the cost of whole collectives, from which that of a step follows.
+            // The GPU profiles have the cost of whole collectives, from which that of a step
+            // follows.
             let parts = group.size as f64 * f64::from(group.rings);
             let step = |call: &CollectiveCall| {
                 let cost = group.cost_of(context.costs, *call, Quantile::Median).0;

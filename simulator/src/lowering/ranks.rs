@@ -26,8 +26,8 @@ pub(crate) struct SimulatedRank {
     pub(crate) receives: Vec<u32>,
 }
 
-/// Where on a topology a job runs, and which of the costs are its own. The offset of a single job is
-/// zero.
+/// Where on a topology a job runs, and which of the costs are its own. The offset of a single job
+/// is zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JobOffset {
     /// The device of its first rank.

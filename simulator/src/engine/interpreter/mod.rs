@@ -10,8 +10,8 @@
 //! on the links. A kernel that has its processor to itself bypasses the solver.
 //!
 //! A rank's state is how far each of its streams is, and the end times that others may still need.
-//! Its size follows from the slots of the block list, not from the number of instructions. Spans are
-//! kept only if asked for. Nothing is allocated during a run once its queues have reached their
+//! Its size follows from the slots of the block list, not from the number of instructions. Spans
+//! are kept only if asked for. Nothing is allocated during a run once its queues have reached their
 //! largest size.
 //!
 //! The interpreter knows no schedules, layouts or kernels.
@@ -86,8 +86,8 @@ struct Interpreter<'a> {
     processors: Vec<Processor>,
     /// The resource that is the first processor; links come before it.
     first_processor: u32,
-    /// For each communicator, how often an exclusive use of its members' processors has ended; drops
-    /// the event of the planned end.
+    /// For each communicator, how often an exclusive use of its members' processors has ended;
+    /// drops the event of the planned end.
     exclusive_generations: Vec<u32>,
     run_ahead: RunAheadState,
     /// For each rank, its communicators: see [`RankState::first_communicator`].
@@ -245,8 +245,8 @@ impl<'a> Interpreter<'a> {
         true
     }
 
-    /// The next event. With many ranks, most of an event's time is spent on fetching the rank's state
-    /// from memory. So the ranks of events that follow soon are prefetched, several at once.
+    /// The next event. With many ranks, most of an event's time is spent on fetching the rank's
+    /// state from memory. So the ranks of events that follow soon are prefetched, several at once.
     fn next_event(&mut self) -> Option<Event> {
         if self.ranks.len() < PREFETCH_RANKS {
             return self.queue.pop();

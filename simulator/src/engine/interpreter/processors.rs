@@ -76,8 +76,8 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Reserves an idle processor for a kernel block that begins at a later time. Returns `false` if
-    /// the processor is in use.
+    /// Reserves an idle processor for a kernel block that begins at a later time. Returns `false`
+    /// if the processor is in use.
     pub(super) fn compute_in_advance(&mut self, task: Task, start: Picoseconds) -> bool {
         if self.try_run_ahead(task, start) {
             return true;

@@ -191,8 +191,8 @@ impl<'a> Interpreter<'a> {
         self.lowered.costs.parameters(self.lowered.ranks[rank as usize].kind)
     }
 
-    /// The communicator that a rank numbers so: its groups come first, then the channels on which it
-    /// sends, then those on which it receives.
+    /// The communicator that a rank numbers so: its groups come first, then the channels on which
+    /// it sends, then those on which it receives.
     pub(super) fn communicator_of(&self, rank: u32, number: u32) -> u32 {
         self.communicators[(self.ranks[rank as usize].first_communicator + number) as usize]
     }

@@ -1,5 +1,5 @@
-//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something meets it.
-//! The folder's head says when that is possible.
+//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something meets
+//! it. The folder's head says when that is possible.
 //!
 //! Nothing here depends on what other ranks do.
 
@@ -120,7 +120,8 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up before.
+    /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up
+    /// before.
     pub(in crate::engine::interpreter) fn finish_run_ahead(&mut self, rank: u32, generation: u32) {
         if self.processors[self.processor_index(rank)].generation != generation {
             return;
