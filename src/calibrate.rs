@@ -1,13 +1,12 @@
 //! `foretell calibrate`: times this machine's kernels and transport, and writes a profile.
 
 mod needs;
-mod small_models;
 
 pub use needs::Needs;
 
 use crate::execute::executable_here;
 use crate::failure::Failure;
-use crate::inputs;
+use crate::inputs::{self, NamedModel};
 use crate::lab::Ground;
 use crate::output;
 use crate::plan::Precision;
@@ -24,7 +23,6 @@ use foretell_program::{Exchange, Plan, Profile, Reach};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use needs::MOST_BETWEEN_EXCHANGES;
-use small_models::small_models;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -84,7 +82,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             vec![loaded.model]
         }
         (None, Some(name)) => vec![inputs::model(name)?],
-        (None, None) => small_models(),
+        (None, None) => Model::examples().map(|(name, model)| NamedModel { name: name.into(), model }).collect(),
     };
     predict::has_products(&topology, precision)?;
     for model in models.iter().filter(|_| arguments.plan.is_none()) {

@@ -71,7 +71,7 @@ pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
 
 /// Whether a model's name is the zoo's, and so no path.
 pub fn is_zoo_name(text: &str) -> bool {
-    Model::names().contains(&text)
+    Model::names().any(|name| name == text)
 }
 
 /// Whether a topology's name is the library's or this machine's, and so no path.

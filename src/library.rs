@@ -57,9 +57,9 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
     }
     let mut rows = Vec::new();
     let mut documents = Vec::new();
-    for name in Model::names() {
-        let (parameters, multiply_adds) = figures(name, &Model::named(name)?)?;
-        rows.push(vec![(*name).into(), parameters.to_string(), format!("{:.2}", multiply_adds / 1e9)]);
+    for (name, model) in Model::zoo() {
+        let (parameters, multiply_adds) = figures(name, &model)?;
+        rows.push(vec![name.into(), parameters.to_string(), format!("{:.2}", multiply_adds / 1e9)]);
         documents.push(json!({"name": name, "parameters": parameters, "forward_multiply_adds": multiply_adds}));
     }
     if json {

@@ -7,7 +7,6 @@ use crate::plan_answers;
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use clap::Args;
-use foretell_models::Model;
 use foretell_planner::{Fixed, Planned, Request, plan};
 use foretell_program::{Layout, MOST_RANKS, Optimizer, Plan, Profile, Stack};
 use foretell_reports::layouts_table;
@@ -169,8 +168,8 @@ impl Choices {
             predict::has_products(&topology, format)?;
         }
         let optimizer = self.optimizer.map(Optimizer::from).unwrap_or_else(|| {
-            let (optimizer, name) = usual_optimizer(&model.model);
-            taken.push(format!("--optimizer {name}"));
+            let optimizer = model.model.usual_optimizer();
+            taken.push(format!("--optimizer {}", optimizer.name()));
             optimizer
         });
         let mut base =
@@ -383,19 +382,6 @@ fn usual_precision(topology: &Topology) -> DataType {
         return DataType::Fp32;
     }
     if kinds.iter().all(|kind| kind.peak.contains_key(&DataType::Bf16)) { DataType::Bf16 } else { DataType::Fp16 }
-}
-
-fn usual_optimizer(model: &Model) -> (Optimizer, &'static str) {
-    match model {
-        Model::Mlp { .. } | Model::Resnet { .. } | Model::Vgg { .. } => (Optimizer::Sgd, "sgd"),
-        Model::Gpt { .. }
-        | Model::Llama { .. }
-        | Model::Bert { .. }
-        | Model::Vit { .. }
-        | Model::Moe { .. }
-        | Model::T5 { .. }
-        | Model::LstmSeq2seq { .. } => (Optimizer::AdamW, "adamw"),
-    }
 }
 
 /// Runs the command.

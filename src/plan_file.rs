@@ -189,7 +189,7 @@ impl PlanFile {
         let model = match &file.model {
             ModelReference::Named(name) => inputs::model_in(name, folder)?,
             ModelReference::InPlace(model) => {
-                inputs::sound(NamedModel { name: family(model).into(), model: model.clone() }, path)?
+                inputs::sound(NamedModel { name: model.family().into(), model: model.clone() }, path)?
             }
         };
         let topology = match &file.topology {
@@ -217,20 +217,4 @@ impl PlanFile {
 /// What communication a stack has run beside kernels.
 fn usual_overlap(stack: &Stack) -> Option<Overlap> {
     inputs::stack(stack.name()).ok().map(|stack| stack.defaults.overlap)
-}
-
-/// What a model is called that stands in place, without a name.
-fn family(model: &Model) -> &'static str {
-    match model {
-        Model::Mlp { .. } => "mlp",
-        Model::Resnet { .. } => "resnet",
-        Model::Gpt { .. } => "gpt",
-        Model::LstmSeq2seq { .. } => "lstm-seq2seq",
-        Model::Moe { .. } => "moe",
-        Model::T5 { .. } => "t5",
-        Model::Llama { .. } => "llama",
-        Model::Bert { .. } => "bert",
-        Model::Vit { .. } => "vit",
-        Model::Vgg { .. } => "vgg",
-    }
 }

@@ -2,7 +2,7 @@
 
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::Model;
+use foretell_models::{Bert, Gpt, Llama, Model, Moe};
 use foretell_program::{Layout, Recompute, Schedule};
 use foretell_simulator::gpu::StackProfile;
 
@@ -124,9 +124,10 @@ fn expert_sizes(
 pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usize>> {
     let chunks = layout.pipeline * layout.virtual_stages;
     let layers = match *model {
-        Model::Gpt { layers, .. } | Model::Llama { layers, .. } | Model::Moe { layers, .. } | Model::Bert { layers, .. } => {
-            layers
-        }
+        Model::Gpt(Gpt { layers, .. })
+        | Model::Llama(Llama { layers, .. })
+        | Model::Moe(Moe { layers, .. })
+        | Model::Bert(Bert { layers, .. }) => layers,
         _ => return None,
     };
     if chunks < 2 {

@@ -3,7 +3,7 @@
 
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::{GraphOptions, Model, Stem};
+use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe, Resnet, Stem};
 use foretell_program::Layout;
 use foretell_simulator::gpu::StackProfile;
 
@@ -74,7 +74,7 @@ struct Sizes {
 pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
     let name = row.model.to_lowercase();
     if name.contains("resnet-50") || name.contains("resnet50") {
-        return Ok(Model::Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 });
+        return Ok(Model::Resnet(Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 }));
     }
     if UNSUPPORTED.iter().any(|word| name.contains(word)) {
         return Err(Refusal(format!("no model family covers `{}`", row.model)));
@@ -141,7 +141,7 @@ fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
         // Frameworks pad to a multiple of eight, which tensor cores require.
         sequence = 8 * (sequence as f64 * stack.defaults.sequence_share / 8.0).round() as usize;
     }
-    Model::Bert {
+    Model::Bert(Bert {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -150,7 +150,7 @@ fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
         sequence,
         dropout: Default::default(),
         attention_dropout: Default::default(),
-    }
+    })
 }
 
 fn mixture(
@@ -164,7 +164,7 @@ fn mixture(
     if key_value_rank.is_some() {
         assumptions.push("latent attention is simulated with heads of equal widths".into());
     }
-    Ok(Model::Moe {
+    Ok(Model::Moe(Moe {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -185,11 +185,11 @@ fn mixture(
         capacity_factor: 1.0f64.try_into().map_err(Refusal)?,
         rope_theta: 10_000,
         tied_embeddings: false,
-    })
+    }))
 }
 
 fn llama(sizes: &Sizes, is_gated: bool, layout: &Layout) -> Model {
-    Model::Llama {
+    Model::Llama(Llama {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -200,11 +200,11 @@ fn llama(sizes: &Sizes, is_gated: bool, layout: &Layout) -> Model {
         sequence: sizes.sequence,
         tied_embeddings: false,
         rope_theta: 10_000,
-    }
+    })
 }
 
 fn gpt(sizes: &Sizes) -> Model {
-    Model::Gpt {
+    Model::Gpt(Gpt {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -214,7 +214,7 @@ fn gpt(sizes: &Sizes) -> Model {
         tied_embeddings: true,
         dropout: Default::default(),
         attention_dropout: Default::default(),
-    }
+    })
 }
 
 /// Returns the width at which a gated feed-forward network (three matrices) has as many weights as
@@ -231,7 +231,8 @@ const COUNT_TOLERANCE: f64 = 0.02;
 fn tied_as_counted(model: Model, stated: Option<f64>) -> Model {
     let Some(stated) = stated else { return model };
     let mut other = model.clone();
-    let (Model::Gpt { tied_embeddings, vocab, hidden, .. } | Model::Llama { tied_embeddings, vocab, hidden, .. }) = &mut other
+    let (Model::Gpt(Gpt { tied_embeddings, vocab, hidden, .. }) | Model::Llama(Llama { tied_embeddings, vocab, hidden, .. })) =
+        &mut other
     else {
         return model;
     };
@@ -251,7 +252,7 @@ mod tests {
 
     /// 1.34 billion parameters with the head tied to a vocabulary of 131,072, 1.61 billion without.
     fn llama_1b() -> Model {
-        Model::Llama {
+        Model::Llama(Llama {
             layers: 16,
             hidden: 2048,
             heads: 32,
@@ -262,12 +263,12 @@ mod tests {
             sequence: 64,
             tied_embeddings: false,
             rope_theta: 10_000,
-        }
+        })
     }
 
     #[test]
     fn the_stated_parameter_count_decides_whether_the_head_is_tied() {
-        let is_tied = |stated| matches!(tied_as_counted(llama_1b(), stated), Model::Llama { tied_embeddings: true, .. });
+        let is_tied = |stated| matches!(tied_as_counted(llama_1b(), stated), Model::Llama(Llama { tied_embeddings: true, .. }));
         assert!(is_tied(Some(1.34e9)));
         assert!(!is_tied(Some(1.61e9)) && !is_tied(None));
         // A count that matches neither choice says nothing.
@@ -276,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_head_smaller_than_the_tolerance_leaves_the_usual_choice() {
-        let large = Model::Gpt {
+        let large = Model::Gpt(Gpt {
             layers: 96,
             hidden: 12288,
             heads: 96,
@@ -286,7 +287,7 @@ mod tests {
             tied_embeddings: true,
             dropout: Default::default(),
             attention_dropout: Default::default(),
-        };
+        });
         assert_eq!(tied_as_counted(large.clone(), Some(175e9)), large);
     }
 }

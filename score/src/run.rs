@@ -5,8 +5,8 @@ use crate::model::model;
 use crate::names;
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Stack};
+use foretell_models::{Model, Moe};
+use foretell_program::{Layout, Plan, Program, Rank, Stack};
 use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, TrainedParameters, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 
@@ -55,7 +55,7 @@ impl Run {
         let format = format(row, &stack, &mut assumptions);
         let layout = layout(row, &stack, devices, &mut assumptions)?;
         let model = model(row, &stack, &layout, &mut assumptions)?;
-        let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
+        let is_language_model = matches!(model, Model::Gpt(_) | Model::Llama(_) | Model::Moe(_));
         let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
         let workload = workload(row, &layout, &model);
         let plan = plan(row, layout, format, &model)?;
@@ -199,7 +199,7 @@ fn format(row: &Row, stack: &StackProfile, assumptions: &mut Vec<String>) -> Pro
 
 fn workload(row: &Row, layout: &Layout, model: &Model) -> Workload {
     Workload {
-        experts_per_token: if let Model::Moe { top_k, .. } = *model { top_k } else { 1 },
+        experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
         trained: if names::trains_adapters(row) { TrainedParameters::Adapters } else { TrainedParameters::All },
         tensor: layout.tensor,
         fp8_scaling: names::fp8_scaling(row),
@@ -226,8 +226,7 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         ProductFormat::Fp16 => DataType::Fp16,
         _ => DataType::Bf16,
     };
-    let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
-    Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
+    Ok(Plan { precision, optimizer: model.usual_optimizer(), ..Plan::new(layout, global_batch) })
 }
 
 /// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the row

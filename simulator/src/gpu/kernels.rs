@@ -192,9 +192,10 @@ impl GpuCosts<'_> {
         // Kernels over whole buckets stream in every stack.
         let is_streaming = matches!(category, Category::Optimizer | Category::Bucket);
         let slowdown = if is_streaming { 1.0 } else { self.stack.memory_bound.elementwise };
-        let mut bytes = kernel.bytes(precision).value();
+        let traffic = kernel.traffic();
+        let mut bytes = traffic.bytes(precision).value();
         if accumulate {
-            bytes += 4.0 * kernel.traffic().single as f64;
+            bytes += 4.0 * traffic.single as f64;
         }
         DeviceWork { time: self.moving_time(bytes * share) * slowdown, kernels: 1.0, category }
     }

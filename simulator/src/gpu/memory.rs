@@ -274,7 +274,7 @@ mod tests {
     use foretell_program::{Layout, Plan, compile_training};
 
     fn memory(layout: Layout) -> (StageMemory, f64) {
-        let model = foretell_models::Model::Gpt {
+        let model = foretell_models::Model::Gpt(foretell_models::Gpt {
             layers: 4,
             hidden: 256,
             heads: 4,
@@ -284,7 +284,7 @@ mod tests {
             dropout: Default::default(),
             attention_dropout: Default::default(),
             tied_embeddings: true,
-        };
+        });
         let batch = layout.samples_at_once();
         let plan = Plan { precision: DataType::Bf16, ..Plan::new(layout, batch) };
         let program = compile_training(&model, "model", &plan).expect("compiles");

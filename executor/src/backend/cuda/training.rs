@@ -2,7 +2,6 @@
 
 use super::CudaError;
 use super::queue::{Grid, Queue, Work};
-use crate::backend::operands::is_mixed;
 use foretell_models::Kernel;
 
 impl Queue<'_> {
@@ -14,7 +13,7 @@ impl Queue<'_> {
         let index = self.call.group_index;
         let first = |parts: usize, classes: usize| if parts > 1 { index * classes } else { 0 };
         // The master copy is the last write, where there is one.
-        let master = if is_mixed(self.call.precision) { self.call.writes.len().saturating_sub(1) } else { 0 };
+        let master = if self.call.precision.has_master_copies() { self.call.writes.len().saturating_sub(1) } else { 0 };
         // SAFETY: the caller's promise, in all that follows; scratch memory is as large as the rows' losses.
         unsafe {
             match *kernel {

@@ -1,4 +1,4 @@
-//! Why a model cannot be built, in words for who wrote it.
+//! Errors of models: unknown names and sizes that contradict each other.
 
 use thiserror::Error;
 
@@ -8,19 +8,19 @@ pub enum ModelError {
     /// No such name in the zoo.
     #[error("no model is called `{name}`; hint: {hint}")]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// Names that do exist.
+        /// The names that exist.
         hint: String,
     },
-    /// Sizes that contradict each other.
+    /// Sizes that contradict each other, or that cannot be counted with.
     #[error("model `{name}`: {reason}; hint: {hint}")]
     Inconsistent {
-        /// The model.
+        /// The model's name.
         name: String,
-        /// What contradicts what.
+        /// The sizes and the contradiction.
         reason: String,
-        /// The mend.
+        /// How to resolve it.
         hint: String,
     },
 }
