@@ -4,17 +4,16 @@ mod needs;
 
 pub use needs::Needs;
 
-use crate::execute::executable_here;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
-use crate::lab::Ground;
+use crate::launch::{Hosts, backend_here};
 use crate::output;
-use crate::plan::Precision;
+use crate::choices::Precision;
 use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
 use foretell_executor::{
-    BackendKind, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes,
+    CalibratedDevice, CalibratedGroup, CalibrationJob, TransportKind, calibrate, message_sizes,
     supported,
 };
 use foretell_models::Model;
@@ -69,7 +68,7 @@ pub struct Patience {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&arguments.topology, None)?;
-    let backend = executable_here(&topology)?;
+    let backend = backend_here(&topology)?;
     let mut needs = Needs::default();
     let mut precision = arguments.precision.map_or(DataType::Fp32, DataType::from);
     let models = match (&arguments.plan, &arguments.model) {
@@ -209,13 +208,13 @@ pub fn measure(
     patience: Patience,
     transport: TransportKind,
 ) -> Result<Profile, Failure> {
-    let ground = Ground::of(topology, transport, None, None)?;
+    let hosts = Hosts::open(topology, transport, None, None)?;
     let cores = foretell_executor::machine::core_count();
     // A lab's devices share cores as they do in a run.
     let devices = if topology.is_lab() { topology.device_count() } else { topology.device_count().min(cores).max(1) };
     let kind = measured_kind(topology);
     let Patience { patience, calibration_time } = patience;
-    let reach_each_other = ground.options.backend.is_direct(devices);
+    let reach_each_other = hosts.options.backend.is_direct(devices);
     let mut groups = match topology.is_lab() {
         true => lab_groups(topology)?,
         false if reach_each_other => gpu_groups(devices, &needs.group_sizes, topology.least_memory()),
@@ -226,9 +225,9 @@ pub fn measure(
         let enough = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 1);
         group.messages.truncate(enough);
     }
-    let devices_of = ground.slots().iter().enumerate().map(|(number, slot)| CalibratedDevice {
+    let devices_of = hosts.slots().iter().enumerate().map(|(number, slot)| CalibratedDevice {
         kind: topology.device_kind(DeviceId(number)).name.clone(),
-        sharers: ground.slots().iter().filter(|other| other.core == slot.core).count(),
+        sharers: hosts.slots().iter().filter(|other| other.core == slot.core).count(),
         speed: slot.speed,
     });
     let job = CalibrationJob {
@@ -247,20 +246,10 @@ pub fn measure(
     };
     let bar = output::progress(100, "calibrate");
     let mut show = |share: f64| bar.set_position((share * 100.0) as u64);
-    let profile = calibrate(&job, devices, &kind, &ground.options, &mut show)?;
-    ground.close()?;
+    let profile = calibrate(&job, devices, &kind, &hosts.options, &mut show)?;
+    hosts.close()?;
     bar.finish_and_clear();
     Ok(profile)
-}
-
-/// Where this program lies, which starts itself again for ranks and for labs.
-pub fn this_program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|error| Failure::Undone(format!("this program cannot find itself: {error}")))
-}
-
-/// How the command line starts ranks: as this program again.
-pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    Ok(LaunchOptions { program: this_program()?, transport, logs, slots: Vec::new(), backend: BackendKind::Cpu, world: None })
 }
 
 /// Operand by operand, the median of the distances in all places where a kernel stands.

@@ -1,20 +1,17 @@
 //! `foretell execute`: really trains as a plan says, after foretelling it.
 
-use crate::calibrate::this_program;
 use crate::failure::Failure;
 use crate::inputs;
-use crate::lab::Ground;
+use crate::launch::{Hosts, backend_for, enough_devices, this_program};
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, Foretold};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
-use foretell_executor::backend::devices;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{BackendKind, Length, Outcome, Progress, TrainingJob, TransportKind, World, execute, machine, supported};
+use foretell_executor::{BackendKind, Length, Outcome, Progress, TrainingJob, TransportKind, World, execute, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
-use foretell_topologies::{Architecture, Topology};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -67,7 +64,7 @@ pub struct TrainingArguments {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
     let world = World::from_environment()?;
-    let backend = executable_in(&loaded.topology, world.as_ref())?;
+    let backend = backend_for(&loaded.topology, world.as_ref())?;
     if let Some(world) = world.as_ref().filter(|world| world.rank > 0) {
         return Err(world.become_rank(&this_program()?, backend).into());
     }
@@ -91,65 +88,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     output::line(&summary(&outcome))?;
     output::line(&format!("the run is in {0}; `foretell check {0}` lays the prediction beside it", folder.path().display()))
-}
-
-/// As [`executable_in`], of ranks that are started on this machine.
-pub fn executable_here(topology: &Topology) -> Result<BackendKind, Failure> {
-    executable_in(topology, None)
-}
-
-/// What runs kernels on a topology's devices. Refuses those that are not this machine's, or not those on which somebody else started the
-/// ranks, before anything is measured or trained on them.
-pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<BackendKind, Failure> {
-    let name = topology.name();
-    let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));
-    let mut architectures: Vec<Architecture> = topology.device_kinds().iter().map(|kind| kind.architecture).collect();
-    architectures.dedup();
-    let backend = match architectures[..] {
-        [Architecture::Cpu] => BackendKind::Cpu,
-        [Architecture::Gpu] => match devices() {
-            Ok(gpus) if !gpus.is_empty() => BackendKind::Cuda { gpus: gpus.len() },
-            Ok(_) => return refused(format!("the devices of `{name}` are GPUs, and the driver shows none"), "use `local`"),
-            Err(error) => return refused(format!("the devices of `{name}` are not here: {error}"), "or use `local`"),
-        },
-        _ => {
-            return refused(format!("the devices of `{name}` are not here"), "use `local`, or `local-gpus`");
-        }
-    };
-    if let Some(world) = world {
-        let (started, nodes) = (world.nodes.unwrap_or(topology.node_count()), topology.node_count());
-        if topology.is_lab() || started != nodes {
-            let why = format!("{} started ranks on {started} nodes, and `{name}` has {nodes}", world.starter);
-            let hint = if topology.is_lab() {
-                "a lab's ranks are started by `foretell execute` alone"
-            } else {
-                "use a topology of as many"
-            };
-            return refused(why, hint);
-        }
-    } else if topology.node_count() > 1 && !topology.is_lab() {
-        let nodes = topology.node_count();
-        let hint = "use `local`, or a topology that says `lab: true`, whose hosts are made of this machine's cores";
-        return refused(format!("`{name}` has {nodes} nodes, and this machine is one"), hint);
-    }
-    Ok(backend)
-}
-
-/// Refuses more ranks than this machine has cores, or GPUs, whatever its topology file says, unless that is wanted. A lab's devices share cores:
-/// each is as fast as that leaves it, which a calibration measures.
-pub fn enough_devices(ranks: usize, topology: &Topology, backend: BackendKind, oversubscribe: bool) -> Result<(), Failure> {
-    if topology.is_lab() {
-        return Ok(());
-    }
-    let (devices, each) = match backend {
-        BackendKind::Cpu => (machine::core_count(), "core"),
-        BackendKind::Cuda { gpus } => (gpus, "GPU"),
-    };
-    if ranks > devices && !oversubscribe {
-        let hint = "use a smaller layout, or `--oversubscribe` to check it without timing it";
-        return Err(Failure::Input(format!("{ranks} ranks cannot have a {each} each: this machine has {devices}; hint: {hint}")));
-    }
-    Ok(())
 }
 
 impl TrainingArguments {
@@ -181,7 +119,7 @@ pub fn train(
     world: Option<World>,
 ) -> Result<Outcome, Failure> {
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let ground = Ground::of(&loaded.topology, transport, Some(folder.file("ranks")), world)?;
+    let hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world)?;
     folder.clear()?;
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
@@ -214,9 +152,9 @@ pub fn train(
             if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
         }
     };
-    let outcome = execute(&job, Some(folder.path()), &ground.options, &mut show)?;
+    let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut show)?;
     bar.finish_and_clear();
-    ground.close()?;
+    hosts.close()?;
     folder.keep_measured(&outcome)?;
     Ok(outcome)
 }

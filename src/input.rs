@@ -5,36 +5,9 @@ use crate::plan_file::LoadedPlan;
 use foretell_program::{Operation, Program};
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
-use foretell_units::{Bytes, Seconds};
-use serde::{Deserialize, Serialize};
+use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-
-/// How a rank gets its samples.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Input {
-    /// Of a sample in storage.
-    pub bytes_per_sample: Bytes,
-    /// What one worker takes to make a sample of them.
-    #[serde(default)]
-    pub decode: Seconds,
-    /// Workers of a rank.
-    #[serde(default = "one_worker")]
-    pub workers: usize,
-    /// Batches, each of a rank's step, that may be ready or on their way before a step takes them.
-    #[serde(default = "two_batches")]
-    pub prefetch: usize,
-}
-
-fn one_worker() -> usize {
-    1
-}
-
-/// As PyTorch's data loader has it for each worker.
-fn two_batches() -> usize {
-    2
-}
 
 /// Steps in which the start is shown; by then it is over, unless the pipeline is as good as the steps are long.
 const START: usize = 100;

@@ -1,17 +1,13 @@
 //! `foretell lab`: the described hosts, made of network namespaces on this machine; and how `execute` and `calibrate` come to run in them.
 
-use crate::calibrate::{launch_options, this_program};
-use crate::execute::executable_in;
 use crate::failure::Failure;
 use crate::inputs;
+use crate::launch::this_program;
 use crate::output;
 use clap::{Args, Subcommand};
-use foretell_executor::{LaunchOptions, Slot, TransportKind, World};
 use foretell_lab::{Lab, LabError, enter, labs, take_down};
-use foretell_topologies::Topology;
 use serde_json::json;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Make the hosts that a topology file with `lab: true` describes, of network namespaces on this machine
@@ -123,42 +119,4 @@ fn exec(which: &Which, node: &str, command: &[String], json: bool) -> Result<Exi
         "stderr": String::from_utf8_lossy(&ended.stderr),
     }))?;
     Ok(if ended.status.success() { ExitCode::SUCCESS } else { ExitCode::from(1) })
-}
-
-/// Where ranks run: on this machine, or in a lab, which is up as long as this is there.
-pub struct Ground {
-    lab: Option<Lab>,
-    /// How ranks are started there.
-    pub options: LaunchOptions,
-}
-
-impl Ground {
-    /// That of a topology. A lab that is not up is brought up, and taken down by [`close`](Self::close), or however else this process ends.
-    /// Where somebody else started the ranks, they are where they are.
-    pub fn of(
-        topology: &Topology,
-        transport: TransportKind,
-        logs: Option<PathBuf>,
-        world: Option<World>,
-    ) -> Result<Self, Failure> {
-        let mut options = launch_options(transport, logs)?;
-        options.backend = executable_in(topology, world.as_ref())?;
-        options.world = world;
-        if !topology.is_lab() {
-            return Ok(Self { lab: None, options });
-        }
-        let lab = Lab::open(topology, &options.program)?;
-        options.slots = lab.slots();
-        Ok(Self { lab: Some(lab), options })
-    }
-
-    /// Where each device of a lab is; none on this machine itself.
-    pub fn slots(&self) -> &[Slot] {
-        &self.options.slots
-    }
-
-    /// Takes a lab down that was brought up for this process.
-    pub fn close(self) -> Result<(), Failure> {
-        Ok(self.lab.map_or(Ok(()), Lab::close)?)
-    }
 }

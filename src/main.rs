@@ -4,18 +4,21 @@
 mod beside;
 mod calibrate;
 mod check;
+mod choices;
 mod doctor;
 mod execute;
+mod explain;
 mod export;
 mod failure;
 mod import;
 mod input;
 mod inputs;
 mod lab;
+mod launch;
 mod library;
 mod output;
 mod plan;
-mod plan_answers;
+
 mod plan_file;
 mod predict;
 mod run;
@@ -23,6 +26,7 @@ mod run_folder;
 mod running_cost;
 mod score;
 mod simulate;
+mod sizes;
 mod what_if;
 
 use clap::{Parser, Subcommand};

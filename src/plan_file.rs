@@ -2,12 +2,11 @@
 //! topology stand beside it, by name, by path, or in place.
 
 use crate::failure::Failure;
-use crate::input::Input;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
 use foretell_topologies::{Topology, TopologyReference};
-use foretell_units::DataType;
+use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -51,6 +50,32 @@ pub struct PlanFile {
 
 fn default_precision() -> DataType {
     DataType::Fp32
+}
+
+/// How a rank gets its samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// Of a sample in storage.
+    pub bytes_per_sample: Bytes,
+    /// What one worker takes to make a sample of them.
+    #[serde(default)]
+    pub decode: Seconds,
+    /// Workers of a rank.
+    #[serde(default = "one_worker")]
+    pub workers: usize,
+    /// Batches, each of a rank's step, that may be ready or on their way before a step takes them.
+    #[serde(default = "two_batches")]
+    pub prefetch: usize,
+}
+
+fn one_worker() -> usize {
+    1
+}
+
+/// As PyTorch's data loader has it for each worker.
+fn two_batches() -> usize {
+    2
 }
 
 /// A model by name or path, or in place.

@@ -2,11 +2,13 @@
 
 use crate::calibrate::{Needs, Patience, measure, to_yaml};
 use crate::check::check;
-use crate::execute::{self, TrainingArguments, enough_devices, executable_here, train};
+use crate::execute::{self, TrainingArguments, train};
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
+use crate::launch::{backend_here, enough_devices};
 use crate::output;
-use crate::plan::{Choices, document};
+use crate::choices::Choices;
+use crate::plan::document;
 use crate::plan_file::PlanFile;
 use crate::predict;
 use crate::run_folder::RunFolder;
@@ -42,7 +44,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return Err(Failure::Input("one number format is calibrated for; hint: name one `--precision`".into()));
     }
     // What cannot be trained here is said before minutes are spent on measuring.
-    let backend = executable_here(&setting.topology)?;
+    let backend = backend_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
     arguments.training.possible(&setting.model.model, &setting.base, backend)?;
