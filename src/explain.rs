@@ -5,14 +5,15 @@ use crate::choices::Setting;
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
-use foretell_simulator::{Folding, WhatIf, predict as foretell};
+use foretell_simulator::{Folding, WhatIf, predict as simulate};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Seconds};
 
-/// What is asked of those that are shown: whether they would still stand in that order.
+/// Changes of hardware for which `--explain` simulates the shown layouts again.
 const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
 
-/// Why the best is best: what was searched, what the others lose and where, what binds, and what would change the answer.
+/// Explains an answer: what was searched, what binds, what the other layouts lose and where, and which
+/// change of hardware would change the answer.
 pub fn explanation(
     planned: &Planned,
     setting: &Setting,
@@ -23,11 +24,11 @@ pub fn explanation(
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
     let stopped = match search.stopped {
         0 => String::new(),
-        stopped => format!(" ({stopped} of them as their simulations went on)"),
+        stopped => format!(" ({stopped} of them during their simulation)"),
     };
     let mut text = format!(
-        "searched {} layouts in {:.2} s: {} are the same Program as another, {} offload or recompute what fits without, {} do not divide \
-         the model, {} do not fit, {} cannot be better by their bounds{}, {} simulated;\nnone left can be better than {:.3} ms (gap {:.2} %)\n",
+        "searched {} layouts in {:.2} s: {} duplicates, {} with needless offload or recomputation, {} that do not divide the model, \
+         {} that do not fit, {} ruled out by their lower bound{}, {} simulated;\nno remaining layout can be faster than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -49,7 +50,8 @@ pub fn explanation(
     Ok(text)
 }
 
-/// The largest part of the step that is not arithmetic, and how full the fullest device is.
+/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how full the
+/// fullest device is.
 fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<String, Failure> {
     let prediction = &candidate.prediction;
     let parts = &prediction.breakdown_seconds;
@@ -65,7 +67,7 @@ fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) 
     let largest =
         lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
     let kernels = share(parts.compute);
-    let memory = if of_limit > 90.0 { ", and memory leaves no room" } else { "" };
+    let memory = if of_limit > 90.0 { "; memory is nearly full" } else { "" };
     let first = if kernels > 85.0 {
         "the devices' arithmetic".to_owned()
     } else {
@@ -74,11 +76,11 @@ fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) 
     let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
     let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
     Ok(format!(
-        "{first}; kernels take {kernels:.1} % of it, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
+        "{first}; kernels take {kernels:.1} % of the step, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
     ))
 }
 
-/// What the fullest device holds, for what it may: of devices of several kinds each stage has its own.
+/// Memory held and memory limit of the device that is fullest relative to its limit.
 fn fullest(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<(Bytes, Bytes), Failure> {
     let mesh = candidate.plan.mesh()?;
     let held = &candidate.prediction.peak_memory_bytes;
@@ -94,7 +96,7 @@ fn fullest(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> 
     Ok(fullest)
 }
 
-/// How a layout differs from the best, and which part of its step makes the difference.
+/// Says how much slower a layout is than the best one, and which parts of its step make the difference.
 fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let (fast, slow) = (&best.prediction, &other.prediction);
     let change = (slow.step_seconds / fast.step_seconds - 1.0) * 100.0;
@@ -102,7 +104,7 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
         let parts = &candidate.prediction.breakdown_seconds;
         [
             ("kernels", parts.compute.value()),
-            ("communication that is waited for", parts.exposed_communication.value()),
+            ("exposed communication", parts.exposed_communication.value()),
             ("the bubble", parts.bubble.value()),
             ("loading", parts.data.value()),
             ("the update", parts.optimizer.value()),
@@ -113,11 +115,11 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     differences.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
     let told = differences.iter().take(3).filter(|(_, difference)| difference.abs() > 0.001 * fast.step_seconds.value());
     let told: Vec<String> = told.map(|(name, difference)| format!("{name} {:+.1} ms", difference * 1e3)).collect();
-    let because = if told.is_empty() { "nothing that can be told apart".to_owned() } else { told.join(", ") };
+    let because = if told.is_empty() { "no part differs measurably".to_owned() } else { told.join(", ") };
     format!("{change:+.1} %, with {}: {because}", words(&other.plan.layout))
 }
 
-/// A layout in words.
+/// Describes a layout in words.
 pub fn words(layout: &Layout) -> String {
     let mut words = match &layout.stages {
         Some(stages) => vec![format!("pipeline {}, of {}", layout.pipeline, meshes(stages))],
@@ -132,11 +134,11 @@ pub fn words(layout: &Layout) -> String {
     add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
     add(layout.sequence_parallel, "sequence parallel".into());
     add(layout.recompute != Recompute::None, format!("recompute {}", layout.recompute));
-    add(layout.offload.is_of_optimizer(), "optimizer state on the hosts".into());
-    add(layout.offload.is_of_activations(), "activations on the hosts".into());
-    add(!layout.collective.is_automatic(), format!("all-reduces by {}", layout.collective.name()));
+    add(layout.offload.is_of_optimizer(), "optimizer state offloaded".into());
+    add(layout.offload.is_of_activations(), "activations offloaded".into());
+    add(!layout.collective.is_automatic(), format!("all-reduce by {}", layout.collective.name()));
     add(layout.placement.is_some(), "the pipeline inside the nodes".into());
-    add(!layout.operators.is_empty(), "operators placed one by one".into());
+    add(!layout.operators.is_empty(), "operators sharded one by one".into());
     add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
     add(
         layout.stage_places.is_some(),
@@ -148,7 +150,7 @@ pub fn words(layout: &Layout) -> String {
     words.join(", ")
 }
 
-/// Stages' own meshes: `2 stages of data 4, tensor 2, then 4 stages of data 6, tensor 1`.
+/// Describes stages with their own meshes: `2 stages of data 4, tensor 2, then 4 stages of data 6, tensor 1`.
 fn meshes(stages: &[StageLayout]) -> String {
     let of_run = |run: &[StageLayout]| {
         let StageLayout { data, tensor, context, expert, .. } = &run[0];
@@ -160,7 +162,7 @@ fn meshes(stages: &[StageLayout]) -> String {
     stages.chunk_by(|one, next| one == next).map(of_run).collect::<Vec<_>>().join(", then ")
 }
 
-/// Numbers of which many follow each other: `25-49, 0-24`.
+/// Formats numbers with consecutive runs joined: `25-49, 0-24`.
 fn in_stretches(numbers: &[usize]) -> String {
     let stretches = numbers.chunk_by(|one, next| *next == one + 1);
     stretches
@@ -172,7 +174,7 @@ fn in_stretches(numbers: &[usize]) -> String {
         .join(", ")
 }
 
-/// Numbers of which many are alike: `8 x 5, 8 x 3`.
+/// Formats numbers with repeats counted: `8 x 5, 8 x 3`.
 fn in_runs(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|one, next| one == next);
     runs.map(|run| if run.len() > 1 { format!("{} x {}", run.len(), run[0]) } else { run[0].to_string() })
@@ -180,9 +182,9 @@ fn in_runs(numbers: &[usize]) -> String {
         .join(", ")
 }
 
-/// Whether another of the layouts shown would be the best with other devices or links.
+/// Says which of the shown layouts would be fastest with other devices or links.
 fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
-    let mut text = String::from("\nwhat would change the answer, of the layouts shown:\n");
+    let mut text = String::from("\nwhat would change the answer, among the layouts shown:\n");
     let oversubscription = predict::oversubscription(false);
     for question in QUESTIONS {
         let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
@@ -191,7 +193,7 @@ fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Prof
         for (index, candidate) in planned.candidates.iter().enumerate() {
             let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan)?);
             let program = compile_training(&setting.model.model, &setting.model.name, &candidate.plan)?;
-            let (prediction, _) = foretell(&program, &topology, &costs, oversubscription, Folding::On)?;
+            let (prediction, _) = simulate(&program, &topology, &costs, oversubscription, Folding::On)?;
             steps.push((index, prediction.step_seconds));
         }
         let fastest = steps.iter().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
@@ -199,7 +201,7 @@ fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Prof
             let verdict = if index == 0 {
                 "layout 1 stays the fastest".to_owned()
             } else {
-                format!("layout {} would be the fastest, and layout 1 take {first}", index + 1)
+                format!("layout {} would be the fastest; layout 1 would take {first}", index + 1)
             };
             text.push_str(&format!("  {question:<24} {verdict}: {step}\n"));
         }

@@ -14,29 +14,30 @@ use serde::Serialize;
 /// The best layout at a number of devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
-    /// Devices that the layout uses.
+    /// Number of devices that the layout uses.
     pub devices: usize,
-    /// Nodes that there are.
+    /// Number of nodes in the topology.
     pub nodes: usize,
     /// The layout in words.
     pub layout: String,
-    /// The number format.
+    /// The number format of the plan.
     pub precision: DataType,
-    /// The step.
+    /// The predicted step time.
     pub step_seconds: f64,
-    /// Samples over it.
+    /// Samples per second.
     pub samples_per_second: f64,
-    /// What the fullest device holds.
+    /// Peak memory of the fullest device.
     pub memory_bytes: u64,
-    /// What the nodes cost an hour, if that is known.
+    /// Price of all nodes per hour, if every node has a price.
     pub price_per_hour: Option<f64>,
-    /// Samples a second and device over those of the first point.
+    /// Samples per second and device, relative to the first point.
     pub efficiency: f64,
-    /// How far the step is above the least bound left.
+    /// How far the step may be above the best layout, by the search's bounds.
     pub gap: f64,
 }
 
-/// The best layout at each size: the nodes double from those that have the first number of devices to those that have the second.
+/// Finds the best layout at each size. The number of devices doubles from `sizes.0` up to `sizes.1`; sizes at
+/// which nothing fits are left out.
 pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize)) -> Result<Vec<Point>, Failure> {
     let mut points: Vec<Point> = Vec::new();
     let mut devices = sizes.0.max(1);
@@ -47,7 +48,7 @@ pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize)) -> R
         devices *= 2;
     }
     if points.is_empty() {
-        return Err(Failure::Undone("the model fits at none of these sizes; hint: ask for larger ones".into()));
+        return Err(Failure::Undone("the model fits at none of these sizes; hint: give a range with larger ones".into()));
     }
     Ok(with_efficiency(points))
 }
@@ -59,7 +60,7 @@ fn with_efficiency(mut points: Vec<Point>) -> Vec<Point> {
     points
 }
 
-/// The fastest layout on so many devices that holds no more than so much on any; `None` where nothing fits.
+/// Finds the fastest layout on `devices` devices within a memory limit per device. `None` if nothing fits.
 fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<Bytes>) -> Result<Option<Point>, Failure> {
     let of_node = setting.topology.node_groups().first().map_or(1, |group| group.devices.max(1));
     let topology = if setting.topology.node_groups().len() == 1 {
@@ -83,7 +84,7 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
         };
         let found = match plan(&request) {
             Ok(planned) => planned,
-            // What does not fit in one format may in another.
+            // A model that does not fit in one format may fit in another.
             Err(PlannerError::OutOfMemory { .. } | PlannerError::NoLayout { .. }) => continue,
             Err(error) => return Err(error.into()),
         };
@@ -111,8 +112,8 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
     }))
 }
 
-/// What can be traded for what: over sizes that double up to all devices, and limits of memory, the layouts than which no other is faster, smaller and
-/// on fewer devices at once.
+/// Finds the Pareto front of step time, memory and devices, over halvings of the number of devices and four
+/// memory limits.
 pub fn front(choices: &Choices, setting: &Setting) -> Result<Vec<Point>, Failure> {
     const SHARES_OF_MEMORY: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
     let all = choices.devices(&setting.topology);
@@ -124,7 +125,7 @@ pub fn front(choices: &Choices, setting: &Setting) -> Result<Vec<Point>, Failure
             let limit = Bytes::new((memory.value() * share) as u64);
             match point(choices, setting, devices, Some(limit))? {
                 Some(point) => points.push(point),
-                // What does not fit in so much does not fit in less.
+                // Smaller limits cannot fit either.
                 None => break,
             }
         }
@@ -152,7 +153,7 @@ pub fn front(choices: &Choices, setting: &Setting) -> Result<Vec<Point>, Failure
     Ok(with_efficiency(front))
 }
 
-/// Points in a table.
+/// Formats points as a table.
 pub fn points_table(points: &[Point]) -> String {
     let columns = [
         Column::numbers("devices"),
@@ -179,7 +180,8 @@ pub fn points_table(points: &[Point]) -> String {
     table(&columns, &points.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Points as a plot: samples a second over devices; of a front those of one memory in a series.
+/// Plots points: samples per second over devices; for a front, step time over memory with a series per number of
+/// devices.
 pub fn plot(name: &str, setting: &Setting, points: &[Point]) -> Plot {
     let title = format!("{} on {}: {name}", setting.model.name, setting.topology.name());
     if name == "scaling" {
@@ -188,10 +190,10 @@ pub fn plot(name: &str, setting: &Setting, points: &[Point]) -> Plot {
         };
         let first = points.first().map_or(1.0, |point| point.samples_per_second / point.devices.max(1) as f64);
         let all = [
-            curve("the best layout", &|point| point.samples_per_second),
-            curve("as efficient as the first", &|point| first * point.devices as f64),
+            curve("best layout", &|point| point.samples_per_second),
+            curve("linear scaling", &|point| first * point.devices as f64),
         ];
-        return Plot::curve(title, ["devices", "samples a second"], &all.concat());
+        return Plot::curve(title, ["devices", "samples per second"], &all.concat());
     }
     let mut of_devices: Vec<CurvePoint> = points
         .iter()
@@ -202,10 +204,10 @@ pub fn plot(name: &str, setting: &Setting, points: &[Point]) -> Plot {
         })
         .collect();
     of_devices.sort_by(|a, b| a.series.cmp(&b.series).then(a.x.total_cmp(&b.x)));
-    Plot::curve(title, ["GiB on the fullest device", "seconds a step"], &of_devices)
+    Plot::curve(title, ["peak memory of a device (GiB)", "step time (s)"], &of_devices)
 }
 
-/// How many nodes would be enough where nothing fits: the least of two, four, eight and sixteen times as many.
+/// Returns how many nodes would be enough when nothing fits: the least of 2, 4, 8 and 16 times as many.
 pub fn enough_nodes(choices: &Choices, setting: &Setting) -> Result<Option<usize>, Failure> {
     if setting.topology.node_groups().len() != 1 {
         return Ok(None);
@@ -218,7 +220,7 @@ pub fn enough_nodes(choices: &Choices, setting: &Setting) -> Result<Option<usize
     Ok(None)
 }
 
-/// The least memory of the devices that a request may use.
+/// Memory limit per device: the smallest device's memory, or `--memory-limit` if that is less.
 pub fn limit(choices: &Choices, topology: &Topology) -> Bytes {
     let least = topology.least_memory();
     choices.memory_limit.map_or(least, |limit| limit.min(least))
