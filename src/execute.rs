@@ -1,11 +1,11 @@
-//! `foretell execute`: really trains as a plan says, after foretelling it.
+//! `foretell execute`: predicts a plan, then trains as it says.
 
 use crate::failure::Failure;
 use crate::inputs;
 use crate::launch::{Hosts, backend_for, enough_devices, this_program};
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
-use crate::predict::{self, Foretold};
+use crate::predict::{self, PredictedPlan};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
@@ -32,24 +32,24 @@ pub struct Arguments {
     /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
-    /// Let several ranks share a core or a GPU: to check layouts, not to time them
+    /// Let ranks share a core or a GPU, to check a layout without timing it
     #[arg(long)]
     oversubscribe: bool,
 }
 
-/// What `execute` and `run` let a user choose of the training itself.
+/// Training options of `execute` and `run`.
 #[derive(Debug, Clone, Args)]
 pub struct TrainingArguments {
-    /// Train so many steps [default: 50, if no epochs are given]
+    /// Number of steps to train [default: 50, unless --epochs is given]
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     pub steps: Option<usize>,
-    /// Train so many times through the data
+    /// Number of passes over the data
     #[arg(long, value_name = "E")]
     pub epochs: Option<usize>,
-    /// digits, text, synthetic, or the path of IDX, CIFAR, .txt or token files [default: what fits the model]
+    /// Data: digits, text, synthetic, or a path of IDX, CIFAR, .txt or token files [default: by the model]
     #[arg(long, value_name = "D")]
     pub data: Option<DataSource>,
-    /// The seed of everything random
+    /// Seed of everything random
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
     /// Do not evaluate after each epoch
@@ -68,34 +68,34 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(world) = world.as_ref().filter(|world| world.rank > 0) {
         return Err(world.become_rank(&this_program()?, backend).into());
     }
-    arguments.training.possible(&loaded.model.model, &loaded.plan, backend)?;
+    arguments.training.check_possible(&loaded.model.model, &loaded.plan, backend)?;
     if loaded.file.input.is_some() {
         output::note(
-            "the plan's `input` is simulated only: here each rank reads or generates its samples on a thread of its own",
+            "the plan's `input` is only simulated; here each rank reads or generates its samples on one thread",
         );
     }
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
-    let ranks = foretold.compiled.training.mesh.world_size();
+    let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    let ranks = predicted.compiled.training.mesh.world_size();
     let here = world.as_ref().map_or(ranks, World::local_size);
     enough_devices(here, &loaded.topology, backend, arguments.oversubscribe)?;
-    predict::fitting(&foretold, &loaded)?;
-    predict::remarks(&loaded.topology, &foretold.prediction, ranks);
+    predict::require_fit(&predicted, &loaded)?;
+    predict::print_caveats(&loaded.topology, &predicted.prediction, ranks);
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
-    let outcome = train(&loaded, &foretold, &arguments.training, &folder, world)?;
+    let outcome = train(&loaded, &predicted, &arguments.training, &folder, world)?;
     if json {
         return output::json(&document(&outcome, &folder));
     }
     output::line(&summary(&outcome))?;
-    output::line(&format!("the run is in {0}; `foretell check {0}` lays the prediction beside it", folder.path().display()))
+    output::line(&format!("the run is in {0}; `foretell check {0}` compares it with its prediction", folder.path().display()))
 }
 
 impl TrainingArguments {
-    /// Refuses what cannot be trained, before anything is measured: no steps, a precision that is not executed, data that are not there,
-    /// or fewer of them than a batch.
-    pub fn possible(&self, model: &Model, plan: &Plan, backend: BackendKind) -> Result<(), Failure> {
+    /// Refuses what cannot be trained, before anything is measured: no steps, a precision that the backend lacks, missing
+    /// data, or fewer samples than a batch.
+    pub fn check_possible(&self, model: &Model, plan: &Plan, backend: BackendKind) -> Result<(), Failure> {
         if self.steps == Some(0) || self.epochs == Some(0) {
-            return Err(Failure::Input("a run of no steps trains nothing; hint: ask for 1 at least".into()));
+            return Err(Failure::Input("a run of 0 steps trains nothing; hint: ask for at least 1".into()));
         }
         supported(plan, backend)?;
         let shape = model.sample();
@@ -110,10 +110,11 @@ impl TrainingArguments {
     }
 }
 
-/// Trains, by ranks of its own or with those of a world, keeping plan and prediction in the folder beforehand and the measurements afterwards.
+/// Trains with ranks of its own, or with those that another launcher started (`world`). Writes plan and prediction into
+/// the folder before the run, measurements after it.
 pub fn train(
     loaded: &LoadedPlan,
-    foretold: &Foretold,
+    predicted: &PredictedPlan,
     arguments: &TrainingArguments,
     folder: &RunFolder,
     world: Option<World>,
@@ -124,8 +125,8 @@ pub fn train(
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
         name: loaded.model.name.clone(),
-        prediction: foretold.prediction.clone(),
-        timeline: foretold.simulation.timeline.clone(),
+        prediction: predicted.prediction.clone(),
+        timeline: predicted.simulation.timeline.clone(),
     })?;
     let job = TrainingJob {
         model: loaded.model.model.clone(),
@@ -159,7 +160,7 @@ pub fn train(
     Ok(outcome)
 }
 
-/// The contract's document of `execute`.
+/// The JSON document of `execute`.
 pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
     json!({
         "run": folder.path().display().to_string(),
@@ -175,7 +176,7 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
     })
 }
 
-/// What a person sees of a run.
+/// Summarises a run in text.
 pub fn summary(outcome: &Outcome) -> String {
     let first = outcome.steps.first().map_or(0.0, |step| step.loss);
     let last = outcome.steps.last().map_or(0.0, |step| step.loss);

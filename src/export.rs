@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
-use crate::predict::{self, Foretold};
+use crate::predict::{self, PredictedPlan};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra};
 use foretell_program::{Profile, Rank};
@@ -64,17 +64,17 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
-    predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
+    let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
     match arguments.to {
-        Target::Chakra => chakra(&foretold, &loaded, profile.as_ref(), &arguments.output, json),
-        _ => perfetto(&foretold, &arguments.output, json),
+        Target::Chakra => chakra(&predicted, &loaded, profile.as_ref(), &arguments.output, json),
+        _ => perfetto(&predicted, &arguments.output, json),
     }
 }
 
-fn perfetto(foretold: &Foretold, path: &Path, json: bool) -> Result<(), Failure> {
+fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {
     let mut text = Vec::new();
-    write_trace(&foretold.compiled.training, &[&foretold.simulation.timeline], &mut text)?;
+    write_trace(&predicted.compiled.training, &[&predicted.simulation.timeline], &mut text)?;
     output::write(path, &text)?;
     if json {
         return output::json(&json!({"trace": path}));
@@ -82,10 +82,10 @@ fn perfetto(foretold: &Foretold, path: &Path, json: bool) -> Result<(), Failure>
     output::line(&format!("the trace is in {}; open it at ui.perfetto.dev", path.display()))
 }
 
-fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, folder: &Path, json: bool) -> Result<(), Failure> {
-    let program = &foretold.compiled.training;
+fn chakra(predicted: &PredictedPlan, loaded: &LoadedPlan, profile: Option<&Profile>, folder: &Path, json: bool) -> Result<(), Failure> {
+    let program = &predicted.compiled.training;
     let ranks = program.mesh.world_size();
-    let chakra = Chakra::new(program, &foretold.simulation.timeline)?;
+    let chakra = Chakra::new(program, &predicted.simulation.timeline)?;
     let name = &loaded.model.name;
     let mut bytes = 0;
     for rank in (0..ranks).map(Rank) {

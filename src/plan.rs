@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         file.absolute_paths()?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
-    predict::remarks(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
+    predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
     if json {
         return output::json(&document(&arguments.choices, &setting, &planned));
     }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use crate::predict::Foretold;
+use crate::predict::PredictedPlan;
 use clap::Args;
 use foretell_planner::checkpoint_bytes;
 use foretell_reports::{Column, table};
@@ -72,12 +72,12 @@ impl Questions {
 /// Answers what is asked.
 pub fn answer(
     questions: &Questions,
-    foretold: &Foretold,
+    predicted: &PredictedPlan,
     prediction: &Prediction,
     loaded: &LoadedPlan,
 ) -> Result<Answers, Failure> {
-    let program = &foretold.compiled.training;
-    let cost = running_cost(program, &loaded.topology, &foretold.simulation.timeline, &PowerModel::default());
+    let program = &predicted.compiled.training;
+    let cost = running_cost(program, &loaded.topology, &predicted.simulation.timeline, &PowerModel::default());
     let step = prediction.step_seconds;
     let steps = steps(questions, program.samples, program.tokens)?;
     let goodput = goodput(questions, step, loaded, cost.devices)?;

@@ -4,7 +4,7 @@ use crate::beside;
 use crate::failure::Failure;
 use crate::output;
 use crate::plan_file::PlanFile;
-use crate::predict::{self, Foretold};
+use crate::predict::{self, PredictedPlan};
 use crate::running_cost;
 use crate::what_if;
 use crate::{input, inputs};
@@ -122,45 +122,45 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
-    let mut foretold = predict::foretell_with(&loaded, profile.as_ref(), &options)?;
-    let waiting = input::waiting(&loaded, &foretold.compiled.training, &foretold.prediction);
+    let mut predicted = predict::predict_as(&loaded, profile.as_ref(), &options)?;
+    let waiting = input::waiting(&loaded, &predicted.compiled.training, &predicted.prediction);
     if let Some(waiting) = &waiting {
-        foretold.prediction = waiting.applied(foretold.prediction);
+        predicted.prediction = waiting.applied(predicted.prediction);
     }
-    let foretold = foretold;
-    let program = &foretold.compiled.training;
-    predict::remarks(&loaded.topology, &foretold.prediction, program.mesh.world_size());
+    let predicted = predicted;
+    let program = &predicted.compiled.training;
+    predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size());
     if let Some(path) = &arguments.trace {
         let mut text = Vec::new();
-        write_trace(program, &[&foretold.simulation.timeline], &mut text)?;
+        write_trace(program, &[&predicted.simulation.timeline], &mut text)?;
         output::write(path, &text)?;
     }
     if let Some(folder) = &arguments.plots {
-        for (name, plot) in &plots(&foretold) {
+        for (name, plot) in &plots(&predicted) {
             output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;
             output::write(&folder.join(format!("{name}.png")), &plot.png()?)?;
         }
     }
     if let Some(path) = &arguments.report {
         let mut sections = vec![
-            Section::Listing { heading: "Prediction".into(), text: predict::table(&foretold.prediction, &loaded.topology) },
+            Section::Listing { heading: "Prediction".into(), text: predict::table(&predicted.prediction, &loaded.topology) },
             Section::Listing { heading: "Plan".into(), text: loaded.file.to_yaml()? },
         ];
-        for (name, plot) in plots(&foretold) {
+        for (name, plot) in plots(&predicted) {
             sections.push(Section::Figure { heading: name.into(), plot: Box::new(plot), caption: String::new() });
         }
         output::write(path, page(&format!("{}: foretold", loaded.model.name), &sections)?.as_bytes())?;
     }
-    let path = arguments.critical_path.then(|| critical_path(&foretold.simulation.timeline, program)).transpose()?;
+    let path = arguments.critical_path.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
     let jobs = match arguments.beside.as_slice() {
         [] => Vec::new(),
         others => beside::foretell(&loaded, others, profile.as_ref(), arguments.fold.into())?,
     };
     let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
-    let answers = what_if::answer(questions, &foretold, &loaded, profile.as_ref(), oversubscription, folding)?;
-    let running = running_cost::answer(&arguments.running, &foretold, &foretold.prediction, &loaded)?;
+    let answers = what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)?;
+    let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
     if json {
-        let mut document = serde_json::to_value(&foretold.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
+        let mut document = serde_json::to_value(&predicted.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
         if let Some(path) = &path {
             document["critical_path"] = what_if::path_document(path, program);
         }
@@ -173,10 +173,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             document["input"] = waiting.document();
         }
         if !answers.is_empty() {
-            document["what_if"] = what_if::answers_document(&foretold.prediction, &answers)?;
+            document["what_if"] = what_if::answers_document(&predicted.prediction, &answers)?;
         }
-        if let Some(undisturbed) = foretold.undisturbed {
-            document["disturbance"] = disturbance_document(&options.disturbance, undisturbed, foretold.prediction.step_seconds);
+        if let Some(undisturbed) = predicted.undisturbed {
+            document["disturbance"] = disturbance_document(&options.disturbance, undisturbed, predicted.prediction.step_seconds);
         }
         if !jobs.is_empty() {
             document["jobs"] = beside::document(&jobs);
@@ -185,11 +185,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     } else if arguments.dump_program {
         output::line(&program.to_string())?;
     } else {
-        output::line(&predict::table(&foretold.prediction, &loaded.topology))?;
-        if let Some(undisturbed) = foretold.undisturbed {
+        output::line(&predict::table(&predicted.prediction, &loaded.topology))?;
+        if let Some(undisturbed) = predicted.undisturbed {
             output::line(&format!(
                 "\n{}",
-                disturbance_table(&options.disturbance, undisturbed, foretold.prediction.step_seconds)
+                disturbance_table(&options.disturbance, undisturbed, predicted.prediction.step_seconds)
             ))?;
         }
         if let Some(path) = &path {
@@ -200,14 +200,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             output::line(&format!("\n{part}"))?;
         }
         if !answers.is_empty() {
-            output::line(&format!("\n{}", what_if::answers_table(&foretold.prediction, &answers)))?;
+            output::line(&format!("\n{}", what_if::answers_table(&predicted.prediction, &answers)))?;
         }
         if !jobs.is_empty() {
             output::line(&format!("\n{}", beside::listing(&jobs, &loaded.topology)))?;
         }
     }
     // The answer is there, and says so too; but such a plan cannot be run.
-    predict::fitting(&foretold, &loaded)
+    predict::require_fit(&predicted, &loaded)
 }
 
 /// What is simulated; spans are kept where something is made of them.
@@ -253,9 +253,9 @@ fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: S
     })
 }
 
-fn plots(foretold: &Foretold) -> Vec<(&'static str, Plot)> {
-    let program = &foretold.compiled.training;
-    let timeline = &foretold.simulation.timeline;
+fn plots(predicted: &PredictedPlan) -> Vec<(&'static str, Plot)> {
+    let program = &predicted.compiled.training;
+    let timeline = &predicted.simulation.timeline;
     vec![
         ("timeline", Plot::timeline("One step, foretold", program, &[timeline])),
         ("memory", Plot::memory("Memory over the step", program, timeline)),

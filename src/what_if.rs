@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::input;
 use crate::plan_file::LoadedPlan;
-use crate::predict::{self, Foretold};
+use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
 use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf};
@@ -35,7 +35,7 @@ pub fn help() -> String {
 /// Foretells the step again for each question.
 pub fn answer(
     questions: Vec<WhatIf>,
-    foretold: &Foretold,
+    predicted: &PredictedPlan,
     loaded: &LoadedPlan,
     profile: Option<&Profile>,
     oversubscription: Oversubscription,
@@ -46,10 +46,10 @@ pub fn answer(
         .into_iter()
         .map(|what_if| {
             let topology = what_if.topology(&loaded.topology)?;
-            let program = &foretold.compiled.training;
+            let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);
             let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
-            let prediction = predict::Memory::of(&foretold.compiled, &loaded.plan, &topology, &costs).applied(prediction);
+            let prediction = predict::Memory::of(&predicted.compiled, &loaded.plan, &topology, &costs).applied(prediction);
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,
