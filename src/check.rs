@@ -12,7 +12,8 @@ use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// Compare a run's prediction with its measurement, by instruction, with the cause of each difference
+/// Compare a run's prediction with its measurement, by instruction, with the cause of each
+/// difference
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell check runs/first")]
 pub struct Arguments {
@@ -70,7 +71,8 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
         peak(&predicted_peaks),
         Some(peak(&totals.peak_memory_bytes)),
     );
-    // The step from end to end, as users count it, is what the prediction is judged by. The spans explain it.
+    // The step from end to end, as users count it, is what the prediction is judged by. The spans
+    // explain it.
     let interval = (prediction.step_seconds_p10, prediction.step_seconds_p90);
     document.set_steps(prediction.step_seconds, Seconds::new(totals.step_seconds), interval.0, interval.1);
     Ok(Checked { document, folder: folder.clone(), loaded, compiled, predicted: predicted.timeline, measured })

@@ -1,5 +1,5 @@
-//! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions, limits.
-//! Resolves names, takes defaults, and runs the planner over what is left open.
+//! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions,
+//! limits. Resolves names, takes defaults, and runs the planner over what is left open.
 
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
@@ -18,10 +18,12 @@ pub struct Choices {
     /// A zoo name (see `foretell models`) or a model file
     #[arg(long)]
     pub model: String,
-    /// A library name (see `foretell topologies`), a topology file, `local` (this machine's cores) or `local-gpus`
+    /// A library name (see `foretell topologies`), a topology file, `local` (this machine's cores)
+    /// or `local-gpus`
     #[arg(long)]
     pub topology: String,
-    /// Node kind (a `name` in `nodes`) that holds the first ranks; left open, the best one is chosen
+    /// Node kind (a `name` in `nodes`) that holds the first ranks; left open, the best one is
+    /// chosen
     #[arg(long, value_name = "NAME")]
     pub first_nodes: Option<String>,
     /// Number of nodes of the topology's node template
@@ -30,8 +32,8 @@ pub struct Choices {
     /// Samples per step over all ranks [default: 32 per device; 8 if samples are sequences]
     #[arg(long, value_name = "SAMPLES")]
     pub global_batch: Option<usize>,
-    /// Number format of activations and products; of several, the one with the fastest step is chosen
-    /// [default: bf16 on GPUs (V100: fp16), fp32 on CPUs]
+    /// Number format of activations and products; of several, the one with the fastest step is
+    /// chosen [default: bf16 on GPUs (V100: fp16), fp32 on CPUs]
     #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
     pub precision: Vec<Precision>,
     /// Optimizer [default: sgd for MLPs and convolutional networks, adamw for others]
@@ -40,25 +42,27 @@ pub struct Choices {
     /// Memory limit per rank, such as 72GB
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Bytes>,
-    /// Fixed dimensions of the layout: data, tensor, pipeline, context, expert, micro_batch, schedule, virtual_stages,
-    /// recompute, zero, shard_group, offload, collective, sequence_parallel, context_method, bucket, shares, cuts,
-    /// placement, stage_places, stages
+    /// Fixed dimensions of the layout: data, tensor, pipeline, context, expert, micro_batch,
+    /// schedule, virtual_stages, recompute, zero, shard_group, offload, collective,
+    /// sequence_parallel, context_method, bucket, shares, cuts, placement, stage_places, stages
     #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
     pub fix: Fixed,
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]
     #[arg(long, value_name = "SAMPLES")]
     pub batch_norm_group: Option<usize>,
-    /// Software stack to model: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp, ...
+    /// Software stack to model: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp,
+    /// ...
     #[arg(long, value_name = "NAME", default_value = "foretell")]
     pub stack: String,
     /// Learning rate [default: 0.05 for sgd, 0.001 for adam and adamw]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f32>,
-    /// Let ranks share devices, to check a layout without timing it. `--fix` gives data, tensor and pipeline
+    /// Let ranks share devices, to check a layout without timing it. `--fix` gives data, tensor and
+    /// pipeline
     #[arg(long)]
     pub oversubscribe: bool,
-    /// Stop the search after this time with the best layout so far; the gap says how far it may be from the
-    /// optimum. While nothing fits, the search goes on for at least 10 s
+    /// Stop the search after this time with the best layout so far; the gap says how far it may be
+    /// from the optimum. While nothing fits, the search goes on for at least 10 s
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// Highest price per hour of the nodes used, in the currency of the topology file
@@ -147,8 +151,8 @@ impl Choices {
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
 
-    /// Number of ranks that the search may use: one per device within `--price-limit`. With `--oversubscribe` it
-    /// is the world size of the fixed layout, as with `mpirun`.
+    /// Number of ranks that the search may use: one per device within `--price-limit`. With
+    /// `--oversubscribe` it is the world size of the fixed layout, as with `mpirun`.
     pub fn devices(&self, topology: &Topology) -> usize {
         match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
             (true, Some(data), Some(tensor), Some(pipeline)) => {
@@ -170,8 +174,8 @@ impl Choices {
         formats
     }
 
-    /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin with another
-    /// node kind. Sets the setting's topology to that of the answer.
+    /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
+    /// with another node kind. Sets the setting's topology to that of the answer.
     pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
         let started = Instant::now();
         let formats = self.formats(setting);
@@ -202,8 +206,8 @@ impl Choices {
         Ok(planned)
     }
 
-    /// Searches the first `devices` of a topology for the best `top` layouts. `elsewhere` is the best value on
-    /// other topologies: only better layouts count.
+    /// Searches the first `devices` of a topology for the best `top` layouts. `elsewhere` is the
+    /// best value on other topologies: only better layouts count.
     fn search_devices(
         &self,
         setting: &Setting,
@@ -247,8 +251,9 @@ impl Choices {
         planned
     }
 
-    /// Topologies that begin with another node kind: that kind's name, the reordered topology, and the number of
-    /// devices without the kinds that come before it in the file (or those within the price limit).
+    /// Topologies that begin with another node kind: that kind's name, the reordered topology, and
+    /// the number of devices without the kinds that come before it in the file (or those within the
+    /// price limit).
     fn without_first_nodes(&self, setting: &Setting) -> Vec<(String, Topology, usize)> {
         let groups = setting.topology.node_groups();
         let unnamed = |groups: &[NodeGroup]| -> Vec<NodeGroup> {
@@ -283,11 +288,12 @@ impl Choices {
 /// Most node kinds at the beginning of a file that are left out. Each needs a search of its own.
 const MOST_KINDS_LEFT_OUT: usize = 3;
 
-/// Seconds for which a search without an answer goes on, even beyond its time limit. Most have one by then.
+/// Seconds for which a search without an answer goes on, even beyond its time limit. Most have one
+/// by then.
 const FIRST_ANSWER: f64 = 10.0;
 
-/// Number of devices in the first nodes that together cost at most `limit` per hour. Counting stops at a
-/// node without a price.
+/// Number of devices in the first nodes that together cost at most `limit` per hour. Counting stops
+/// at a node without a price.
 fn affordable(topology: &Topology, limit: f64) -> usize {
     let (mut price, mut devices) = (0.0, 0);
     for group in topology.node_groups() {

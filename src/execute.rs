@@ -46,7 +46,8 @@ pub struct TrainingArguments {
     /// Number of passes over the data
     #[arg(long, value_name = "E")]
     pub epochs: Option<usize>,
-    /// Data: digits, text, synthetic, or a path of IDX, CIFAR, .txt or token files [default: by the model]
+    /// Data: digits, text, synthetic, or a path of IDX, CIFAR, .txt or token files [default: by the
+    /// model]
     #[arg(long, value_name = "D")]
     pub data: Option<DataSource>,
     /// Seed of everything random
@@ -70,9 +71,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     arguments.training.check_possible(&loaded.model.model, &loaded.plan, backend)?;
     if loaded.file.input.is_some() {
-        output::note(
-            "the plan's `input` is only simulated; here each rank reads or generates its samples on one thread",
-        );
+        output::note("the plan's `input` is only simulated; here each rank reads or generates its samples on one thread");
     }
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
@@ -91,8 +90,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 impl TrainingArguments {
-    /// Refuses what cannot be trained, before anything is measured: no steps, a precision that the backend lacks, missing
-    /// data, or fewer samples than a batch.
+    /// Refuses what cannot be trained, before anything is measured: no steps, a precision that the
+    /// backend lacks, missing data, or fewer samples than a batch.
     pub fn check_possible(&self, model: &Model, plan: &Plan, backend: BackendKind) -> Result<(), Failure> {
         if self.steps == Some(0) || self.epochs == Some(0) {
             return Err(Failure::Input("a run of 0 steps trains nothing; hint: ask for at least 1".into()));
@@ -110,8 +109,8 @@ impl TrainingArguments {
     }
 }
 
-/// Trains with ranks of its own, or with those that another launcher started (`world`). Writes plan and prediction into
-/// the folder before the run, measurements after it.
+/// Trains with ranks of its own, or with those that another launcher started (`world`). Writes plan
+/// and prediction into the folder before the run, measurements after it.
 pub fn train(
     loaded: &LoadedPlan,
     predicted: &PredictedPlan,

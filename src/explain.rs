@@ -1,7 +1,7 @@
 //! `foretell plan --explain`: why the best layout is best, and where the others lose.
 
-use crate::failure::Failure;
 use crate::choices::Setting;
+use crate::failure::Failure;
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
@@ -12,8 +12,8 @@ use foretell_units::{Bytes, Seconds};
 /// Changes of hardware for which `--explain` simulates the shown layouts again.
 const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
 
-/// Explains an answer: what was searched, what binds, what the other layouts lose and where, and which
-/// change of hardware would change the answer.
+/// Explains an answer: what was searched, what binds, what the other layouts lose and where, and
+/// which change of hardware would change the answer.
 pub fn explanation(
     planned: &Planned,
     setting: &Setting,
@@ -50,8 +50,8 @@ pub fn explanation(
     Ok(text)
 }
 
-/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how full the
-/// fullest device is.
+/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how
+/// full the fullest device is.
 fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<String, Failure> {
     let prediction = &candidate.prediction;
     let parts = &prediction.breakdown_seconds;
@@ -96,7 +96,8 @@ fn fullest(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> 
     Ok(fullest)
 }
 
-/// Says how much slower a layout is than the best one, and which parts of its step make the difference.
+/// Says how much slower a layout is than the best one, and which parts of its step make the
+/// difference.
 fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let (fast, slow) = (&best.prediction, &other.prediction);
     let change = (slow.step_seconds / fast.step_seconds - 1.0) * 100.0;
@@ -150,7 +151,8 @@ pub fn words(layout: &Layout) -> String {
     words.join(", ")
 }
 
-/// Describes stages with their own meshes: `2 stages of data 4, tensor 2, then 4 stages of data 6, tensor 1`.
+/// Describes stages with their own meshes: `2 stages of data 4, tensor 2, then 4 stages of data 6,
+/// tensor 1`.
 fn meshes(stages: &[StageLayout]) -> String {
     let of_run = |run: &[StageLayout]| {
         let StageLayout { data, tensor, context, expert, .. } = &run[0];

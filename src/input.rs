@@ -1,5 +1,6 @@
-//! The plan's `input` section: how long a step waits for samples. This is simulated only. The executor reads or
-//! generates samples on one thread of each rank, which is the `load` of a Program.
+//! The plan's `input` section: how long a step waits for samples. This is simulated only. The
+//! executor reads or generates samples on one thread of each rank, which is the `load` of a
+//! Program.
 
 use crate::plan_file::LoadedPlan;
 use foretell_program::{Operation, Program};
@@ -28,7 +29,8 @@ pub struct Waiting {
 /// Predicts how long steps wait for the plan's input pipeline; `None` if the plan has no `input`.
 pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) -> Option<Waiting> {
     let input = loaded.file.input?;
-    // Samples that a rank of each list reads per step. Of several inputs (images, labels) one counts.
+    // Samples that a rank of each list reads per step. Of several inputs (images, labels) one
+    // counts.
     let samples: Vec<usize> = program
         .lists
         .iter()

@@ -1,5 +1,5 @@
-//! Where and how ranks start: on this machine or in a lab, on CPU cores or GPUs. Shared by `execute`,
-//! `calibrate`, `run` and `lab`.
+//! Where and how ranks start: on this machine or in a lab, on CPU cores or GPUs. Shared by
+//! `execute`, `calibrate`, `run` and `lab`.
 
 use crate::failure::Failure;
 use foretell_executor::backend::devices;
@@ -52,8 +52,9 @@ pub fn backend_here(topology: &Topology) -> Result<BackendKind, Failure> {
     backend_for(topology, None)
 }
 
-/// Returns the backend for a topology's devices. Refuses devices that are not on this machine, and a
-/// topology whose number of nodes differs from the one on which another launcher started the ranks.
+/// Returns the backend for a topology's devices. Refuses devices that are not on this machine, and
+/// a topology whose number of nodes differs from the one on which another launcher started the
+/// ranks.
 pub fn backend_for(topology: &Topology, world: Option<&World>) -> Result<BackendKind, Failure> {
     let name = topology.name();
     let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));
@@ -90,8 +91,8 @@ pub fn backend_for(topology: &Topology, world: Option<&World>) -> Result<Backend
 }
 
 /// Refuses more ranks than this machine has cores or GPUs, whatever its topology file says, unless
-/// `oversubscribe` allows it. A lab's devices may share cores; its calibration measures how fast they
-/// then are.
+/// `oversubscribe` allows it. A lab's devices may share cores; its calibration measures how fast
+/// they then are.
 pub fn enough_devices(ranks: usize, topology: &Topology, backend: BackendKind, oversubscribe: bool) -> Result<(), Failure> {
     if topology.is_lab() {
         return Ok(());

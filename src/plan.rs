@@ -24,10 +24,12 @@ pub struct Arguments {
     /// Number of layouts to show
     #[arg(long, default_value_t = 5, value_name = "K")]
     top: usize,
-    /// Explain the answer: what was searched, what binds, what the others lose, what would change it
+    /// Explain the answer: what was searched, what binds, what the others lose, what would change
+    /// it
     #[arg(long)]
     explain: bool,
-    /// Find the best layout at each size; the number of devices doubles from the first to the second
+    /// Find the best layout at each size; the number of devices doubles from the first to the
+    /// second
     #[arg(long, value_name = "8..4096", value_parser = device_range, conflicts_with_all = ["output", "explain", "front"])]
     scaling: Option<(usize, usize)>,
     /// Pareto front of step time, memory and devices
@@ -117,7 +119,6 @@ fn points(arguments: &Arguments, setting: &Setting, json: bool) -> Result<(), Fa
     }
     output::line(&format!("{} on {}\n{}", setting.model.name, setting.topology.name(), sizes::points_table(&points)))
 }
-
 
 /// Parses a range of device counts, such as `8..4096`.
 fn device_range(text: &str) -> Result<(usize, usize), String> {

@@ -1,5 +1,5 @@
-//! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what the compiler
-//! needs; a plan file adds the model and the topology, by name, by path, or in place.
+//! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what
+//! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};

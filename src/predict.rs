@@ -81,7 +81,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// With the whole arena, which is also evaluation's, of which the simulator knows nothing; or with what the plan's stack holds, where that is not ours.
+    /// With the whole arena, which is also evaluation's, of which the simulator knows nothing; or
+    /// with what the plan's stack holds, where that is not ours.
     pub fn of(compiled: &Compiled, plan: &Plan, topology: &Topology, costs: &CostModel) -> Self {
         let training = &compiled.training;
         let mesh = &training.mesh;
@@ -133,8 +134,8 @@ impl Memory {
     }
 }
 
-/// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles and the plan's
-/// stack, else from the data sheet.
+/// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
+/// and the plan's stack, else from the data sheet.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
     has_products(topology, plan.precision)?;
     let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.unstated_format());
@@ -145,7 +146,8 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Res
 pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
     if precision == DataType::Fp8 {
         let kinds = topology.device_kinds().iter();
-        // CPUs have no fp8 arithmetic either, but compute the same numbers, so that a GPU's training can be tried.
+        // CPUs have no fp8 arithmetic either, but compute the same numbers, so that a GPU's
+        // training can be tried.
         let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
         let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
         if !names.is_empty() {
@@ -170,7 +172,11 @@ pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(),
     let Some(Misfit { stage, ranks, need, kind, limit }) = &predicted.misfit else {
         return Ok(());
     };
-    let who = if *ranks > 1 { format!("stage {stage} and the ranks that share its device need") } else { format!("stage {stage} needs") };
+    let who = if *ranks > 1 {
+        format!("stage {stage} and the ranks that share its device need")
+    } else {
+        format!("stage {stage} needs")
+    };
     let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
     Err(Failure::Undone(format!(
         "{plan}: the plan does not fit: {who} {need}, but a device of `{kind}` has {limit}; hint: {hint}"

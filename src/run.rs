@@ -2,12 +2,12 @@
 
 use crate::calibrate::{Needs, Patience, measure, to_yaml};
 use crate::check::check_compiled;
+use crate::choices::Choices;
 use crate::execute::{self, TrainingArguments, train};
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
 use crate::output;
-use crate::choices::Choices;
 use crate::plan::document;
 use crate::plan_file::LoadedPlan;
 use crate::predict;

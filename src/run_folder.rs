@@ -57,7 +57,8 @@ impl RunFolder {
         self.0.join(name)
     }
 
-    /// Makes the folder with the next free number under `runs`. Making it here keeps two runs from sharing it.
+    /// Makes the folder with the next free number under `runs`. Making it here keeps two runs from
+    /// sharing it.
     pub fn next() -> Result<Self, Failure> {
         let runs = Path::new("runs");
         let refused = |path: &Path, error: std::io::Error| {
@@ -76,8 +77,8 @@ impl RunFolder {
         }
     }
 
-    /// Removes an earlier run's files, so that two runs never mix. A folder without `predicted.json` is not a run's
-    /// and is left alone.
+    /// Removes an earlier run's files, so that two runs never mix. A folder without
+    /// `predicted.json` is not a run's and is left alone.
     pub fn clear(&self) -> Result<(), Failure> {
         if !self.file("predicted.json").is_file() {
             return Ok(());
@@ -111,7 +112,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Writes the plan with its topology, and a model that is not the zoo's, in place: the folder needs no other file.
+    /// Writes the plan with its topology, and a model that is not the zoo's, in place: the folder
+    /// needs no other file.
     pub fn keep_plan(&self, loaded: &LoadedPlan) -> Result<(), Failure> {
         let topology = TopologyReference::InPlace(Box::new(specification(&loaded.topology)?));
         let model = match &loaded.file.model {
@@ -148,7 +150,10 @@ impl RunFolder {
         let text = inputs::read(&path)?;
         serde_json::from_str(&text).map_err(|error| {
             let hint = "use a folder of a finished run, as it was written";
-            Failure::Input(format!("`{}` is not in the form that `foretell execute` writes: {error}; hint: {hint}", path.display()))
+            Failure::Input(format!(
+                "`{}` is not in the form that `foretell execute` writes: {error}; hint: {hint}",
+                path.display()
+            ))
         })
     }
 }

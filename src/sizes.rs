@@ -1,4 +1,5 @@
-//! `foretell plan --scaling` and `--front`: the best layout for each number of devices and memory limit.
+//! `foretell plan --scaling` and `--front`: the best layout for each number of devices and memory
+//! limit.
 
 use crate::choices::{Choices, Setting};
 use crate::explain::words;
@@ -36,8 +37,8 @@ pub struct Point {
     pub gap: f64,
 }
 
-/// Finds the best layout at each size. The number of devices doubles from `sizes.0` up to `sizes.1`; sizes at
-/// which nothing fits are left out.
+/// Finds the best layout at each size. The number of devices doubles from `sizes.0` up to
+/// `sizes.1`; sizes at which nothing fits are left out.
 pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize)) -> Result<Vec<Point>, Failure> {
     let mut points: Vec<Point> = Vec::new();
     let mut devices = sizes.0.max(1);
@@ -60,7 +61,8 @@ fn with_efficiency(mut points: Vec<Point>) -> Vec<Point> {
     points
 }
 
-/// Finds the fastest layout on `devices` devices within a memory limit per device. `None` if nothing fits.
+/// Finds the fastest layout on `devices` devices within a memory limit per device. `None` if
+/// nothing fits.
 fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<Bytes>) -> Result<Option<Point>, Failure> {
     let of_node = setting.topology.node_groups().first().map_or(1, |group| group.devices.max(1));
     let topology = if setting.topology.node_groups().len() == 1 {
@@ -112,8 +114,8 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
     }))
 }
 
-/// Finds the Pareto front of step time, memory and devices, over halvings of the number of devices and four
-/// memory limits.
+/// Finds the Pareto front of step time, memory and devices, over halvings of the number of devices
+/// and four memory limits.
 pub fn front(choices: &Choices, setting: &Setting) -> Result<Vec<Point>, Failure> {
     const SHARES_OF_MEMORY: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
     let all = choices.devices(&setting.topology);
@@ -180,8 +182,8 @@ pub fn points_table(points: &[Point]) -> String {
     table(&columns, &points.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Plots points: samples per second over devices; for a front, step time over memory with a series per number of
-/// devices.
+/// Plots points: samples per second over devices; for a front, step time over memory with a series
+/// per number of devices.
 pub fn plot(name: &str, setting: &Setting, points: &[Point]) -> Plot {
     let title = format!("{} on {}: {name}", setting.model.name, setting.topology.name());
     if name == "scaling" {
@@ -207,7 +209,8 @@ pub fn plot(name: &str, setting: &Setting, points: &[Point]) -> Plot {
     Plot::curve(title, ["peak memory of a device (GiB)", "step time (s)"], &of_devices)
 }
 
-/// Returns how many nodes would be enough when nothing fits: the least of 2, 4, 8 and 16 times as many.
+/// Returns how many nodes would be enough when nothing fits: the least of 2, 4, 8 and 16 times as
+/// many.
 pub fn enough_nodes(choices: &Choices, setting: &Setting) -> Result<Option<usize>, Failure> {
     if setting.topology.node_groups().len() != 1 {
         return Ok(None);
