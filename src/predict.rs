@@ -3,15 +3,14 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Footprint, Plan, Profile, Rank, StageLayout};
+use foretell_program::{Compiled, Plan, Profile, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
-    CostModel, Disturbance, Options, Oversubscription, Prediction, Recording, Simulation, device_memory, device_memory_by_stage,
-    host_memory, predict_with, simulate,
+    CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
+    predict_with, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
-use foretell_units::{Bytes, DataType, Seconds};
-use std::collections::BTreeMap;
+use foretell_units::{DataType, Seconds};
 use std::time::Instant;
 
 /// A plan's Programs and their prediction.
@@ -24,10 +23,8 @@ pub struct PredictedPlan {
     pub simulation: Simulation,
     /// The step time without jitter and stragglers, if some were simulated.
     pub undisturbed: Option<Seconds>,
-    /// The first device with too little memory, if there is one.
-    misfit: Option<Misfit>,
-    /// What the ranks of a node have on its host, where that is more than it has.
-    crowded: Option<Bytes>,
+    /// The memory that the run needs.
+    memory: MemoryUse,
 }
 
 /// Whether several ranks may share a device.
@@ -64,74 +61,10 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         simulate(&compiled.training, &loaded.topology, &costs, &options)
     });
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
-    let memory = Memory::of(&compiled, &loaded.plan, &loaded.topology, &costs);
-    let mut prediction = memory.applied(prediction);
+    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
+    let mut prediction = prediction.with_memory(memory.clone());
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, misfit: memory.misfit, crowded: memory.crowded })
-}
-
-/// What devices hold of a plan's Programs.
-pub struct Memory {
-    /// Of each stage the most of any of its ranks.
-    peaks: Vec<Bytes>,
-    footprints: Vec<Footprint>,
-    misfit: Option<Misfit>,
-    /// What the ranks of a node have on its host, where that is more than it has.
-    crowded: Option<Bytes>,
-}
-
-impl Memory {
-    /// With the whole arena, which is also evaluation's, of which the simulator knows nothing; or
-    /// with what the plan's stack holds, where that is not ours.
-    pub fn of(compiled: &Compiled, plan: &Plan, topology: &Topology, costs: &CostModel) -> Self {
-        let training = &compiled.training;
-        let mesh = &training.mesh;
-        let (ranks, devices) = (mesh.world_size(), topology.device_count());
-        let mut known: BTreeMap<(usize, usize), Bytes> = BTreeMap::new();
-        let (mut peaks, mut footprints) = (compiled.arenas(), Footprint::of_stages(training));
-        let is_own = plan.stack.is_own();
-        let mut need_of = |rank: Rank, kind: usize| {
-            if is_own {
-                // A processor's memory is its host's.
-                let is_host = topology.device_kinds()[kind].architecture == Architecture::Cpu;
-                let on_host = if is_host { compiled.host_arena_of(rank) } else { Bytes::ZERO };
-                return compiled.arena_of(rank) + on_host;
-            }
-            let list = training.list_index(rank);
-            let held = || device_memory(&training.lists[list], training.precision, costs, kind).total();
-            *known.entry((list, kind)).or_insert_with(held)
-        };
-        // Ranks go round the devices, as in the simulator, so that several may share one.
-        let mut misfit = None;
-        for (index, device) in topology.devices().take(ranks).enumerate() {
-            let sharers: Vec<Rank> = (index..ranks).step_by(devices).map(Rank).collect();
-            let kind = topology.kind_index(device);
-            let need = sharers.iter().map(|&rank| need_of(rank, kind)).fold(Bytes::ZERO, |sum, need| sum + need);
-            let limit = topology.device_kind(device).memory;
-            if need <= limit || misfit.is_some() {
-                continue;
-            }
-            let largest = sharers.iter().copied().max_by_key(|&rank| (need_of(rank, kind), std::cmp::Reverse(rank)));
-            let stage = largest.map_or(0, |rank| mesh.stage_of(rank));
-            let kind = topology.device_kind(device).name.clone();
-            misfit = Some(Misfit { stage, ranks: sharers.len(), need, kind, limit });
-        }
-        if !is_own {
-            footprints = device_memory_by_stage(training, topology, costs);
-            peaks = footprints.iter().map(Footprint::total).collect();
-        }
-        let on_hosts = host_memory(training, topology);
-        let crowded = (!on_hosts.fits).then_some(on_hosts.fullest_node);
-        Self { peaks, footprints, misfit, crowded }
-    }
-
-    /// A prediction that says so.
-    pub fn applied(&self, mut prediction: Prediction) -> Prediction {
-        prediction.peak_memory_bytes.clone_from(&self.peaks);
-        prediction.memory_by_component.clone_from(&self.footprints);
-        prediction.fits = self.misfit.is_none() && self.crowded.is_none();
-        prediction
-    }
+    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory })
 }
 
 /// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
@@ -163,13 +96,13 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
 /// Refuses a plan that does not fit its devices.
 pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(), Failure> {
     let plan = loaded.path.display();
-    if let Some(held) = &predicted.crowded {
+    if let Some(held) = &predicted.memory.overfull_host {
         let hint = "use `offload: none`, a higher `zero`, or more nodes";
         return Err(Failure::Undone(format!(
             "{plan}: the plan does not fit: the ranks of a node need {held} of host memory, more than it has; hint: {hint}"
         )));
     }
-    let Some(Misfit { stage, ranks, need, kind, limit }) = &predicted.misfit else {
+    let Some(OverfullDevice { stage, ranks, needed, kind, memory }) = &predicted.memory.overfull_device else {
         return Ok(());
     };
     let who = if *ranks > 1 {
@@ -179,21 +112,8 @@ pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(),
     };
     let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
     Err(Failure::Undone(format!(
-        "{plan}: the plan does not fit: {who} {need}, but a device of `{kind}` has {limit}; hint: {hint}"
+        "{plan}: the plan does not fit: {who} {needed}, but a device of `{kind}` has {memory}; hint: {hint}"
     )))
-}
-
-/// A device with less memory than its ranks need.
-struct Misfit {
-    /// The stage of the rank that needs the most.
-    stage: usize,
-    /// Number of ranks on the device.
-    ranks: usize,
-    need: Bytes,
-    /// The device kind.
-    kind: String,
-    /// The device's memory.
-    limit: Bytes,
 }
 
 /// Formats a prediction as a table.

@@ -7,7 +7,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
-use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf};
+use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf, memory_use};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 
@@ -50,7 +50,8 @@ pub fn answer(
             let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);
             let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
-            let prediction = predict::Memory::of(&predicted.compiled, &loaded.plan, &topology, &costs).applied(prediction);
+            let evaluation = Some(&predicted.compiled.evaluation);
+            let prediction = prediction.with_memory(memory_use(program, evaluation, &topology, &costs));
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,

@@ -47,7 +47,7 @@ pub(crate) fn initialise(
         for (copy, &(buffer, _, place)) in copies.iter().zip(some) {
             let bytes = buffer.bytes.count() as usize;
             // SAFETY: the place lies inside the arena, and the copy is as long and lives until the stream is done.
-            unsafe { driver.copy_in(DeviceAddress::of(place), copy.as_ptr().cast(), bytes, stream) }?;
+            unsafe { driver.copy_in(DeviceAddress::from_pointer(place), copy.as_ptr().cast(), bytes, stream) }?;
         }
         driver.synchronize(stream)?;
     }

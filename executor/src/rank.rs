@@ -1,6 +1,6 @@
 //! A rank's process: joins the run, does its job, says how it went.
 
-use crate::backend::cuda::{Driver, NvidiaDriver, Reach};
+use crate::backend::cuda::{Driver, GpuTransport, NvidiaDriver};
 use crate::calibration;
 use crate::environment::{
     ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
@@ -125,7 +125,7 @@ fn join() -> Result<Member, ExecutorError> {
     let timeout = number(START_VARIABLE).map_or(START_TIME, |seconds| Duration::from_secs(seconds as u64));
     let device = match number(GPU_VARIABLE) {
         Ok(index) => {
-            let reach = if std::env::var_os(NCCL_VARIABLE).is_some() { Reach::Direct } else { Reach::Host };
+            let reach = if std::env::var_os(NCCL_VARIABLE).is_some() { GpuTransport::Nccl } else { GpuTransport::Host };
             Some(Arc::new(NvidiaDriver::open(index, reach)?) as Arc<dyn Driver>)
         }
         Err(_) => None,

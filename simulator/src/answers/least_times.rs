@@ -147,7 +147,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRa
     };
     let of_group = |group: u32, nth: u32| {
         let party = rank.groups[group as usize];
-        (party, lowered.groups[party as usize].collectives.which(nth as usize))
+        (party, lowered.groups[party as usize].collectives.index(nth as usize))
     };
     let processor = |action: &Action| match *action {
         Action::Collective { group, nth } => {
@@ -166,7 +166,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRa
         Action::Send { peer, nth } => {
             let channel = rank.sends[peer as usize];
             let party = channel + lowered.groups.len() as u32;
-            price(party, lowered.channels[channel as usize].bytes.which(nth as usize))
+            price(party, lowered.channels[channel as usize].bytes.index(nth as usize))
         }
         Action::Receive { .. } => Picoseconds::ZERO,
     };

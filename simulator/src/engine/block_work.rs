@@ -1,28 +1,28 @@
-//! What the blocks of a list take.
+//! Durations of blocks at one quantile.
 
 use super::blocks::BlockList;
 use crate::cost::Quantile;
 use crate::lowering::{Lowered, LoweredList, Work};
 use foretell_units::Picoseconds;
 
-/// What a block of a list takes, and of the host: all that the interpreter asks of it beside its code, in one place.
+/// What a block costs its device and its host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockWork {
-    /// Of the processor.
-    pub(crate) duration: Picoseconds,
-    /// When the host has launched it, if it never waits.
-    pub(crate) launched: Picoseconds,
-    /// Whether the host launches nothing more before it has ended.
-    pub(crate) host_waits: bool,
+pub(super) struct BlockWork {
+    /// Time on the device, alone.
+    pub(super) duration: Picoseconds,
+    /// When the host has launched it if it never waits, from the start of the step. The maximum if
+    /// launches take no time.
+    pub(super) launched: Picoseconds,
+    /// Whether the host launches nothing more before the block has ended.
+    pub(super) host_waits: bool,
 }
 
 impl BlockWork {
-    /// What instructions that are run in one go take.
-    fn new(work: &Work, list: &LoweredList, instructions: &[u32], quantile: Quantile) -> BlockWork {
+    fn new(work: &Work, list: &LoweredList, instructions: &[u32], quantile: Quantile) -> Self {
         let durations = instructions.iter().map(|&one| work.duration(list, one, quantile));
         let launched = instructions.first().and_then(|&first| work.launched.get(first as usize));
         let host_waits = instructions.last().and_then(|&last| work.host_waits.get(last as usize));
-        BlockWork {
+        Self {
             duration: durations.fold(Picoseconds::ZERO, |sum, one| sum + one),
             launched: launched.copied().unwrap_or(Picoseconds::MAX),
             host_waits: host_waits.copied().unwrap_or(false),
@@ -30,7 +30,7 @@ impl BlockWork {
     }
 }
 
-/// The work of each block of each list, for each entry of the list's [`Lowered::work`].
+/// The work of each block: by list, by entry of the list's [`Lowered::work`], by block.
 pub(super) fn block_work(lowered: &Lowered<'_>, block_lists: &[BlockList], quantile: Quantile) -> Vec<Vec<Vec<BlockWork>>> {
     let of_list = |(index, block_list): (usize, &BlockList)| {
         let list = &lowered.lists[index];
