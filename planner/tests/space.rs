@@ -85,7 +85,7 @@ fn of_more_stages_than_there_are_nothing_is_said() {
     let layout =
         Layout { pipeline: 3, micro_batch: 1, recompute: Recompute::FullLayersOfStages(vec![1, 0]), ..Layout::default() };
     let said = compile(&model, "model", &Plan { layout, ..base }).expect_err("two numbers of three stages").to_string();
-    assert!(said.contains("numbers of layers for 2 stages, and there are 3"), "{said}");
+    assert!(said.contains("2 numbers of layers for 3 stages"), "{said}");
 }
 
 #[test]
