@@ -48,6 +48,6 @@ mod space;
 
 pub use error::PlannerError;
 pub use objective::checkpoint_bytes;
-pub use queries::{Least, families, layouts, least};
+pub use queries::{LowerBounds, families, layouts, lower_bounds};
 pub use search::{Candidate, Planned, Search, deadline, plan};
 pub use space::{Fixed, FixedError, Objective, Request};

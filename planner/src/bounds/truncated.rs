@@ -6,7 +6,7 @@
 //! convex in `n`. The line through its values at 1 and 2 lies nowhere above a convex function for
 //! `n` ≥ 2, so the extrapolation is a lower bound, and exact if the same chain is longest
 //! throughout. One assumption is tested, not proven: that no chain exists only from some number of
-//! blocks on. `bounds_never_exceed_the_simulation` in `tests/bounds.rs` searches for one.
+//! blocks on. `bounds_never_exceed_the_simulation` in `tests/planner/bounds.rs` searches for one.
 
 mod cache;
 mod chunk_cost;

@@ -2,9 +2,8 @@
 
 use super::queue::LayoutIndex;
 use crate::space::Request;
-use foretell_program::{Footprint, Layout, Plan, Recompute};
-use foretell_simulator::Prediction;
-use foretell_units::Bytes;
+use foretell_program::{Layout, Plan, Recompute};
+use foretell_simulator::{MemoryUse, Prediction};
 
 /// Spaces of fewer layouts, not counting offloaded forms, are searched until the gap is zero.
 const SMALL_SPACE: usize = 512;
@@ -27,11 +26,7 @@ pub(super) struct Incumbent {
 /// The prediction of a training step, and the memory of its stages.
 pub(super) struct PredictedStep {
     pub(super) prediction: Prediction,
-    /// Memory of the fullest device of each stage: our executor's arena, or by the profile of another
-    /// software stack.
-    pub(super) memory: Vec<Bytes>,
-    /// That memory by component, for another software stack; else empty.
-    pub(super) by_component: Vec<Footprint>,
+    pub(super) memory: MemoryUse,
     /// Memory weight of each stage; see [`DeviceKinds`](crate::space::DeviceKinds).
     pub(super) weights: Vec<f64>,
 }

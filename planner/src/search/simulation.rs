@@ -7,11 +7,8 @@ use crate::bounds::Bounds;
 use crate::error::{PlannerError, USUAL_HINT};
 use crate::objective;
 use crate::space::{Objective, Request};
-use foretell_program::{Footprint, Plan, Program};
-use foretell_simulator::{
-    Deadline, Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
-};
-use foretell_topologies::Architecture;
+use foretell_program::{Plan, Program};
+use foretell_simulator::{Deadline, Folding, Options, Prediction, Recording, SimulationError, memory_use, predict_with};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
@@ -109,13 +106,13 @@ impl Simulations<'_> {
     /// `best` or an incumbent.
     fn outcome(&self, layout: &QueuedLayout, plan: Plan, program: &Program, best: Option<f64>) -> Result<Outcome, PlannerError> {
         let (bounds, request) = (self.bounds, self.bounds.request);
-        let (memory, by_component) = memory_of(request, program);
+        let memory = memory_use(program, None, request.topology, request.costs);
         let weights = bounds.kinds.weights_of_stages(program);
-        let held = weighted(&memory, &weights);
+        let held = weighted(&memory.needed_by_stage, &weights);
         if most(&held) > bounds.memory_limit {
             return Ok(Outcome::OutOfMemory(held));
         }
-        if !host_memory(program, request.topology).fits {
+        if memory.overfull_host.is_some() {
             return Ok(Outcome::OutOfHostMemory);
         }
         let value_per_second = bounds.value_per_second(&plan.layout);
@@ -129,7 +126,7 @@ impl Simulations<'_> {
                 prediction => prediction?,
             };
             let value = prediction.step_seconds.value() * value_per_second;
-            (value, Some(PredictedStep { prediction, memory, by_component, weights }))
+            (value, Some(PredictedStep { prediction, memory, weights }))
         } else {
             (objective::simulated_value(request, program, value_per_second)?, None)
         };
@@ -155,33 +152,15 @@ pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<Predict
     let request = bounds.request;
     let compiled = bounds.compiler.training(plan);
     let program = compiled.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
-    let (memory, by_component) = memory_of(request, &program);
+    let memory = memory_use(&program, None, request.topology, request.costs);
     let weights = bounds.kinds.weights_of_stages(&program);
-    Ok(PredictedStep { prediction: predict(request, &program, None)?, memory, by_component, weights })
+    Ok(PredictedStep { prediction: predict(request, &program, None)?, memory, weights })
 }
 
 fn predict(request: &Request<'_>, training: &Program, deadline: Option<Arc<Deadline>>) -> Result<Prediction, SimulationError> {
     let Request { topology, costs, oversubscription, .. } = *request;
     let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
     Ok(predict_with(training, topology, costs, &options)?.0)
-}
-
-/// Returns the memory of the fullest device of each stage, and for another software stack than ours
-/// its components.
-fn memory_of(request: &Request<'_>, program: &Program) -> (Vec<Bytes>, Vec<Footprint>) {
-    if request.base.stack.is_own() {
-        return (arenas(request, program), Vec::new());
-    }
-    let by_component = device_memory_by_stage(program, request.topology, request.costs);
-    (by_component.iter().map(Footprint::total).collect(), by_component)
-}
-
-/// Returns the memory that our executor needs on the fullest device of each stage. It includes host
-/// arenas where the device is a CPU, whose memory is the host's.
-pub(super) fn arenas(request: &Request<'_>, program: &Program) -> Vec<Bytes> {
-    let share_memory = request.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Cpu);
-    let both = program.arenas().into_iter().zip(program.host_arenas());
-    both.map(|(device, host)| if share_memory { device + host } else { device }).collect()
 }
 
 /// Returns the weighted bytes of each stage.
