@@ -6,9 +6,9 @@
 //! and the conversions between operators that are sharded differently.
 //!
 //! [`choose`] prices every operator in every sharding that the compiler can lay out, and every
-//! conversion between two operators by the compiler's own steps, forward and backward. Then [`solve`]
-//! finds the cheapest combination: by dynamic programming or, where that needs too large tables, as
-//! an integer program. For these prices the answer is exact.
+//! conversion between two operators by the compiler's own steps, forward and backward. Then
+//! [`solve`] finds the cheapest combination: by dynamic programming or, where that needs too large
+//! tables, as an integer program. For these prices the answer is exact.
 //!
 //! Prices leave overlap out. Gradient reductions may overlap with the backward pass, so the problem
 //! is solved for three prices of them. Of the three answers the one is returned that takes least if
@@ -94,8 +94,8 @@ pub fn applies(graph: &Graph) -> bool {
     !has_sequence && !is_stack_of_equal_blocks(graph)
 }
 
-/// Returns `true` if a model has recomputable blocks and all of them have the same operators with the
-/// same loops.
+/// Returns `true` if a model has recomputable blocks and all of them have the same operators with
+/// the same loops.
 pub fn is_stack_of_equal_blocks(graph: &Graph) -> bool {
     let of_block = |block: usize| {
         let own = graph.operators.iter().filter(move |operator| operator.block == block);

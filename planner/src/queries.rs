@@ -16,8 +16,8 @@ pub struct LowerBounds {
     pub memory: Bytes,
 }
 
-/// Returns lower bounds on what a layout of a request's model needs, or `None` if the layout does not
-/// divide the model.
+/// Returns lower bounds on what a layout of a request's model needs, or `None` if the layout does
+/// not divide the model.
 ///
 /// # Errors
 /// As [`crate::plan`], for the sizes of the model and the request.
@@ -44,8 +44,8 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
     Ok(Some(LowerBounds { step, memory }))
 }
 
-/// Returns every layout of a request's space. Each is followed by its offloaded forms and those that
-/// recompute part of its blocks.
+/// Returns every layout of a request's space. Each is followed by its offloaded forms and those
+/// that recompute part of its blocks.
 ///
 /// # Errors
 /// As [`lower_bounds`].

@@ -61,8 +61,8 @@ fn is_gradient_sum(operator: &Operator) -> bool {
 }
 
 impl Conversions {
-    /// Returns the conversions of a graph: those of each activation and input on its own, except that
-    /// the operands and the result of a gradient sum are together.
+    /// Returns the conversions of a graph: those of each activation and input on its own, except
+    /// that the operands and the result of a gradient sum are together.
     pub(super) fn all(graph: &Graph, uses: &TensorUses) -> Vec<Self> {
         let may_be_converted = |tensor: &usize| {
             matches!(graph.tensors[*tensor].role, Role::Activation | Role::Input(_)) && !uses.readers[*tensor].is_empty()
@@ -309,8 +309,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Drops, at the end of the forward pass, the available placements of each tensor that are larger
-    /// than the smallest: only that is kept for the backward pass.
+    /// Drops, at the end of the forward pass, the available placements of each tensor that are
+    /// larger than the smallest: only that is kept for the backward pass.
     fn keep_smallest_placements(&mut self) {
         for (&tensor, state) in &mut self.states {
             let elements = |placement: Placement| -> usize { shape(self.choices, tensor, placement).iter().product() };

@@ -113,8 +113,8 @@ impl Costs {
     }
 }
 
-/// Returns factors that forbid two operators to read a shared parameter, or to leave its gradients, in
-/// different placements.
+/// Returns factors that forbid two operators to read a shared parameter, or to leave its gradients,
+/// in different placements.
 fn shared_parameters(
     choices: &Choices,
     uses: &TensorUses,
@@ -213,8 +213,8 @@ impl Pricer<'_> {
         Picoseconds(time.0.saturating_mul(self.micro_batches()))
     }
 
-    /// Returns a kernel's time on the slowest kind of device, since ranks wait for each other. In fp8
-    /// plans products are priced in bf16: the graph has no quantisation yet.
+    /// Returns a kernel's time on the slowest kind of device, since ranks wait for each other. In
+    /// fp8 plans products are priced in bf16: the graph has no quantisation yet.
     fn kernel(&self, kernel: Kernel, accumulate: bool) -> Picoseconds {
         *self.kernels.borrow_mut().entry((kernel, accumulate)).or_insert_with(|| {
             let on_kind = |kind| {

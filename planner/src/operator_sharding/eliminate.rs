@@ -3,9 +3,9 @@
 //!
 //! Eliminating a variable adds up the costs that depend on it and keeps its best value for each
 //! combination of its neighbours' values. What remains is one cost on the neighbours. On a
-//! series-parallel graph this contracts series and parallel edges until nothing is left, with tables
-//! over at most three variables. On other graphs tables may grow. If the next one would exceed a
-//! limit, the remaining variables are solved as an integer program ([`super::integer`]).
+//! series-parallel graph this contracts series and parallel edges until nothing is left, with
+//! tables over at most three variables. On other graphs tables may grow. If the next one would
+//! exceed a limit, the remaining variables are solved as an integer program ([`super::integer`]).
 
 use super::integer;
 use super::problem::{Cost, Factor, Method, Problem, Solution, SolveError, combinations};
@@ -94,8 +94,8 @@ impl<'a> Remaining<'a> {
         self.tables[variable] = Some(table.unwrap_or(usize::MAX));
     }
 
-    /// Returns the variable whose elimination makes the smallest table, the first among equals. `None`
-    /// if none is left or the table would be too large.
+    /// Returns the variable whose elimination makes the smallest table, the first among equals.
+    /// `None` if none is left or the table would be too large.
     fn next(&self, largest_table: usize) -> Option<usize> {
         let tables = self.tables.iter().enumerate().filter_map(|(variable, table)| table.map(|table| (table, variable)));
         tables.min().filter(|&(table, _)| table <= largest_table).map(|(_, variable)| variable)
@@ -118,8 +118,8 @@ impl<'a> Remaining<'a> {
     }
 }
 
-/// Returns the least cost over a variable's values for each combination of its neighbours' values, and
-/// the values with that cost.
+/// Returns the least cost over a variable's values for each combination of its neighbours' values,
+/// and the values with that cost.
 fn eliminate(sizes: &[usize], variable: usize, neighbours: &[usize], factors: &[Factor]) -> (Factor, Vec<usize>) {
     // Distance between the costs of a variable's neighbouring values in a factor's list; 0 for a
     // variable on which it does not depend.

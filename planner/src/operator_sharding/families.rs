@@ -6,8 +6,8 @@ use foretell_models::GraphOptions;
 use foretell_program::{Layout, OperatorShares, Plan, Recompute, Schedule};
 use rayon::prelude::*;
 
-/// Adds to each family with several ranks of `tensor` a copy with sharded operators, right behind it.
-/// Nothing is added if sharding does not apply to the model, or if the request's plan shards
+/// Adds to each family with several ranks of `tensor` a copy with sharded operators, right behind
+/// it. Nothing is added if sharding does not apply to the model, or if the request's plan shards
 /// operators itself.
 ///
 /// Families that differ only in fields without influence on the sharding share one. The variants of

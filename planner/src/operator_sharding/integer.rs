@@ -1,15 +1,16 @@
 //! Exact solution as an integer program, for variables with too many neighbours to eliminate.
 //!
-//! The program has a binary variable for each value of each variable, and a continuous one between 0
-//! and 1 for each combination of a factor's values, constrained to agree with the binary ones. This
-//! is the form of Alpa's sharding problem (Zheng et al. 2022). Memory does not break ties here.
+//! The program has a binary variable for each value of each variable, and a continuous one between
+//! 0 and 1 for each combination of a factor's values, constrained to agree with the binary ones.
+//! This is the form of Alpa's sharding problem (Zheng et al. 2022). Memory does not break ties
+//! here.
 
 use super::problem::{Factor, SolveError, combinations};
-use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
+use microlp::{ComparisonOp, OptimizationDirection, Problem as LinearProgram, Variable};
 
 /// Writes the best values of the `remaining` variables into `values`.
 pub(super) fn solve(sizes: &[usize], factors: &[Factor], remaining: &[usize], values: &mut [usize]) -> Result<(), SolveError> {
-    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    let mut problem = LinearProgram::new(OptimizationDirection::Minimize);
     // The solver's tolerances are absolute, so times are scaled to the largest.
     let possible = factors.iter().flat_map(|factor| &factor.costs).filter(|cost| cost.is_possible());
     let unit = possible.map(|cost| cost.time.0).max().unwrap_or(1).max(1) as f64 / 1e4;

@@ -1,5 +1,5 @@
-//! A short form of one sharding per operator: the most frequent one as `*`, a block's most frequent one
-//! under the block's name if that saves patterns, and all others under their operators' names.
+//! A short form of one sharding per operator: the most frequent one as `*`, a block's most frequent
+//! one under the block's name if that saves patterns, and all others under their operators' names.
 
 use foretell_models::{Graph, OperatorId};
 use foretell_program::{Choices, OperatorShares, Share};
@@ -38,8 +38,8 @@ fn block(graph: &Graph, id: OperatorId) -> &str {
     &graph.blocks[graph.operators[id.0].block].name
 }
 
-/// Returns `true` if no operator and no other block has the name of these operators' block, so that a
-/// pattern under that name hits only this block.
+/// Returns `true` if no operator and no other block has the name of these operators' block, so that
+/// a pattern under that name hits only this block.
 fn has_unique_name(graph: &Graph, of_block: &[(OperatorId, Share)]) -> bool {
     let name = of_block.first().map_or("", |&(id, _)| block(graph, id));
     graph.operators.iter().all(|operator| operator.name != name)

@@ -1,7 +1,7 @@
 //! Prices of collectives: how long the simulator takes for each if nothing overlaps with it.
 //!
-//! One Program is simulated that has only these collectives, one after another with a kernel between
-//! two. As in a run, all groups of the mesh communicate at the same time.
+//! One Program is simulated that has only these collectives, one after another with a kernel
+//! between two. As in a run, all groups of the mesh communicate at the same time.
 
 use foretell_models::Kernel;
 use foretell_program::{
@@ -32,7 +32,8 @@ pub(super) struct PricingContext<'a> {
     pub(super) oversubscription: Oversubscription,
 }
 
-/// Prices of collectives: the time from the end of the kernel before to the start of the next kernel.
+/// Prices of collectives: the time from the end of the kernel before to the start of the next
+/// kernel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CollectivePrices(HashMap<PricedCollective, Picoseconds>);
 

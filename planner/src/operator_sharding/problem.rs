@@ -59,8 +59,8 @@ pub struct Factor {
 }
 
 impl Factor {
-    /// Creates a factor by asking for the cost of every combination of values. `sizes` has the number
-    /// of values of every variable.
+    /// Creates a factor by asking for the cost of every combination of values. `sizes` has the
+    /// number of values of every variable.
     pub fn tabulate(sizes: &[usize], scope: Vec<usize>, mut cost: impl FnMut(&[usize]) -> Cost) -> Self {
         let own: Vec<usize> = scope.iter().map(|&variable| sizes[variable]).collect();
         let costs = combinations(&own).map(|values| cost(&values)).collect();

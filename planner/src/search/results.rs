@@ -11,8 +11,8 @@ use foretell_units::Bytes;
 use rayon::prelude::*;
 
 impl Searcher<'_> {
-    /// Predicts the layouts to return, with the memory that evaluation needs. Returns `None` if that
-    /// makes one too large: it is no incumbent any more, and the search has to go on.
+    /// Predicts the layouts to return, with the memory that evaluation needs. Returns `None` if
+    /// that makes one too large: it is no incumbent any more, and the search has to go on.
     pub(super) fn predict_returned(&mut self) -> Result<Option<Vec<PredictedStep>>, PlannerError> {
         let places = self.incumbents.returned();
         let incumbents = &mut self.incumbents.list;
@@ -42,8 +42,8 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    /// Returns the answer: the incumbents to return with their predictions. `left` is the least bound
-    /// of what was not looked at, if anything is left.
+    /// Returns the answer: the incumbents to return with their predictions. `left` is the least
+    /// bound of what was not looked at, if anything is left.
     pub(super) fn answer(mut self, predicted: Vec<PredictedStep>, left: Option<f64>) -> Planned {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
         let plans: Vec<&Plan> = self.incumbents.returned().into_iter().map(|place| &self.incumbents.list[place].plan).collect();
@@ -58,8 +58,8 @@ impl Searcher<'_> {
             Candidate { plan, prediction }
         };
         let candidates: Vec<Candidate> = plans.into_iter().zip(predicted).map(candidate).collect();
-        // Without candidates the best is the other search's value. That is a time wherever the caller
-        // compares searches by time.
+        // Without candidates the best is the other search's value. That is a time wherever the
+        // caller compares searches by time.
         self.search.best_seconds = candidates.first().map_or(best, |best| best.prediction.step_seconds.value());
         // The bound is a value; as a share of the best value it gives a time.
         let share = left.map_or(1.0, |left| (left / best).min(1.0));

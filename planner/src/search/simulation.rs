@@ -67,8 +67,8 @@ impl Simulations<'_> {
         }
     }
 
-    /// Simulates further layouts that share the first one's Program, as far as they are not settled by
-    /// the first simulations of the round, the best of which has the value `best`. Returns the
+    /// Simulates further layouts that share the first one's Program, as far as they are not settled
+    /// by the first simulations of the round, the best of which has the value `best`. Returns the
     /// outcomes from the first layout on.
     pub(super) fn rest(
         &self,
@@ -82,7 +82,7 @@ impl Simulations<'_> {
         for layout in &layouts[1..] {
             let is_settled_by_round = |best: f64| returns_one && self.incumbents.would_settle(layout.bound, best, best);
             let can_wait = Incumbents::is_far(layout.bound, first.bound)
-                || self.incumbents.settle(layout.bound)
+                || self.incumbents.settles(layout.bound)
                 || best.is_some_and(is_settled_by_round);
             if can_wait && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Simulated(_) | Outcome::Stopped(_))) {
                 break;
@@ -102,8 +102,8 @@ impl Simulations<'_> {
         Plan { layout: layout.layout.clone(), ..self.bounds.request.base.clone() }
     }
 
-    /// Simulates a layout with this Program if it fits. The simulation stops if the layout cannot beat
-    /// `best` or an incumbent.
+    /// Simulates a layout with this Program if it fits. The simulation stops if the layout cannot
+    /// beat `best` or an incumbent.
     fn outcome(&self, layout: &QueuedLayout, plan: Plan, program: &Program, best: Option<f64>) -> Result<Outcome, PlannerError> {
         let (bounds, request) = (self.bounds, self.bounds.request);
         let memory = memory_use(program, None, request.topology, request.costs);

@@ -12,8 +12,8 @@ use foretell_units::{DataType, Picoseconds, Seconds};
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// Returns the number of random cases of each property.
-/// `FORETELL_BOUND_CASES=3000 cargo test --release -p foretell-planner bound` tries more than usual.
+/// Returns the number of random cases of each property. `FORETELL_BOUND_CASES=3000 cargo test
+/// --release -p foretell-planner bound` tries more than usual.
 fn bound_cases() -> u32 {
     std::env::var("FORETELL_BOUND_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
 }
@@ -210,8 +210,8 @@ fn bounds_count_offloaded_activations() {
     }
 }
 
-/// The ranks of `context` wait for the one with the end of the sequence: causal attention has the most
-/// work there.
+/// The ranks of `context` wait for the one with the end of the sequence: causal attention has the
+/// most work there.
 #[test]
 fn bounds_count_the_busiest_part_of_a_sequence() {
     let model = Gpt { layers: 8, hidden: 256, heads: 8, vocab: 512, sequence: 32_768, tied_embeddings: false }.model();
@@ -227,8 +227,8 @@ fn bounds_count_the_busiest_part_of_a_sequence() {
     }
 }
 
-/// At the start of a pipeline, forward passes leave more activations than the link to the host takes.
-/// Without free memory the next pass waits.
+/// At the start of a pipeline, forward passes leave more activations than the link to the host
+/// takes. Without free memory the next pass waits.
 #[test]
 fn bounds_count_waits_for_the_link_to_the_host() {
     let model = Gpt { layers: 32, hidden: 2048, heads: 16, vocab: 512, sequence: 1024, tied_embeddings: false }.model();
@@ -268,8 +268,8 @@ fn bounds_count_waits_for_the_link_to_the_host() {
     assert!(gained > 1.05, "{gained}");
 }
 
-/// A pass may recompute before its gradient arrives. So on its way back a micro-batch waits only for
-/// the work after that.
+/// A pass may recompute before its gradient arrives. So on its way back a micro-batch waits only
+/// for the work after that.
 #[test]
 fn bounds_let_recomputation_overlap_with_the_wait_for_a_gradient() {
     let model = short_gpt(5, 16, 64, true);
@@ -279,8 +279,8 @@ fn bounds_let_recomputation_overlap_with_the_wait_for_a_gradient() {
     check_bounds(&model, &Plan::new(layout, 2), &DGX, &costs).expect("no bound exceeds the simulation");
 }
 
-/// The ends of a short pipeline, which share a table, may lie in one node where those of a truncated
-/// model with four stages do not.
+/// The ends of a short pipeline, which share a table, may lie in one node where those of a
+/// truncated model with four stages do not.
 #[test]
 fn bounds_hold_where_the_ends_of_a_pipeline_share_a_node() {
     let topology = DGX.clone().with_nodes(4).expect("there may be as many");

@@ -26,7 +26,8 @@ fn layouts_offload_no_more_than_they_must() {
     let arenas: Vec<Bytes> = all.iter().map(arena_of).collect();
     let [none, optimizer, activations, both] = <[Bytes; 4]>::try_from(arenas).expect("there are four");
     assert!(both < optimizer && optimizer < activations && activations < none, "{both} {optimizer} {activations} {none}");
-    // Forms that do not fit are counted so. Those that offload more than the one that fits are needless.
+    // Forms that do not fit are counted so. Those that offload more than the one that fits are
+    // needless.
     for (limit, fitting, too_large) in [(none, Offload::None, 0), (optimizer, Offload::Optimizer, 2), (both, Offload::Both, 3)] {
         let planned = plan(&Request { memory_limit: Some(limit), ..request.clone() }).expect("one fits");
         let search = &planned.search;
@@ -45,8 +46,8 @@ fn layouts_offload_no_more_than_they_must() {
     assert!(step_of("none") <= faster);
 }
 
-/// Searches layouts of a model with 256 MiB of weights, 512 MiB of gradients and 1.5 GiB of optimizer
-/// state on two devices. An empty `host` leaves the hosts' memory unknown.
+/// Searches layouts of a model with 256 MiB of weights, 512 MiB of gradients and 1.5 GiB of
+/// optimizer state on two devices. An empty `host` leaves the hosts' memory unknown.
 fn search(limit: &str, host: &str, choices: &str) -> Result<Planned, PlannerError> {
     let model = Model::Mlp { widths: vec![4096; 9] };
     let host = if host.is_empty() { String::new() } else { format!(", host_memory: {host}") };

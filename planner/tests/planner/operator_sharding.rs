@@ -36,8 +36,8 @@ fn problems() -> impl Strategy<Value = Problem> {
     })
 }
 
-/// Returns problems on series-parallel graphs. They grow from one edge by putting an edge in series or
-/// in parallel with another.
+/// Returns problems on series-parallel graphs. They grow from one edge by putting an edge in series
+/// or in parallel with another.
 fn series_parallel_problems() -> impl Strategy<Value = Problem> {
     let grown = proptest::collection::vec((any::<proptest::sample::Index>(), any::<bool>()), 0..12).prop_map(|steps| {
         let mut edges = vec![[0usize, 1]];

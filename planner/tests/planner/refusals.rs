@@ -33,8 +33,8 @@ fn a_model_whose_state_alone_is_too_large_is_refused_before_the_search() {
     let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 512) };
     let request = Request { give_up: &|| true, ..Request::new(&model, "huge", &DGX, &costs, &base) };
     let text = plan(&request).expect_err("too large").to_string();
-    // Each of 4 blocks has 12 squares of the width, of 6 bytes each, over eight devices. Optimizer state
-    // may lie on the hosts.
+    // Each of 4 blocks has 12 squares of the width, of 6 bytes each, over eight devices. Optimizer
+    // state may lie on the hosts.
     assert!(text.starts_with("no layout fits: the smallest needs 576 GiB on a device of `a100"), "{text}");
     assert!(
         text.contains("hint: parameters and gradients alone are 4.5 TiB: use more devices than 8, or a smaller model"),

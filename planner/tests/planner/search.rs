@@ -9,8 +9,8 @@ use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
 use proptest::prelude::*;
 
-/// Returns the least step time of all layouts that fit, each simulated. Offloaded forms count only if
-/// the layout does not fit without; the one that offloads both, only if neither other form fits.
+/// Returns the least step time of all layouts that fit, each simulated. Offloaded forms count only
+/// if the layout does not fit without; the one that offloads both, only if neither other form fits.
 fn brute_force(request: &Request<'_>) -> Option<Seconds> {
     let memory = DGX.device_kinds()[0].memory;
     let limit = request.memory_limit.map_or(memory, |limit| limit.min(memory));
@@ -157,8 +157,8 @@ fn the_answer_does_not_depend_on_the_number_of_threads() {
     assert_eq!(one, on(2));
 }
 
-/// A thread that waits for others runs further tasks meanwhile. One of them may ask for the value that
-/// the thread is computing.
+/// A thread that waits for others runs further tasks meanwhile. One of them may ask for the value
+/// that the thread is computing.
 #[test]
 fn threads_that_wait_for_each_other_do_not_deadlock() {
     let (done, is_done) = std::sync::mpsc::channel();

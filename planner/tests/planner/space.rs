@@ -51,8 +51,8 @@ fn no_more_blocks_are_recomputed_than_must_be() {
             let counts = (planned.search.layouts, distinct_layouts(planned));
             assert_eq!(counts, (arenas.len(), arenas.len()), "{:?}", planned.search);
         }
-        // A fixed recomputation is the only layout. With as many blocks on all stages as on the fullest,
-        // the layout needs no less memory and takes longer.
+        // A fixed recomputation is the only layout. With as many blocks on all stages as on the
+        // fullest, the layout needs no less memory and takes longer.
         let with = |words: &str| {
             let request = Request { fixed: fixed(&format!("{shape},recompute={words}")), ..request.clone() };
             let layouts = layouts(&request).expect("the model is sound");
@@ -82,8 +82,8 @@ fn devices_stay_idle_where_all_of_them_do_not_suit_the_request() {
         let request = Request { devices, fixed: fixed(choices), ..Request::new(&model, "model", &DGX, &costs, &base) };
         layouts(&request).expect("the model is sound").iter().any(is_wanted)
     };
-    // Seven devices divide neither the batch nor the heads. Two pipelines of three stages leave two of
-    // eight devices idle.
+    // Seven devices divide neither the batch nor the heads. Two pipelines of three stages leave two
+    // of eight devices idle.
     assert!(has(7, 8, "", &|layout| (layout.data, layout.tensor, layout.pipeline) == (1, 4, 1)));
     assert!(has(8, 2, "pipeline=3", &|layout| (layout.data, layout.tensor, layout.pipeline) == (2, 1, 3)));
     assert!(!has(8, 2, "data=1", &|layout| layout.data != 1));
