@@ -171,7 +171,7 @@ fn take_share(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_models::{GraphOptions, Model};
+    use foretell_models::{GraphOptions, Mlp, Model};
     use foretell_program::{BufferRole, Layout, Offload, Plan, Rank, compile};
     use foretell_units::DataType;
 
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn parameters_are_the_nearest_to_their_master_copies_which_start_as_in_single_precision() {
-        let model = Model::Mlp { widths: vec![12, 8, 6] };
+        let model = Model::Mlp(Mlp { widths: vec![12, 8, 6] });
         let started = |precision: DataType, offload: Offload| {
             let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, offload, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");

@@ -1,7 +1,7 @@
 //! Bounds never exceed what is simulated and compiled, and are close to it.
 
 use crate::common::{
-    DGX, Gpt, MIXED, cases, models, own_costs, plans, profile, schedule, short_gpt, simulated_step, splitting_schedule,
+    DGX, GptSizes, MIXED, cases, models, own_costs, plans, profile, schedule, short_gpt, simulated_step, splitting_schedule,
 };
 use foretell_models::Model;
 use foretell_planner::{Request, deadline, lower_bounds};
@@ -145,7 +145,7 @@ proptest! {
 /// several groups share.
 #[test]
 fn bounds_are_close_to_the_simulation() {
-    let model = Gpt { layers: 32, hidden: 4096, heads: 32, vocab: 51200, sequence: 2048, tied_embeddings: true }.model();
+    let model = GptSizes { layers: 32, hidden: 4096, heads: 32, vocab: 51200, sequence: 2048, tied_embeddings: true }.model();
     let topology = DGX.clone().with_nodes(8).expect("there may be as many");
     let costs = own_costs(&topology, DataType::Bf16);
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 32) };
@@ -187,7 +187,7 @@ fn bounds_are_close_to_the_simulation() {
 /// With long sequences and narrow layers, copies to the hosts and back take most of the step.
 #[test]
 fn bounds_count_offloaded_activations() {
-    let model = Gpt { layers: 32, hidden: 256, heads: 8, vocab: 512, sequence: 1024, tied_embeddings: false }.model();
+    let model = GptSizes { layers: 32, hidden: 256, heads: 8, vocab: 512, sequence: 1024, tied_embeddings: false }.model();
     let costs = own_costs(&DGX, DataType::Bf16);
     // The bounds without and with offloading, as shares of the simulated step.
     let shares = |layout: &Layout, micro_batches: usize| {
@@ -214,7 +214,7 @@ fn bounds_count_offloaded_activations() {
 /// most work there.
 #[test]
 fn bounds_count_the_busiest_part_of_a_sequence() {
-    let model = Gpt { layers: 8, hidden: 256, heads: 8, vocab: 512, sequence: 32_768, tied_embeddings: false }.model();
+    let model = GptSizes { layers: 8, hidden: 256, heads: 8, vocab: 512, sequence: 32_768, tied_embeddings: false }.model();
     let costs = own_costs(&DGX, DataType::Bf16);
     for context in [2, 4] {
         let layout = Layout { context, micro_batch: 1, ..Layout::default() };
@@ -231,7 +231,7 @@ fn bounds_count_the_busiest_part_of_a_sequence() {
 /// takes. Without free memory the next pass waits.
 #[test]
 fn bounds_count_waits_for_the_link_to_the_host() {
-    let model = Gpt { layers: 32, hidden: 2048, heads: 16, vocab: 512, sequence: 1024, tied_embeddings: false }.model();
+    let model = GptSizes { layers: 32, hidden: 2048, heads: 16, vocab: 512, sequence: 1024, tied_embeddings: false }.model();
     let holding_all = Layout {
         pipeline: 4,
         micro_batch: 2,

@@ -1,6 +1,6 @@
 //! Models, topologies and strategies that several tests share.
 
-use foretell_models::{DropoutRate, Model, Stem};
+use foretell_models::{DropoutRate, Gpt, Mlp, Model, Resnet, Stem};
 use foretell_planner::{Fixed, Planned};
 use foretell_program::{
     Axis, CollectiveAlgorithm, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Recompute,
@@ -26,7 +26,7 @@ pub static MIXED: LazyLock<Topology> = LazyLock::new(|| {
 
 /// The sizes of a GPT model without dropout.
 #[derive(Clone, Copy)]
-pub struct Gpt {
+pub struct GptSizes {
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -35,17 +35,17 @@ pub struct Gpt {
     pub tied_embeddings: bool,
 }
 
-impl Gpt {
+impl GptSizes {
     pub fn model(self) -> Model {
         let Self { layers, hidden, heads, vocab, sequence, tied_embeddings } = self;
         let (dropout, attention_dropout) = (DropoutRate::NONE, DropoutRate::NONE);
-        Model::Gpt { layers, hidden, heads, ffn: None, vocab, sequence, tied_embeddings, dropout, attention_dropout }
+        Model::Gpt(Gpt { layers, hidden, heads, ffn: None, vocab, sequence, tied_embeddings, dropout, attention_dropout })
     }
 }
 
 /// Returns a GPT model on sequences of 16 positions.
 pub fn short_gpt(layers: usize, hidden: usize, vocab: usize, tied_embeddings: bool) -> Model {
-    Gpt { layers, hidden, heads: 4, vocab, sequence: 16, tied_embeddings }.model()
+    GptSizes { layers, hidden, heads: 4, vocab, sequence: 16, tied_embeddings }.model()
 }
 
 /// Returns the first schedule with a property.
@@ -96,8 +96,8 @@ pub fn cases(cases: u32) -> ProptestConfig {
 pub fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(16usize), Just(64), Just(2048)], 3..6)
-            .prop_map(|widths| Model::Mlp { widths }),
-        Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
+            .prop_map(|widths| Model::Mlp(Mlp { widths })),
+        Just(Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 })),
         (1usize..9, prop_oneof![Just(16usize), Just(256)], prop_oneof![Just(64usize), Just(8192)], any::<bool>())
             .prop_map(|(layers, hidden, vocab, tied_embeddings)| { short_gpt(layers, hidden, vocab, tied_embeddings) }),
     ]

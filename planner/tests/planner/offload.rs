@@ -1,7 +1,7 @@
 //! Layouts offload only what they must.
 
 use crate::common::{fixed, own_costs, short_gpt};
-use foretell_models::Model;
+use foretell_models::{Mlp, Model};
 use foretell_planner::{Planned, PlannerError, Request, layouts, plan};
 use foretell_program::{Layout, Offload, Optimizer, Plan, compile};
 use foretell_topologies::Topology;
@@ -49,7 +49,7 @@ fn layouts_offload_no_more_than_they_must() {
 /// Searches layouts of a model with 256 MiB of weights, 512 MiB of gradients and 1.5 GiB of
 /// optimizer state on two devices. An empty `host` leaves the hosts' memory unknown.
 fn search(limit: &str, host: &str, choices: &str) -> Result<Planned, PlannerError> {
-    let model = Model::Mlp { widths: vec![4096; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![4096; 9] });
     let host = if host.is_empty() { String::new() } else { format!(", host_memory: {host}") };
     let text = format!(
         "name: one\nnodes:\n  - {{name: node, count: 1, devices: {{kind: a100-sxm-80g, count: 2}}, link: nvswitch-300GB/s{host}}}\n"

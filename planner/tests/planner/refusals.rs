@@ -1,6 +1,6 @@
 //! Requests without an answer get an error that says why.
 
-use crate::common::{DGX, Gpt, fixed, profile, short_gpt};
+use crate::common::{DGX, GptSizes, fixed, profile, short_gpt};
 use foretell_models::Model;
 use foretell_planner::{PlannerError, Request, plan};
 use foretell_program::{Layout, Offload, Optimizer, Plan, compile};
@@ -93,7 +93,7 @@ fn impossible_sizes_are_refused_at_once() {
 
 #[test]
 fn an_error_names_the_fixed_fields_that_contradict_the_request() {
-    let model = Gpt { layers: 4, hidden: 64, heads: 4, vocab: 512, sequence: 64, tied_embeddings: false }.model();
+    let model = GptSizes { layers: 4, hidden: 64, heads: 4, vocab: 512, sequence: 64, tied_embeddings: false }.model();
     let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
     let costs = CostModel::new(None, &DGX);
     let two_chunks = crate::common::schedule(|schedule| !schedule.allows(1));

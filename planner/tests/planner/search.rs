@@ -1,7 +1,7 @@
 //! Searches find what brute force finds, on any number of threads, and predict what they return.
 
 use crate::common::{DGX, assert_every_layout_is_counted_once, cases, distinct_layouts, fixed, models, own_costs, short_gpt};
-use foretell_models::{Model, Stem};
+use foretell_models::{Mlp, Model, Resnet, Stem};
 use foretell_planner::{Planned, Request, layouts, plan};
 use foretell_program::{CollectiveAlgorithm, Layout, Offload, Plan, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
@@ -77,7 +77,7 @@ fn the_bucket_size_is_searched_unless_it_is_fixed() {
     let costs = own_costs(&DGX, DataType::Bf16);
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
     let best = |width: usize, choices: &str| {
-        let model = Model::Mlp { widths: vec![width; 5] };
+        let model = Model::Mlp(Mlp { widths: vec![width; 5] });
         let request = Request { tolerance: 0.0, fixed: fixed(choices), ..Request::new(&model, "model", &DGX, &costs, &base) };
         plan(&request).expect("some layout fits")
     };
@@ -96,8 +96,8 @@ fn the_bucket_size_is_searched_unless_it_is_fixed() {
 fn all_reduces_use_the_fixed_algorithm_or_else_the_fastest() {
     let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(16).expect("128 devices");
     let profiled = own_costs(&topology, DataType::Bf16);
-    let small = Model::Mlp { widths: vec![32; 3] };
-    let large = Model::Mlp { widths: vec![1024; 7] };
+    let small = Model::Mlp(Mlp { widths: vec![32; 3] });
+    let large = Model::Mlp(Mlp { widths: vec![1024; 7] });
     for (model, expected) in [(small, CollectiveAlgorithm::Tree), (large, CollectiveAlgorithm::Ring)] {
         let mut chosen = Vec::new();
         for costs in [&CostModel::new(None, &topology), &profiled] {
@@ -136,7 +136,7 @@ fn merged_searches_return_the_fastest_of_both() {
 }
 
 fn resnet18() -> Model {
-    Model::Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 }
+    Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 })
 }
 
 fn search_resnet18(top: usize) -> Planned {

@@ -1,6 +1,6 @@
 //! The layouts that a request allows.
 
-use crate::common::{DGX, Gpt, distinct_layouts, fixed, own_costs, schedule, splitting_schedule};
+use crate::common::{DGX, GptSizes, distinct_layouts, fixed, own_costs, schedule, splitting_schedule};
 use foretell_models::Model;
 use foretell_planner::{Planned, Request, layouts, plan};
 use foretell_program::{Axis, ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, compile};
@@ -8,7 +8,7 @@ use foretell_simulator::CostModel;
 use foretell_units::{Bytes, DataType};
 
 fn gpt(layers: usize, hidden: usize, sequence: usize) -> Model {
-    Gpt { layers, hidden, heads: 4, vocab: 512, sequence, tied_embeddings: false }.model()
+    GptSizes { layers, hidden, heads: 4, vocab: 512, sequence, tied_embeddings: false }.model()
 }
 
 fn base(global_batch: usize) -> Plan {

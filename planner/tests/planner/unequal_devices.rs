@@ -1,7 +1,7 @@
 //! Searches on devices of several kinds.
 
-use crate::common::{Gpt, assert_every_layout_is_counted_once, distinct_layouts, fixed, own_costs, simulated_step};
-use foretell_models::Model;
+use crate::common::{GptSizes, assert_every_layout_is_counted_once, distinct_layouts, fixed, own_costs, simulated_step};
+use foretell_models::{Mlp, Model};
 use foretell_planner::{Planned, Request, layouts, plan};
 use foretell_program::{Layout, Optimizer, Plan, Rank, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
@@ -24,7 +24,7 @@ fn a_search_on_unequal_devices_finds_what_brute_force_finds() {
     let mut reordered = 0;
     for memory in ["32GiB", "30MiB"] {
         let topology = slow_and_fast(2, memory);
-        let model = Model::Mlp { widths: vec![1024; 9] };
+        let model = Model::Mlp(Mlp { widths: vec![1024; 9] });
         let costs = CostModel::new(None, &topology);
         let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16384) };
         let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
@@ -57,7 +57,7 @@ fn a_search_on_unequal_devices_finds_what_brute_force_finds() {
 #[test]
 fn stages_have_meshes_of_their_own_where_that_is_best() {
     let topology = slow_and_fast(4, "32GiB");
-    let model = Gpt { layers: 6, hidden: 1024, heads: 16, vocab: 1024, sequence: 256, tied_embeddings: false }.model();
+    let model = GptSizes { layers: 6, hidden: 1024, heads: 16, vocab: 1024, sequence: 256, tied_embeddings: false }.model();
     let costs = own_costs(&topology, DataType::Fp16);
     let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16) };
     let choices = fixed("recompute=none,virtual_stages=1,context=1");
@@ -82,7 +82,7 @@ fn only_layouts_that_beat_the_value_of_another_search_are_returned() {
         - {name: old, count: 1, devices: {kind: slow, count: 2}, link: nvswitch-150GB/s, nics: {count: 1, bandwidth: 10Gbit/s}}\n\
         network: {kind: switch, latency: 5us}\n";
     let topology = Topology::from_yaml(text, "two.yaml").expect("it is sound");
-    let model = Gpt { layers: 6, hidden: 256, heads: 4, vocab: 512, sequence: 128, tied_embeddings: false }.model();
+    let model = GptSizes { layers: 6, hidden: 256, heads: 4, vocab: 512, sequence: 128, tied_embeddings: false }.model();
     let (precision, optimizer) = (DataType::Fp16, Optimizer::AdamW);
     let base = Plan { precision, optimizer, ..Plan::new(Layout::default(), 16) };
     let costs = own_costs(&topology, DataType::Fp16);
