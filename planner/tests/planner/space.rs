@@ -71,7 +71,7 @@ fn recomputation_of_another_number_of_stages_is_refused() {
     let layout =
         Layout { pipeline: 3, micro_batch: 1, recompute: Recompute::FullLayersOfStages(vec![1, 0]), ..Layout::default() };
     let text = compile(&model, "model", &Plan { layout, ..base }).expect_err("two numbers for three stages").to_string();
-    assert!(text.contains("numbers of layers for 2 stages, and there are 3"), "{text}");
+    assert!(text.contains("2 numbers of layers for 3 stages"), "{text}");
 }
 
 #[test]
