@@ -31,6 +31,22 @@ pub(super) fn cases() -> Vec<Kernel> {
     cases
 }
 
+/// An operand of integers that a mixture's kernel reads, and what they are below.
+pub(super) fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
+    match (*kernel, index) {
+        (Kernel::RouteGradient { experts, .. }, 2) => Some(experts),
+        (Kernel::Dispatch(sizes) | Kernel::DispatchGradient(sizes), 1) => Some(sizes.experts),
+        (Kernel::DispatchGradient(sizes), 2) => Some(sizes.capacity),
+        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 2) => {
+            Some(sizes.experts)
+        }
+        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 3) => {
+            Some(sizes.capacity)
+        }
+        _ => None,
+    }
+}
+
 /// Choices of a token are different experts, and places are those that dispatching gives.
 pub(super) fn make_consistent(kernel: &Kernel, reads: &mut [Tensor]) {
     let distinct = |choices: &mut Tensor, top: usize, experts: usize| {

@@ -8,9 +8,14 @@ use foretell_units::DataType;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
-/// The bound of the indices in a kernel's read, if it is an operand of indices.
+/// An operand of integers, and what they are below.
 pub(super) fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
-    kernel.spec().reads().nth(index).map(|operand| operand.index_limit).filter(|&limit| limit > 0)
+    match (*kernel, index) {
+        (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(vocabulary),
+        (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(classes),
+        (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
+        _ => mixture::integers(kernel, index),
+    }
 }
 
 /// Elements of operands of so many bytes.
