@@ -17,7 +17,7 @@ RUNS = pathlib.Path(__file__).parent.parent / "tests/published/runs.csv"
 
 
 def is_declared(name):
-    """As score/src/split.rs."""
+    """As score/src/published.rs."""
     sum = 0xCBF29CE484222325
     for byte in name.encode():
         sum = ((sum ^ byte) * 0x100000001B3) % 2**64

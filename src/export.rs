@@ -43,15 +43,15 @@ enum Target {
     Chakra,
     /// One trace for Perfetto or Chrome
     Perfetto,
-    /// Not written yet
+    #[value(hide = true)]
     Megatron,
-    /// Not written yet
+    #[value(hide = true)]
     Torchtitan,
-    /// Not written yet
+    #[value(hide = true)]
     Deepspeed,
-    /// Not written yet
+    #[value(hide = true)]
     Accelerate,
-    /// Not written yet
+    #[value(hide = true)]
     Slurm,
 }
 

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::{inputs, output};
 use foretell_reports::{Plot, ScatterPoint};
-use foretell_score::{Part, Scores, Split, published, read_rows, score, to_csv};
+use foretell_score::{Scores, Split, Subset, published, read_rows, score, to_csv};
 use foretell_simulator::gpu::Profiles;
 use foretell_units::Seconds;
 use std::path::PathBuf;
@@ -46,8 +46,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if json {
         return output::json(&scores);
     }
-    let part = if arguments.all { None } else { Some(Part::Score) };
-    output::line(&scores.table(part))?;
+    let subset = if arguments.all { None } else { Some(Subset::Score) };
+    output::line(&scores.table(subset))?;
     let refused: usize = scores.refused.values().sum();
     if refused > 0 {
         output::line(&format!("\n{refused} of {} rows cannot be simulated:", scores.rows.len()))?;
@@ -64,7 +64,7 @@ fn plot(scores: &Scores) -> Plot {
     let points: Vec<ScatterPoint> = scores
         .rows
         .iter()
-        .filter(|row| row.split == Part::Score)
+        .filter(|row| row.subset == Subset::Score)
         .filter_map(|row| {
             let (predicted, measured) = (row.predicted_step_seconds?, row.measured_step_seconds?);
             Some(ScatterPoint { series: row.table.clone(), predicted: Seconds::new(predicted), measured: Seconds::new(measured) })

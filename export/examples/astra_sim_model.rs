@@ -1,5 +1,6 @@
-//! Lays what Foretell says beside ASTRA-sim's published model, on the same all-reduces and on the same small training step; with a folder it
-//! writes the traces of both there, for ASTRA-sim itself to run. The model is what its sources say (see `docs/how-to/compare-with-astra-sim.md`), not a run of it.
+//! Compares Foretell's predictions with ASTRA-sim's model, on the same all-reduces and the same small
+//! training steps. The model follows ASTRA-sim's sources (`docs/how-to/compare-with-astra-sim.md`);
+//! ASTRA-sim itself does not run. With a folder, the example also writes the traces and configuration files for it.
 //!
 //! `cargo run --release -p foretell-export --example astra_sim_model [FOLDER]`
 #![allow(clippy::unwrap_used)]
@@ -19,30 +20,32 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// One dimension of ASTRA-sim's analytical network.
+/// One switch dimension of ASTRA-sim's analytical network.
 struct Network {
-    /// Nanoseconds of one hop; a message through a switch takes two.
+    /// Latency of one hop in nanoseconds. A message through a switch takes two hops.
     hop: f64,
-    /// Bytes a nanosecond.
+    /// Rate of a link in bytes per nanosecond.
     rate: f64,
-    /// Nanoseconds that each message costs at its end.
+    /// Delay of each message at its receiver in nanoseconds.
     endpoint: f64,
-    /// Bytes a nanosecond of a device's memory.
+    /// Rate of a device's memory in bytes per nanosecond.
     memory: f64,
-    /// Whether a switch takes a message in whole before it sends it on (congestion aware, one chunk) or not (unaware).
+    /// Whether the switch receives a whole message before it forwards it. The congestion-aware network
+    /// does (with one chunk), the unaware one does not.
     stores: bool,
 }
 
 impl Network {
+    /// Returns the nanoseconds of a message.
     fn message(&self, bytes: f64) -> f64 {
         let serialisations = if self.stores { 2.0 } else { 1.0 };
         self.endpoint + 2.0 * self.hop + serialisations * bytes / self.rate
     }
 
-    /// A collective of so many members; its code, and its size as traces have it.
+    /// Returns the nanoseconds of a collective, given its code and size as in a trace.
     fn collective(&self, code: u64, members: usize, size: f64) -> f64 {
         let (count, steps) = (members as f64, members as f64 - 1.0);
-        // A sum is read twice and written once (`PacketBundle.cc`), before the next message goes.
+        // A reduction reads two operands and writes one (`PacketBundle.cc`) before the next message.
         let reduction = steps * 3.0 * (size / count) / self.memory;
         match code {
             0 => 2.0 * steps * self.message(size / count) + reduction,
@@ -69,7 +72,7 @@ fn main() {
     for bytes in [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1u64 << 30] {
         let program = all_reduce(bytes);
         let ours = run(&program, &topology, &costs);
-        // What a step costs beside is none of the exchange.
+        // The span excludes the step's own overhead.
         let span = &ours.timeline.ranks[0].spans[0];
         let model = |stores| Seconds::new(network(stores).collective(0, 8, bytes as f64) / 1e9);
         println!("| {} | {} | {} | {} |", Bytes::new(bytes), Seconds::from(span.duration()), model(false), model(true));
@@ -99,18 +102,18 @@ fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation 
     simulate(program, topology, costs, &Default::default()).unwrap()
 }
 
-/// Eight ranks with one all-reduce.
+/// Returns a Program of eight ranks with a single all-reduce.
 fn all_reduce(bytes: u64) -> Program {
     let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).unwrap();
     let group = GroupId(0);
     let plan = Plan::new(Layout { data: 8, micro_batch: 1, ..Layout::default() }, 8);
-    // A compiled one, so that what a collective is made of is the compiler's to say.
+    // Taken from a compiled Program, so that all fields are the compiler's.
     let mut program = compile(&Model::named("mlp").unwrap(), "mlp", &plan).unwrap().training;
     let list = &mut program.lists[0];
     let is_reduction = |one: &&Instruction| matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce, .. });
     let mut only = list.instructions.iter().find(is_reduction).unwrap().clone();
-    if let Operation::Collective { bytes: size, group: of, .. } = Arc::make_mut(&mut only.operation) {
-        (*size, *of) = (Bytes::new(bytes), group);
+    if let Operation::Collective { bytes: size, group: group_id, .. } = Arc::make_mut(&mut only.operation) {
+        (*size, *group_id) = (Bytes::new(bytes), group);
     }
     only.after.clear();
     list.groups = vec![Group::along(Axis::Data)];
@@ -119,6 +122,7 @@ fn all_reduce(bytes: u64) -> Program {
     Program { mesh, model_flops: Flops::ZERO, hardware_flops: Flops::ZERO, ..program }
 }
 
+/// Returns the traces of all ranks, and the size of each communicator.
 fn traces(program: &Program, simulation: &Simulation) -> (Vec<Vec<Node>>, BTreeMap<usize, usize>) {
     let chakra = Chakra::new(program, &simulation.timeline).unwrap();
     let traces = (0..program.mesh.world_size()).map(|rank| read(&chakra.trace(Rank(rank)).unwrap())).collect();
@@ -126,6 +130,7 @@ fn traces(program: &Program, simulation: &Simulation) -> (Vec<Vec<Node>>, BTreeM
     (traces, communicators.into_iter().map(|(name, ranks)| (name.parse().unwrap(), ranks.len())).collect())
 }
 
+/// Writes the traces and the configuration files to a folder, if there is one.
 fn write(
     folder: Option<&PathBuf>,
     name: &str,
@@ -152,7 +157,8 @@ fn write(
     }
 }
 
-/// What a rank does one of at a time.
+/// Returns the slot that a node occupies while it runs: kernel, host operation or communication. A rank
+/// has one of each. Receives occupy none.
 fn slot(node: &Node) -> Option<usize> {
     match node.node_type {
         COMPUTE => Some(node.number("is_cpu_op") as usize),
@@ -161,21 +167,27 @@ fn slot(node: &Node) -> Option<usize> {
     }
 }
 
-/// The end of a node: when, in tenths of nanoseconds, whose, and which. That of `usize::MAX` is the arrival of the message that stands last.
-type End = (u64, usize, u64, [u64; 3]);
+/// An event: time in tenths of nanoseconds, rank, node, message. A node ends, or if the rank is
+/// [`ARRIVAL`], the message arrives.
+type Event = (u64, usize, u64, [u64; 3]);
 
-/// Runs traces by ASTRA-sim's rules: of what is ready the lowest id first; one kernel, one host operation and one collective or send of
-/// a rank at a time. Returns nanoseconds.
+/// The rank of an event that is the arrival of a message.
+const ARRIVAL: usize = usize::MAX;
+
+/// Runs traces by ASTRA-sim's rules. Returns the duration in nanoseconds.
+///
+/// Of the ready nodes, the one with the lowest id starts first. A rank runs one kernel, one host
+/// operation, and one collective or send at a time.
 fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &Network) -> f64 {
     let mut done: Vec<Vec<bool>> = traces.iter().map(|trace| vec![false; trace.len() + 1]).collect();
     let mut pending: Vec<Vec<&Node>> = traces.iter().map(|trace| trace.iter().collect()).collect();
     let mut busy = vec![[false; 3]; traces.len()];
     let mut entered: BTreeMap<(usize, usize), Vec<(usize, u64)>> = BTreeMap::new();
     let mut counts: Vec<BTreeMap<usize, usize>> = vec![BTreeMap::new(); traces.len()];
-    // Messages that have arrived, and receives that wait for theirs.
+    // Messages that have arrived, and receives that wait for one.
     let mut arrived: BTreeMap<[u64; 3], bool> = BTreeMap::new();
     let mut waiting: BTreeMap<[u64; 3], (usize, u64)> = BTreeMap::new();
-    let mut events: BinaryHeap<Reverse<End>> = BinaryHeap::new();
+    let mut events: BinaryHeap<Reverse<Event>> = BinaryHeap::new();
     let key = |node: &Node| ["comm_src", "comm_dst", "comm_tag"].map(|name| node.number(name));
     let after = |now: u64, nanoseconds: f64| now + (nanoseconds * 10.0) as u64;
     let mut now = 0;
@@ -192,32 +204,32 @@ fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &
                 if let Some(slot) = slot {
                     busy[rank][slot] = true;
                 }
-                let none = [0; 3];
+                let no_message = [0; 3];
                 match node.node_type {
-                    // No time at all is a nanosecond there.
+                    // ASTRA-sim counts a duration of zero as one nanosecond.
                     COMPUTE => {
                         let duration = if node.duration_micros == 0 { 1.0 } else { node.duration_micros as f64 * 1e3 };
-                        events.push(Reverse((after(now, duration), rank, node.id, none)));
+                        events.push(Reverse((after(now, duration), rank, node.id, no_message)));
                     }
                     COLLECTIVE => {
                         let communicator = node.communicator();
-                        let nth = counts[rank].entry(communicator).or_default();
-                        let members = entered.entry((communicator, *nth)).or_default();
-                        *nth += 1;
+                        let count_before = counts[rank].entry(communicator).or_default();
+                        let members = entered.entry((communicator, *count_before)).or_default();
+                        *count_before += 1;
                         members.push((rank, node.id));
                         let count = communicators[&communicator];
                         if members.len() == count {
                             let size = node.number("comm_size") as f64;
                             let end = after(now, network.collective(node.number("comm_type"), count, size));
-                            events.extend(members.iter().map(|&(member, id)| Reverse((end, member, id, none))));
+                            events.extend(members.iter().map(|&(member, id)| Reverse((end, member, id, no_message))));
                         }
                     }
                     SEND => {
                         let end = after(now, network.message(node.number("comm_size") as f64));
-                        events.push(Reverse((end, rank, node.id, none)));
-                        events.push(Reverse((end, usize::MAX, 0, key(node))));
+                        events.push(Reverse((end, rank, node.id, no_message)));
+                        events.push(Reverse((end, ARRIVAL, 0, key(node))));
                     }
-                    _ if arrived.contains_key(&key(node)) => events.push(Reverse((now, rank, node.id, none))),
+                    _ if arrived.contains_key(&key(node)) => events.push(Reverse((now, rank, node.id, no_message))),
                     _ => drop(waiting.insert(key(node), (rank, node.id))),
                 }
             }
@@ -225,7 +237,7 @@ fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &
         }
         let Some(Reverse((time, rank, id, message))) = events.pop() else { break };
         now = time;
-        let (rank, id) = if rank == usize::MAX {
+        let (rank, id) = if rank == ARRIVAL {
             arrived.insert(message, true);
             match waiting.remove(&message) {
                 Some(receive) => receive,
@@ -239,6 +251,6 @@ fn feed(traces: &[Vec<Node>], communicators: &BTreeMap<usize, usize>, network: &
             busy[rank][slot] = false;
         }
     }
-    assert!(pending.iter().all(Vec::is_empty), "the traces do not run to their end");
+    assert!(pending.iter().all(Vec::is_empty), "the traces do not run to completion");
     now as f64 / 10.0
 }

@@ -1,38 +1,40 @@
-//! Why something cannot be exported.
+//! Errors of exports.
 
 use thiserror::Error;
 
-/// Why something cannot be exported.
+/// An error that prevents an export.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ExportError {
-    /// A timeline that is not one of the Program.
+    /// The timeline belongs to another Program.
     #[error("the timeline of rank {rank} is not one of this Program: it has {spans} spans for {instructions} instructions")]
     Unmatched {
-        /// The rank.
+        /// First rank whose timeline does not match.
         rank: usize,
-        /// Spans that it has.
+        /// Number of spans in its timeline.
         spans: usize,
-        /// Instructions that its list has.
+        /// Number of instructions in its list.
         instructions: usize,
     },
-    /// A communication of a rank with itself, with nobody, or of a group that the rank's list does not have.
+    /// A rank sends to itself or to a rank that does not exist, or uses a group or peer that its list
+    /// does not have.
     #[error("rank {rank}, instruction {instruction}: {reason}")]
     Malformed {
         /// The rank.
         rank: usize,
-        /// The instruction's place in its list.
+        /// Index of the instruction in its list.
         instruction: usize,
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// A topology that is no product of dimensions, which is all that ASTRA-sim's analytical networks can be.
-    #[error("`{topology}` cannot be an ASTRA-sim network for {ranks} ranks: {reason}")]
+    /// The ranks' devices do not form a product of dimensions. ASTRA-sim's analytical network supports
+    /// only those.
+    #[error("the topology `{topology}` cannot be an ASTRA-sim network of {ranks} ranks: {reason}")]
     Irregular {
-        /// Its name.
+        /// Name of the topology.
         topology: String,
-        /// The ranks.
+        /// Number of ranks.
         ranks: usize,
-        /// Why not.
+        /// Why not, with a hint.
         reason: &'static str,
     },
 }

@@ -1,10 +1,12 @@
-//! Programs in the forms that other tools read.
+//! Writes Programs in the formats of other tools.
 //!
-//! The nouns: [`Chakra`] makes an MLCommons Chakra execution trace of each rank of a [`Program`](foretell_program::Program) and says who is
-//! in which communicator; [`AstraSim`] has the files by which ASTRA-sim 2 (its analytical network) runs such traces on a topology.
+//! The nouns: [`Chakra`] makes an MLCommons Chakra execution trace of each rank of a
+//! [`Program`](foretell_program::Program), and lists the members of each communicator. [`AstraSim`]
+//! has the configuration files with which ASTRA-sim 2 runs such traces on a topology.
 //!
-//! The flow: Program and [`Timeline`](foretell_program::Timeline) → nodes, one or two an instruction → bytes. The caller writes files. This crate
-//! knows neither simulator nor executor: how long things take is the Timeline's to say.
+//! The flow: a Program and a [`Timeline`](foretell_program::Timeline) → nodes, one or two per
+//! instruction → bytes. The caller writes the files. This crate depends on neither simulator nor
+//! executor: durations come from the timeline, predicted or measured.
 //!
 //! ```
 //! use foretell_export::Chakra;
@@ -12,7 +14,7 @@
 //! use foretell_units::Picoseconds;
 //! let plan = Plan::new(Layout { data: 2, micro_batch: 16, ..Layout::default() }, 32);
 //! let program = compile(&foretell_models::Model::named("mlp")?, "mlp", &plan)?.training;
-//! // Any timeline of it will do: here everything takes no time.
+//! // Any timeline of the Program will do. In this one everything takes no time.
 //! let spans = |list: &foretell_program::StageProgram| {
 //!     let ids = (0..list.instructions.len() as u32).map(foretell_program::InstructionId);
 //!     ids.map(|instruction| Span { instruction, start: Picoseconds::ZERO, end: Picoseconds::ZERO }).collect()

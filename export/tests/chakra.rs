@@ -1,5 +1,5 @@
-//! What is written is read back by another implementation of the wire format (prost), with the schema's messages as declared here, and
-//! run by a feeder that has ASTRA-sim's rules.
+//! Reads written traces back with another implementation of the wire format (prost), and runs them with
+//! a feeder that follows ASTRA-sim's rules.
 
 mod schema;
 
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const ALL_GATHER: u64 = 2;
 
 fn program(layout: &Layout) -> Program {
-    // Stages with meshes of their own share no parameters.
+    // Stages with meshes of their own cannot share parameters.
     let tied = layout.stages.is_none();
     let model = format!(
         r#"{{"family": "gpt", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16, "tied_embeddings": {tied}}}"#
@@ -39,9 +39,9 @@ fn layouts() -> Vec<Layout> {
         Layout { tensor: 2, pipeline: 2, virtual_stages: 2, schedule: Schedule::ZeroBubbleV, ..basic.clone() },
         Layout { data: 2, tensor: 2, pipeline: 2, zero: 2, virtual_stages: 2, schedule: Schedule::Interleaved, ..basic.clone() },
         Layout { context: 2, context_method: ContextMethod::Ring, tensor: 2, pipeline: 2, ..basic.clone() },
-        // Samples of all operators over `tensor`.
+        // `tensor` shards the samples of all operators.
         Layout { tensor: 2, micro_batch: 2, operators: [("*", Share::Batch)].into_iter().collect(), ..basic.clone() },
-        // Stages whose meshes differ, and ranks with unequal shares: who sends to whom is listed rank by rank.
+        // Stages with different meshes, and ranks with unequal shares: peers are listed rank by rank.
         Layout {
             stages: Some(vec![
                 StageLayout { data: 2, ..StageLayout::default() },
@@ -54,7 +54,7 @@ fn layouts() -> Vec<Layout> {
     ]
 }
 
-/// Every instruction takes 0.4 us more than its number of microseconds, modulo three, one after the other.
+/// Instructions run one after the other. Instruction `n` takes `n` modulo 3, plus 0.4 microseconds.
 fn timeline(program: &Program) -> Timeline {
     let rank = |rank| {
         let mut now = Picoseconds::ZERO;
@@ -71,24 +71,24 @@ fn timeline(program: &Program) -> Timeline {
 
 fn exported(program: &Program) -> (Vec<Vec<Node>>, BTreeMap<usize, Vec<usize>>) {
     let timeline = timeline(program);
-    let chakra = Chakra::new(program, &timeline).expect("one of the Program");
+    let chakra = Chakra::new(program, &timeline).expect("the timeline belongs to the Program");
     let traces = (0..program.mesh.world_size()).map(|rank| read(&chakra.trace(Rank(rank)).expect("sound"))).collect();
     let communicators: BTreeMap<String, Vec<usize>> = serde_json::from_str(&chakra.communicators()).expect("JSON");
     (traces, communicators.into_iter().map(|(name, ranks)| (name.parse().expect("a number"), ranks)).collect())
 }
 
 #[test]
-fn every_dependency_is_there_and_comes_before() {
+fn every_dependency_is_written_and_points_backwards() {
     for layout in layouts() {
         for trace in exported(&program(&layout)).0 {
             for (place, node) in trace.iter().enumerate() {
                 assert_eq!(node.id, place as u64 + 1);
                 assert!(node.data_deps.iter().all(|&before| (1..node.id).contains(&before)), "{node:?}");
                 let data: BTreeSet<u64> = node.data_deps.iter().copied().collect();
-                assert_eq!(data.len(), node.data_deps.len(), "none stands twice");
+                assert_eq!(data.len(), node.data_deps.len(), "no dependency is listed twice");
                 assert!(
                     node.ctrl_deps.iter().all(|before| data.contains(before)),
-                    "ASTRA-sim takes a node only if both are done"
+                    "every control dependency must be a data dependency"
                 );
             }
         }
@@ -101,7 +101,7 @@ fn sizes_and_work_are_those_of_the_program() {
         let program = program(&layout);
         let (traces, communicators) = exported(&program);
         for (rank, trace) in traces.iter().enumerate() {
-            let (mut exchanged, mut flops, mut loaded) = (0u64, 0u64, 0u64);
+            let (mut communicated, mut flops, mut loaded) = (0u64, 0u64, 0u64);
             for node in trace {
                 match node.node_type {
                     COMPUTE if node.number("is_cpu_op") == 1 => loaded += node.number("tensor_size"),
@@ -109,12 +109,12 @@ fn sizes_and_work_are_those_of_the_program() {
                     COLLECTIVE => {
                         let members = &communicators[&node.communicator()];
                         assert!(members.contains(&rank));
-                        let brought = node.number("comm_size");
+                        let size = node.number("comm_size");
                         let is_gather = node.number("comm_type") == ALL_GATHER;
-                        exchanged += if is_gather { brought * members.len() as u64 } else { brought };
+                        communicated += if is_gather { size * members.len() as u64 } else { size };
                     }
-                    SEND | RECEIVE => exchanged += node.number("comm_size"),
-                    other => assert_eq!(other, COLLECTIVE, "a node of no type that is written"),
+                    SEND | RECEIVE => communicated += node.number("comm_size"),
+                    other => assert_eq!(other, COLLECTIVE, "a node of another type"),
                 }
             }
             let list = program.list_of(Rank(rank));
@@ -122,7 +122,7 @@ fn sizes_and_work_are_those_of_the_program() {
             for instruction in &list.instructions {
                 match *instruction.operation {
                     Operation::Compute { kernel, .. } => expected_flops += kernel.flops().value() as u64,
-                    // Sent and received.
+                    // Counted by the send and by the receive.
                     Operation::Collective { kind: Collective::Shift, bytes, .. } => expected += 2 * bytes.count(),
                     Operation::Collective { bytes, .. } => expected += bytes.count(),
                     Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => expected += bytes.count(),
@@ -130,13 +130,13 @@ fn sizes_and_work_are_those_of_the_program() {
                     Operation::Load { .. } => expected_loaded += list.buffer(instruction.writes[0]).bytes.count(),
                 }
             }
-            assert_eq!((exchanged, flops, loaded), (expected, expected_flops, expected_loaded), "rank {rank} of {layout:?}");
+            assert_eq!((communicated, flops, loaded), (expected, expected_flops, expected_loaded), "rank {rank} of {layout:?}");
         }
     }
 }
 
 #[test]
-fn every_message_is_received_where_it_was_sent_to() {
+fn every_message_is_received_by_the_rank_it_was_sent_to() {
     for layout in layouts() {
         let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
         for (rank, trace) in exported(&program(&layout)).0.iter().enumerate() {
@@ -145,7 +145,7 @@ fn every_message_is_received_where_it_was_sent_to() {
                 let (map, own) = if node.node_type == SEND { (&mut sent, source) } else { (&mut received, destination) };
                 assert_eq!(own, rank as u64);
                 let before = map.insert((source, destination, tag), node.number("comm_size"));
-                assert_eq!(before, None, "two messages of one tag: {node:?}");
+                assert_eq!(before, None, "two messages with the same tag: {node:?}");
             }
         }
         assert_eq!(sent, received, "{layout:?}");
@@ -168,10 +168,14 @@ fn kernels_rounded_to_microseconds_keep_their_sum() {
     assert!((rounded as f64 - exact).abs() <= 0.5 + 1e-6, "{rounded} for {exact}");
 }
 
-/// ASTRA-sim's feeder as far as order goes (`HardwareResource.cc`, `Workload.cc`): of the nodes whose dependencies are done the one with the
-/// lowest id first; one kernel, one host operation and one collective or send of a rank at a time; a collective ends when all members are in
-/// it; a send ends by itself, a receive when its message was sent. Kernels take as long as they like: here the ranks are made uneven.
-fn runs_to_its_end(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usize>>, slow: usize) -> bool {
+/// Runs traces by ASTRA-sim's rules for order (`HardwareResource.cc`, `Workload.cc`). Returns whether
+/// all nodes complete.
+///
+/// Of the nodes whose dependencies are done, the one with the lowest id comes first. A rank has one
+/// kernel, one host operation, and one collective or send at a time. A collective ends when all members
+/// have entered it. A send ends by itself, and a receive when its message was sent. Durations do not
+/// matter, but the rank `slow` computes only when no other rank can go on.
+fn completes(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usize>>, slow: usize) -> bool {
     let mut done: Vec<Vec<bool>> = traces.iter().map(|trace| vec![false; trace.len() + 1]).collect();
     let mut pending: Vec<Vec<&Node>> = traces.iter().map(|trace| trace.iter().collect()).collect();
     let mut in_flight: Vec<Option<&Node>> = vec![None; traces.len()];
@@ -187,13 +191,12 @@ fn runs_to_its_end(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usi
                     continue;
                 }
                 let ends = match node.node_type {
-                    // One rank is as slow as can be: it computes only when nobody else can go on.
                     COMPUTE => rank != slow || !progress,
                     RECEIVE => sent.contains(&key(node)),
                     SEND if in_flight[rank].is_none() => sent.insert(key(node)),
                     COLLECTIVE if in_flight[rank].is_none() => {
-                        let nth = counts[rank].entry(node.communicator()).or_default();
-                        *entered.entry((node.communicator(), *nth)).or_default() += 1;
+                        let index = counts[rank].entry(node.communicator()).or_default();
+                        *entered.entry((node.communicator(), *index)).or_default() += 1;
                         in_flight[rank] = Some(node);
                         progress = true;
                         false
@@ -207,9 +210,9 @@ fn runs_to_its_end(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usi
         for rank in 0..traces.len() {
             if let Some(node) = in_flight[rank] {
                 let communicator = node.communicator();
-                let nth = counts[rank].entry(communicator).or_default();
-                if entered[&(communicator, *nth)] == communicators[&communicator].len() {
-                    *nth += 1;
+                let index = counts[rank].entry(communicator).or_default();
+                if entered[&(communicator, *index)] == communicators[&communicator].len() {
+                    *index += 1;
                     in_flight[rank] = None;
                     done[rank][node.id as usize] = true;
                     progress = true;
@@ -224,26 +227,26 @@ fn runs_to_its_end(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usi
 }
 
 #[test]
-fn a_rank_that_has_one_communication_at_a_time_never_waits_for_ever() {
+fn one_communication_at_a_time_never_deadlocks() {
     for layout in layouts() {
         let (traces, communicators) = exported(&program(&layout));
         for slow in [0, traces.len() - 1] {
-            assert!(runs_to_its_end(&traces, &communicators, slow), "{layout:?} with a slow rank {slow}");
+            assert!(completes(&traces, &communicators, slow), "{layout:?} with a slow rank {slow}");
         }
     }
 }
 
 #[test]
-fn a_timeline_of_another_program_is_refused() {
+fn a_timeline_of_another_program_is_an_error() {
     let (one, other) = (program(&layouts()[0]), program(&layouts()[1]));
     assert!(matches!(Chakra::new(&one, &timeline(&other)), Err(ExportError::Unmatched { rank: 0, .. })));
 }
 
 #[test]
-fn a_cluster_becomes_dimensions_that_multiply_to_its_ranks() {
+fn the_dimensions_of_a_cluster_multiply_to_its_ranks() {
     let network = |topology: &Topology, ranks| AstraSim::new(topology, ranks, &|_| 1.0).map(|files| files.network);
     let node = Topology::library("dgx-a100-80g").expect("in the library");
-    // 300 GB/s are 279.4 of 2^30; NVSwitch's 936.25 ns are two hops.
+    // 300 GB/s are 279.4 x 2^30 B/s. NVSwitch's latency of 936.25 ns is that of two hops.
     assert_eq!(
         network(&node, 8).as_deref(),
         Ok(
@@ -253,12 +256,12 @@ fn a_cluster_becomes_dimensions_that_multiply_to_its_ranks() {
     let cluster = node.clone().with_nodes(40).expect("forty nodes");
     let text = network(&cluster, 320).expect("two leaves of twenty nodes");
     assert!(text.contains("npus_count: [ 8, 20, 2 ]"), "{text}");
-    // A rail of 25 GB/s, and uplinks that oversubscribe nothing.
+    // Interfaces of 25 GB/s, and uplinks without oversubscription.
     assert!(text.contains("23.283064365386963, 23.283064365386963"), "{text}");
     assert!(matches!(network(&cluster, 12), Err(ExportError::Irregular { ranks: 12, .. })), "a node and a half");
     assert!(matches!(network(&cluster, 240), Err(ExportError::Irregular { .. })), "a leaf and a half");
     assert!(matches!(network(&node, 9), Err(ExportError::Irregular { .. })), "more ranks than devices");
     let system = AstraSim::new(&cluster, 320, &|_| 1.0).expect("regular").system;
     let system: serde_json::Value = serde_json::from_str(&system).expect("JSON");
-    assert_eq!(system["all-reduce-implementation"].as_array().map(Vec::len), Some(3), "one for each dimension");
+    assert_eq!(system["all-reduce-implementation"].as_array().map(Vec::len), Some(3), "one entry per dimension");
 }

@@ -1,42 +1,42 @@
-//! How a row's run is laid out: which ranks do what, as Megatron's columns say it.
+//! The layout of a row's run, from columns that use Megatron's conventions.
 
+use crate::refusal::Refusal;
 use crate::row::Row;
-use crate::run::Refusal;
 use foretell_models::Model;
 use foretell_program::{Layout, Recompute, Schedule};
 use foretell_simulator::gpu::StackKind;
 
-/// The layout of a row's run on so many devices.
+/// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for each
+/// choice that the row does not state.
 ///
 /// # Errors
-/// [`Refusal`] where sizes contradict each other, or the batch is not stated.
-pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &mut Vec<String>) -> Result<Layout, Refusal> {
+/// [`Refusal`] if sizes contradict each other or the batch is not stated.
+pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: &mut Vec<String>) -> Result<Layout, Refusal> {
     let size = |column| row.count(column).unwrap_or(1);
     let (tensor, pipeline) = (size("tp"), size("pp"));
     let mut context = size("cp");
     let is_stated = ["dp", "tp", "pp", "cp"].iter().any(|column| row.count(column).is_some());
-    // Sharded over all devices with less than a sequence for each: several share one.
     if let (false, Some(batch)) = (is_stated, row.count("gbs"))
         && devices > batch
         && devices.is_multiple_of(batch)
     {
-        stand_ins.push("sequences are taken to be shared by as many devices as there are too many for the batch".into());
+        assumptions.push(format!("each sequence is assumed to be sharded over {} devices", devices / batch));
         context = devices / batch;
     }
     let replica = tensor * pipeline * context;
     let data = match row.count("dp") {
         Some(data) => data,
         None if devices.is_multiple_of(replica) => devices / replica,
-        None => return Err(Refusal(format!("{devices} devices are no multiple of tp x pp x cp = {replica}"))),
+        None => return Err(Refusal(format!("{devices} devices are not a multiple of tp x pp x cp = {replica}"))),
     };
     if data * replica != devices {
-        return Err(Refusal(format!("dp {data} x tp {tensor} x pp {pipeline} x cp {context} are not the {devices} devices")));
+        return Err(Refusal(format!("dp {data} x tp {tensor} x pp {pipeline} x cp {context} is not {devices} devices")));
     }
-    let (expert, expert_tensor) = experts(row, stack, data, tensor, stand_ins)?;
+    let (expert, expert_tensor) = expert_sizes(row, stack, data, tensor, assumptions)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
     let zero = match row.zero.chars().next() {
-        // In a pipeline FSDP2 keeps what it has gathered, and sums gradients over ranks with the last micro-batch only (PyTorch's
-        // `PipelineStage`): what it communicates is what ZeRO 1 does.
+        // In a pipeline, FSDP2 keeps gathered parameters and reduces gradients after the last
+        // micro-batch only (PyTorch's `PipelineStage`). It communicates what ZeRO 1 does.
         Some('3') if pipeline > 1 => 1,
         Some(digit @ '0'..='3') if data > 1 || digit == '3' => digit as usize - '0' as usize,
         _ => 0,
@@ -53,7 +53,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
         (Some(size), _, _) => size,
         (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => batch / data / steps.unwrap_or(1),
         (None, Some(batch), Some(_)) if batch.is_multiple_of(data) => batch / data,
-        _ => return Err(Refusal("neither the micro-batch nor a global batch that the ranks share evenly is stated".into())),
+        _ => return Err(Refusal("neither a micro-batch nor a global batch divisible by dp is stated".into())),
     };
     Ok(Layout {
         data: data / expert,
@@ -73,47 +73,54 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, stand_ins: &m
     })
 }
 
-/// Whether a row says what is computed again.
+/// Whether the row states its recomputation.
 pub(crate) fn states_recompute(row: &Row) -> bool {
     ["full", "selective", "none"].iter().any(|word| row.recompute.to_lowercase().starts_with(word))
 }
 
-/// The ranks that share out experts as the compiler counts them, and how far `tensor` cuts one. Megatron's expert-parallel ranks are of `dp`, or where one expert is not cut
-/// of `dp` and `tp` together.
-fn experts(
+/// Returns the layout's `expert` and `expert_tensor`.
+///
+/// Megatron's expert-parallel size divides `dp`, or `dp` x `tp` if each expert is whole on its rank.
+fn expert_sizes(
     row: &Row,
     stack: &StackKind,
     data: usize,
     tensor: usize,
-    stand_ins: &mut Vec<String>,
+    assumptions: &mut Vec<String>,
 ) -> Result<(usize, Option<usize>), Refusal> {
-    let experts = match (row.count("experts"), row.count("ep")) {
+    let expert_parallel = match (row.count("experts"), row.count("ep")) {
         (None, _) => 1,
         (_, Some(ranks)) => ranks,
-        // DeepEP is for experts that are shared out: over as many ranks as share them evenly, 64 at most, as AutoModel's examples have it.
+        // DeepEP implies expert parallelism. AutoModel's examples use as many ranks as divide the
+        // experts evenly, 64 at most.
         (Some(experts), None) if row.notes.contains("DeepEP") => {
             let divides = |ranks: &usize| data.is_multiple_of(*ranks) && experts.is_multiple_of(*ranks);
             let ranks = (1..=64).rev().find(divides).unwrap_or(1);
-            stand_ins.push(format!("experts are taken to be shared out over {ranks} ranks"));
+            assumptions.push(format!("experts are assumed to be sharded over {ranks} ranks"));
             ranks
         }
         _ => 1,
     };
-    let spreads = experts.is_multiple_of(tensor) && data.is_multiple_of(experts / tensor);
-    if tensor > 1 && experts > 1 && spreads && (stack.whole_experts || !data.is_multiple_of(experts)) {
-        return Ok((experts / tensor, Some(1)));
+    let may_be_whole = expert_parallel.is_multiple_of(tensor) && data.is_multiple_of(expert_parallel / tensor);
+    let must_be_whole = !data.is_multiple_of(expert_parallel);
+    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.whole_experts || must_be_whole) {
+        return Ok((expert_parallel / tensor, Some(1)));
     }
-    if !data.is_multiple_of(experts) {
-        return Err(Refusal(format!("ep {experts} divides neither dp {data} nor dp x tp {}", data * tensor)));
+    if must_be_whole {
+        return Err(Refusal(format!("ep {expert_parallel} divides neither dp {data} nor dp x tp {}", data * tensor)));
     }
-    if tensor > 1 && experts > 1 {
-        stand_ins.push("whether `tp` cuts experts is not stated".into());
+    if tensor > 1 && expert_parallel > 1 {
+        assumptions.push("`tp` is assumed to shard each expert".into());
     }
-    Ok((experts, None))
+    Ok((expert_parallel, None))
 }
 
-/// Layers of each chunk as Megatron cuts: as many in each, the embedding with the first and the head with the last; where that does not
-/// divide, both counted as layers. What the row's notes say of its stages counts before.
+/// Returns the blocks of each chunk, with the embedding and the head counted as blocks. `None`
+/// leaves the cuts to the compiler.
+///
+/// Cuts in the row's notes come first. Otherwise this follows Megatron: equal layers per chunk, the
+/// embedding with the first chunk and the head with the last. If the layers do not divide evenly,
+/// the embedding and the head count as layers.
 pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usize>> {
     let chunks = layout.pipeline * layout.virtual_stages;
     let layers = match *model {
@@ -137,8 +144,12 @@ pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usiz
     (layers + 2).is_multiple_of(chunks).then(|| vec![(layers + 2) / chunks; chunks])
 }
 
-/// `layers per stage [7, 9, 9, 9]`, embedding and head counted; or `stage boundaries [0, 7, 14, 20, 30]`, where DeepSpeed's Megatron has three
-/// more entries before the layers and three after them (a cast, the embedding, a transposition; a transposition, the norm, the head).
+/// Returns the blocks of each stage that a row's notes state, with the embedding and the head
+/// counted as blocks.
+///
+/// Notes state cuts as `layers per stage [7, 9, 9, 9]`, or as `stage boundaries [0, 7, 14, 20, 30]`.
+/// The boundaries count modules of DeepSpeed's Megatron, which has six besides the layers: a cast,
+/// the embedding and a transposition before them, a transposition, the norm and the head after.
 pub(crate) fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
     let numbers = |label: &str| -> Option<Vec<usize>> {
         let rest = notes.split_once(label)?.1.split_once('[')?.1.split_once(']')?.0;
@@ -151,11 +162,10 @@ pub(crate) fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
     if *boundaries.last()? != layers + 6 {
         return None;
     }
-    // Blocks before a boundary: the embedding, the layers, the head.
-    let blocks = |boundary: usize| match boundary {
+    let blocks_before = |boundary: usize| match boundary {
         0 => 0,
         end if end == layers + 6 => layers + 2,
         boundary => (boundary.saturating_sub(3)).min(layers) + 1,
     };
-    Some(boundaries.windows(2).map(|pair| blocks(pair[1]).saturating_sub(blocks(pair[0]))).collect())
+    Some(boundaries.windows(2).map(|pair| blocks_before(pair[1]).saturating_sub(blocks_before(pair[0]))).collect())
 }

@@ -1,12 +1,16 @@
-//! Predictions beside measurements that others published.
+//! Compares predictions with training runs that others have measured and published.
 //!
-//! The nouns: a [`Row`] is one measured run in the unified schema of `validation/INDEX.md`, read from CSV without believing it; a [`Run`] is
-//! what the row says in our terms: a model, a plan, a cluster and a software stack; a [`Scored`] row has prediction and measurement;
-//! [`Summary`] is what many of them say of the simulator.
+//! The nouns: a [`Row`] is one measured run in the columns of `tests/published/INDEX.md`. A [`Run`] is
+//! the row as a simulation input: a model, a plan, a cluster and a software stack. A [`ScoredRow`]
+//! has the prediction beside the measurement. A [`Summary`] has the error statistics of many rows.
 //!
-//! The flow: [`read_rows`] → [`Run::of`] → [`predict`] (the compiler's Program, one representative rank a stage) → [`score`]. Nothing is
-//! fitted here: what durations are made of lies in the simulator's profiles, by device, link and stack. This crate is pure and
-//! deterministic on any number of threads.
+//! The flow: [`read_rows`] → [`Run::of`] → [`CompiledRun::new`] → [`CompiledRun::predict`], which
+//! simulates one representative rank a stage. [`score`] does this for a whole table. A row that
+//! cannot be predicted is refused with a reason.
+//!
+//! This crate fits nothing: durations come from the simulator's profiles of devices, links and
+//! stacks. Those were fitted by `score/examples/fit` on the rows that [`Split`] allows for it. The
+//! crate reads no files and gives the same result on any number of threads.
 //!
 //! ```
 //! use foretell_score::{Split, read_rows, score};
@@ -15,27 +19,31 @@
 //!             a-1,mine,GPT-L24h1024,24,1024,16,50257,1024,A100-SXM4-80GB,8,8,1,1,4,32,fp16,Megatron-DeepSpeed (1F1B),0.2\n\
 //!             a-2,mine,GPT-L24h1024,24,1024,16,50257,1024,abacus,8,8,1,1,4,32,fp16,Megatron-DeepSpeed (1F1B),0.2\n";
 //! let rows = read_rows(text)?;
-//! let scored = score(&rows, &Split::library()?, Profiles::library()?);
-//! assert!(scored.rows[0].predicted_step_seconds.is_some());
-//! assert!(scored.rows[1].refused.as_ref().is_some_and(|reason| reason.contains("abacus")));
+//! let scores = score(&rows, &Split::library()?, Profiles::library()?);
+//! assert!(scores.rows[0].predicted_step_seconds.is_some());
+//! assert!(scores.rows[1].refused.as_ref().is_some_and(|reason| reason.contains("abacus")));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod layout;
+mod memory_figure;
 mod model;
 mod names;
-mod predict;
+mod prediction;
+mod published;
+mod refusal;
 mod row;
 mod run;
 mod scoring;
-mod split;
 mod statistics;
 mod table;
 
-pub use predict::{Predicted, Prepared, predict, prepare};
+pub use memory_figure::memory_figure;
+pub use prediction::{CompiledRun, StepPrediction, predict};
+pub use published::{Split, SplitError, Subset, published};
+pub use refusal::Refusal;
 pub use row::{Row, read_rows};
-pub use run::{Refusal, Run};
-pub use scoring::{Scored, Scores, published, score, stated_memory, to_csv};
-pub use split::{Part, Split, SplitError};
-pub use statistics::{Summary, Table};
+pub use run::Run;
+pub use scoring::{ScoredRow, Scores, score, to_csv};
+pub use statistics::{Summary, SummaryTable};
 pub use table::{TableError, read_table};

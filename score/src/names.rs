@@ -1,9 +1,9 @@
-//! What people call devices, links, frameworks and formats, and what the profiles call them.
+//! Maps the names of devices, links, frameworks and formats in rows to names of profiles.
 
 use crate::row::Row;
 use foretell_simulator::gpu::{ProductFormat, StackKind};
 
-/// Names in profiles of what people write, the first that fits; every word of an entry must stand in the text.
+/// Profile names by the words that must all occur in a row's text. The first match wins.
 type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
@@ -93,11 +93,11 @@ const STACKS: &Names = &[
 fn find(names: &Names, text: &str) -> Option<&'static str> {
     let text = text.to_lowercase();
     let fits = |words: &[&str]| words.iter().all(|word| text.contains(word));
-    names.iter().find(|(words, _)| fits(words)).map(|(_, name)| *name).filter(|name| !name.is_empty())
+    names.iter().find(|(words, _)| fits(words)).map(|(_, name)| *name)
 }
 
-/// The profiles of a row's devices with the number of nodes of each: one, or several where it says `3 nodes A + 1 node B`. None where one is
-/// not known.
+/// Returns the device profiles of a row's nodes with the number of nodes of each, in the row's
+/// order. A row with several kinds says `3 nodes A + 1 node B`. Empty if a device is unknown.
 pub(crate) fn node_kinds(row: &Row) -> Vec<(usize, &'static str)> {
     let part = |text: &str| {
         let nodes = text.split_once(" node").and_then(|(count, _)| count.trim().parse().ok()).unwrap_or(1);
@@ -106,9 +106,10 @@ pub(crate) fn node_kinds(row: &Row) -> Vec<(usize, &'static str)> {
     row.gpu.split(" + ").map(part).collect::<Option<Vec<_>>>().unwrap_or_default()
 }
 
-/// The stack that is likest to one without a profile: of what kind of parallelism or compiler its name speaks, or its layout.
+/// Returns the stack that stands in for a framework without a profile, chosen by the compiler or
+/// parallelism that its name mentions, else by the row's layout.
 pub(crate) fn nearest_stack(row: &Row) -> &'static str {
-    const KINDS: &Names = &[
+    const NEAREST: &Names = &[
         (&["jax"], "maxtext"),
         (&["xla"], "maxtext"),
         (&["levanter"], "maxtext"),
@@ -122,80 +123,82 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
         (&["ddp"], "ddp"),
         (&["eager"], "pytorch-eager"),
     ];
-    let is_cut = |column| row.count(column).is_some_and(|size| size > 1);
-    match find(KINDS, &row.framework) {
+    let is_sharded = |column| row.count(column).is_some_and(|size| size > 1);
+    match find(NEAREST, &row.framework) {
         Some(name) => name,
-        None if is_cut("tp") || is_cut("pp") => "megatron-core",
+        None if is_sharded("tp") || is_sharded("pp") => "megatron-core",
         None => "fsdp",
     }
 }
 
-/// Whether only adapters are trained (LoRA).
+/// Whether the run trains only adapters (LoRA).
 pub(crate) fn trains_adapters(row: &Row) -> bool {
     [&row.model, &row.notes, &row.framework].iter().any(|text| text.to_lowercase().contains("lora"))
 }
 
-/// What a row says of how its stack was set.
+/// Applies the row's statements about how its stack was configured.
 pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
     if row.notes.to_lowercase().contains("async tp") {
         stack.overlap.tensor = true;
     }
     if row.stated_precision.to_lowercase().contains("rowwise") {
-        // The scale of a row of weights is known where all of it is: parameters travel in sixteen bits (torchao's recipes).
+        // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen bits.
         stack.scales_by_row = true;
         stack.narrow_gather = false;
     }
-    // torch.compile took in the loss as well from 2025 on.
+    // torchtitan compiles the loss as well since 2025.
     stack.has_eager_loss = !row.notes.contains("compile") || is_of_2024(row);
 }
 
-/// Whether the name of a row's source says a month of 2024: `torchtitan_2412`.
+/// Whether the row's `source_id` names a month of 2024, as `torchtitan_2412` does.
 fn is_of_2024(row: &Row) -> bool {
     let month =
         row.cells.get("source_id").and_then(|name| name.split('_').find(|word| word.len() == 4 && word.starts_with("24")));
     month.is_some_and(|month| month.chars().all(|digit| digit.is_ascii_digit()))
 }
 
-/// A release as numbers: the first two of `26.02.01` in `Megatron-Bridge 26.02.01`.
+/// Returns the first two numbers of a release: (26, 2) for `Megatron-Bridge 26.02.01`.
 fn release(text: &str) -> Option<(u32, u32)> {
     let word = text.split(|character: char| !(character.is_ascii_digit() || character == '.')).find(|word| word.contains('.'))?;
     let mut numbers = word.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// The profile of a row's software stack. A submission to MLPerf lists all that its image holds: there the model decides.
+/// Returns the profile of a row's software stack.
+///
+/// MLPerf submissions list everything in their container image, so the model decides there.
 pub(crate) fn stack(row: &Row) -> Option<&'static str> {
     let lower = row.framework.to_lowercase();
     let model = row.model.to_lowercase();
     if trains_adapters(row) {
         return Some(if row.table.starts_with("mlperf") || lower.contains(" / ") { "mlperf-adapters" } else { "nemo-adapters" });
     }
-    let is_image = lower.contains("ngc") || lower.contains(" / ") || row.table.starts_with("mlperf");
-    if is_image && model.contains("resnet") {
+    let is_container_image = lower.contains("ngc") || lower.contains(" / ") || row.table.starts_with("mlperf");
+    if is_container_image && model.contains("resnet") {
         return Some("mlperf-mxnet");
     }
-    if is_image && model.contains("bert") {
-        // Of its rounds v0.7 was the last to compute padding.
+    if is_container_image && model.contains("bert") {
+        // MLPerf v0.7 was the last round whose submissions computed padding.
         let is_padded = row.notes.contains("round v0.") || !row.notes.contains("unpadded");
         return Some(if is_padded { "mlperf-bert-2020" } else { "mlperf-bert" });
     }
-    if is_image {
+    if is_container_image {
         return Some("mlperf-nemo");
     }
     let name = find(STACKS, &row.framework)?;
-    let after = |least: (u32, u32)| release(&row.framework).is_some_and(|release| release >= least);
+    let is_since = |first: (u32, u32)| release(&row.framework).is_some_and(|release| release >= first);
     Some(match name {
         "megatron-deepspeed" if row.table == "vtrain_single_node" => "megatron-deepspeed-node",
         "torchtitan" if row.notes.contains("compile") => "torchtitan-compiled",
-        // Who trained in IEEE half precision did so before Megatron had a core, or FlashAttention.
+        // Runs in IEEE half precision predate Megatron Core and FlashAttention.
         "megatron-core" if lower.contains("megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",
         "megatron-bridge" if is_hopper(row) => "megatron-bridge-hopper",
-        "megatron-bridge" if after((26, 6)) => "megatron-bridge-26.06",
-        "megatron-bridge" if after((26, 0)) => "megatron-bridge-26.02",
+        "megatron-bridge" if is_since((26, 6)) => "megatron-bridge-26.06",
+        "megatron-bridge" if is_since((26, 0)) => "megatron-bridge-26.02",
         "nemo" if lower.contains("nemo 24") => "nemo-2024",
         "deeplearningexamples-paddle" if format(row) == Some(ProductFormat::Fp16) => "deeplearningexamples-paddle-amp",
-        "paxml" if after((23, 0)) && !after((24, 0)) && has_engine(row) => "paxml-2023-te",
-        "paxml" if after((23, 0)) && !after((24, 0)) => "paxml-2023",
+        "paxml" if is_since((23, 0)) && !is_since((24, 0)) && uses_transformer_engine(row) => "paxml-2023-te",
+        "paxml" if is_since((23, 0)) && !is_since((24, 0)) => "paxml-2023",
         "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
         name => name,
     })
@@ -205,12 +208,13 @@ fn is_hopper(row: &Row) -> bool {
     node_kinds(row).first().is_some_and(|(_, device)| ["h100", "h200", "h800", "h20"].iter().any(|kind| device.starts_with(kind)))
 }
 
-/// Whether a row says that its products and its attention are Transformer Engine's.
-fn has_engine(row: &Row) -> bool {
+/// Whether the row says that matrix products and attention come from Transformer Engine.
+fn uses_transformer_engine(row: &Row) -> bool {
     row.stated_precision.to_lowercase().contains("transformer engine")
 }
 
-/// The profile of the link between devices of a node, where the row says another than the device's own.
+/// Returns the profile of the link between devices of a node, if the row names another than the
+/// device's usual one.
 pub(crate) fn link(row: &Row) -> Option<&'static str> {
     let text = row.intra_link.to_lowercase();
     let is_pcie = text.contains("pcie") && !text.contains("nvl") && !row.gpu.contains(" + ");
@@ -226,14 +230,15 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
     None
 }
 
-/// The profile of the network between nodes, where the row says one that is not InfiniBand: EFA's second version came with H100.
+/// Returns the profile of the network between nodes, if the row names one other than InfiniBand.
+/// EFA's second version came with H100.
 pub(crate) fn network(row: &Row) -> Option<&'static str> {
-    let says = [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| text.contains("EFA"));
+    let is_efa = [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| text.contains("EFA"));
     let is_first = ["a100", "v100", "t4"].iter().any(|device| row.gpu.to_lowercase().contains(device));
-    says.then_some(if is_first { "efa-1" } else { "efa-2" })
+    is_efa.then_some(if is_first { "efa-1" } else { "efa-2" })
 }
 
-/// The format of matrix products.
+/// Returns the format of matrix products, if the row states one that is known.
 pub(crate) fn format(row: &Row) -> Option<ProductFormat> {
     let text = row.precision.to_lowercase();
     let has = |word: &str| text.contains(word);

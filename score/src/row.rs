@@ -1,67 +1,70 @@
-//! A row of the unified schema: what somebody measured, as far as it is stated.
+//! A row of the table of measured runs. `tests/published/INDEX.md` describes the columns.
 
 use crate::table::{TableError, read_table};
 use std::collections::BTreeMap;
 
-/// One measured run. What is `None` or empty is not stated; what is no number where one belongs counts as not stated.
+/// One measured run.
+///
+/// An empty cell is not stated. Nor is a cell that holds no number where a number belongs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
-    /// Its name.
+    /// The row's unique name.
     pub row_id: String,
-    /// Its source.
+    /// Source of the measurement, such as `mlperf_bert`.
     pub table: String,
-    /// The model's name.
+    /// Model name.
     pub model: String,
-    /// The device's name.
+    /// Device name; several kinds as `3 nodes A + 1 node B`.
     pub gpu: String,
-    /// The precision's name.
+    /// Precision, normalised where the table has a column for that.
     pub precision: String,
-    /// The precision in the source's words.
+    /// Precision in the source's words.
     pub stated_precision: String,
-    /// Who trained.
+    /// Framework that ran the training, often with its release.
     pub framework: String,
-    /// What joins devices.
+    /// Link between the devices of a node.
     pub intra_link: String,
-    /// What is computed again.
+    /// Recomputation: `none`, `selective`, `full` or free text.
     pub recompute: String,
-    /// What is sharded.
+    /// ZeRO stage, or free text about FSDP.
     pub zero: String,
-    /// What kind of memory figure it is.
+    /// Kind of memory figure: allocated, reserved, or as `nvidia-smi` prints it.
     pub mem_kind: String,
-    /// How far it is to be believed.
+    /// Reliability, from A (direct measurement of a complete layout) to D (implausible).
     pub quality: String,
-    /// Anything else.
+    /// Remarks.
     pub notes: String,
+    /// All non-empty cells by column name.
     pub(crate) cells: BTreeMap<String, String>,
 }
 
 impl Row {
-    /// A number, if it is stated.
+    /// Returns the finite number in a column, if the column states one.
     pub fn number(&self, column: &str) -> Option<f64> {
         self.cells.get(column)?.replace(',', "").parse().ok().filter(|value: &f64| value.is_finite())
     }
 
-    /// A count of at least one, if it is stated.
+    /// Returns the number in a column as a count of at least one, if the column states one.
     pub fn count(&self, column: &str) -> Option<usize> {
         let value = self.number(column)?;
         (1.0..1e12).contains(&value).then_some(value.round() as usize)
     }
 
-    /// Seconds of an optimizer step, as measured.
+    /// Returns the measured seconds of an optimizer step.
     pub fn step_seconds(&self) -> Option<f64> {
         self.number("step_s").filter(|seconds| *seconds > 0.0)
     }
 
-    /// Bytes of memory, as measured.
+    /// Returns the measured bytes of memory on a device.
     pub fn memory_bytes(&self) -> Option<f64> {
         self.number("mem_gib").filter(|gib| *gib > 0.0).map(|gib| gib * 1073741824.0)
     }
 }
 
-/// Reads rows. Unknown columns are ignored.
+/// Reads rows from CSV text. Ignores unknown columns.
 ///
 /// # Errors
-/// [`TableError`] where the text is no table, or has no `row_id`.
+/// [`TableError`] if the text is not a table or has no `row_id` column.
 pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
     let table = read_table(text)?;
     let rows: Vec<Row> = table
@@ -69,13 +72,14 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
         .filter(|cells| !cells.is_empty())
         .map(|cells| {
             let text = |column: &str| cells.get(column).cloned().unwrap_or_default();
-            let either = |one: &str, other: &str| Some(text(one)).filter(|cell| !cell.is_empty()).unwrap_or_else(|| text(other));
+            let first_stated =
+                |one: &str, other: &str| Some(text(one)).filter(|cell| !cell.is_empty()).unwrap_or_else(|| text(other));
             Row {
                 row_id: text("row_id"),
-                table: either("table", "source_id"),
+                table: first_stated("table", "source_id"),
                 model: text("model"),
-                gpu: either("gpu", "gpu_norm"),
-                precision: either("prec_norm", "precision"),
+                gpu: first_stated("gpu", "gpu_norm"),
+                precision: first_stated("prec_norm", "precision"),
                 stated_precision: text("precision"),
                 framework: text("framework"),
                 intra_link: text("intra_link"),
@@ -99,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_columns_are_ignored_and_empty_cells_not_stated() {
+    fn unknown_columns_are_ignored_and_empty_cells_are_not_stated() {
         let rows = read_rows("row_id,hair,step_s,dp,tp\nx,long,1.5,,many\n").expect("rows");
         assert_eq!(rows[0].step_seconds(), Some(1.5));
         assert_eq!((rows[0].count("dp"), rows[0].count("tp"), rows[0].count("pp")), (None, None, None));

@@ -1,158 +1,100 @@
-//! What a row says in our terms: a model, a plan, a cluster and a software stack; or why it says too little.
+//! A row of the table as a simulation input: a model, a plan, a cluster and a software stack.
 
 use crate::layout::{cuts, layout, stated_cuts, states_recompute};
 use crate::model::model;
 use crate::names;
+use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::Model;
 use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Stack};
-use foretell_simulator::gpu::{Cluster, ProductFormat, Profiles, StackKind, Trained, Workload};
+use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind, Trained, Workload};
 use foretell_units::{BytesPerSecond, DataType};
-use std::fmt;
 
-/// Why a row cannot be simulated, for the person who reads the table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal(pub String);
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
-    }
-}
-
-/// A row in our terms.
+/// A row's run, ready to be compiled and simulated.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// The model.
+    /// Model to train.
     pub model: Model,
-    /// How it is laid out.
+    /// Plan: layout, batch and precision.
     pub plan: Plan,
-    /// On what. Where nodes differ, those of the first kind.
+    /// Devices and links; of the first kind of node, if nodes differ.
     pub cluster: Cluster,
-    /// Nodes of other kinds, which follow those of the first: each kind with the number of its first node.
-    pub others: Vec<(usize, Cluster)>,
-    /// The profile of the software stack.
+    /// Nodes of other kinds, in rank order. Each entry has the number of its first node.
+    pub other_clusters: Vec<(usize, Cluster)>,
+    /// Profile of the software stack, with the row's settings applied.
     pub stack: StackKind,
-    /// Its name.
+    /// Name of the stack's profile.
     pub stack_name: String,
-    /// Whether what is computed again is stated, or nothing that frameworks have for such a model.
+    /// Whether recomputation is settled: the row states it, or the stack does not adapt it to the
+    /// device's memory, or the model is not a language model.
     pub recompute_is_stated: bool,
-    /// Whether that stack stands in for one without a profile.
-    pub stands_in: bool,
-    /// The format of matrix products.
+    /// Number format of matrix products.
     pub format: ProductFormat,
-    /// Which parameters are trained.
+    /// Trained parameters.
     pub trained: Trained,
-    /// What of it is taken for something near, in words; such a prediction is not calibrated.
-    pub stand_ins: Vec<String>,
+    /// What was assumed because the row or the profiles do not say it, one sentence each. A
+    /// prediction with assumptions is not calibrated.
+    pub assumptions: Vec<String>,
 }
 
 impl Run {
-    /// Reads a row.
+    /// Interprets a row.
     ///
     /// # Errors
-    /// [`Refusal`] where the row says too little, contradicts itself, or says what is not known here.
+    /// [`Refusal`] if the row says too little, contradicts itself, or names something that has no
+    /// profile or model family.
     pub fn of(row: &Row, profiles: &Profiles) -> Result<Self, Refusal> {
-        let refuse = |reason: String| Err(Refusal(reason));
-        let kinds = ordered(names::node_kinds(row), row, profiles);
-        let Some(&(first_nodes, device)) = kinds.first() else {
-            return refuse(format!("no profile of the device `{}`", row.gpu));
+        let kinds = in_rank_order(names::node_kinds(row), row, profiles);
+        let [first @ (_, device), others @ ..] = kinds.as_slice() else {
+            return Err(Refusal(format!("the device `{}` has no profile", row.gpu)));
         };
-        let mut stand_ins = Vec::new();
-        let stands_in = names::stack(row).is_none();
-        let stack_name = match names::stack(row) {
-            Some(name) => name,
-            None => {
-                let nearest = names::nearest_stack(row);
-                stand_ins.push(match row.framework.as_str() {
-                    "" => format!("the framework is not stated: `{nearest}` stands in"),
-                    framework => format!("the framework `{framework}` has no profile: `{nearest}` stands in"),
-                });
-                nearest
-            }
-        };
-        let profile = |error: foretell_simulator::gpu::ProfileError| Refusal(error.to_string());
-        let mut stack = profiles.stack(stack_name).map_err(profile)?.clone();
-        names::refine(row, &mut stack);
-        if stands_in {
-            stack.spread = profiles.unseen;
-        }
+        let mut assumptions = Vec::new();
+        let (stack_name, stack) = stack(row, profiles, &mut assumptions)?;
         let trained = if names::trains_adapters(row) { Trained::Adapters } else { Trained::All };
-        let Some(devices) = row.count("n_gpus") else { return refuse("the number of devices is not stated".into()) };
-        let per_node =
-            row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
-        let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
-        let mut cluster = profiles.cluster(device, names::link(row), per_node, devices, rate).map_err(profile)?;
-        if let Some(network) = names::network(row) {
-            cluster.network = profiles.network(network).map_err(profile)?;
-        }
-        let mut others = Vec::new();
-        let mut before = first_nodes;
-        for &(nodes, other) in kinds.iter().skip(1) {
-            others.push((before, profiles.cluster(other, None, per_node, devices, rate).map_err(profile)?));
-            before += nodes;
-        }
-        if !others.is_empty() {
-            stand_ins.push("nodes are taken to be filled in the order in which the row names them".into());
-        }
-        if rate.is_none() && devices > cluster.devices_per_node {
-            stand_ins.push("the network's rate is not stated".into());
-        }
-        let format = match names::format(row) {
-            Some(format) => format,
-            None if row.precision.is_empty() || row.stated_precision.to_lowercase().contains("unknown") => {
-                stand_ins.push("the precision is not stated".into());
-                stack.precision
-            }
-            None => {
-                stand_ins.push(format!("the precision `{}` is not known", row.precision));
-                stack.precision
-            }
-        };
-        let layout = layout(row, &stack, devices, &mut stand_ins)?;
-        let model = model(row, &stack, &layout, &mut stand_ins)?;
+        let devices = row.count("n_gpus").ok_or_else(|| Refusal("the number of devices is not stated".into()))?;
+        let (cluster, other_clusters) = clusters(row, *first, others, devices, profiles, &mut assumptions)?;
+        let format = format(row, &stack, &mut assumptions);
+        let layout = layout(row, &stack, devices, &mut assumptions)?;
+        let model = model(row, &stack, &layout, &mut assumptions)?;
         let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
         let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.recompute_to_fit;
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
-            stand_ins.push(format!("kernels on `{device}` were not measured"));
+            assumptions.push(format!("kernels on `{device}` were not measured"));
         }
         if stack.estimated {
-            stand_ins.push(format!("the stack `{stack_name}` was not fitted"));
+            assumptions.push(format!("the stack `{stack_name}` was not fitted"));
         }
         let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
         Ok(Self {
             model,
             plan,
             cluster,
-            others,
+            other_clusters,
             stack,
             stack_name: stack_name.into(),
-            stands_in,
             recompute_is_stated,
             format,
             trained,
-            stand_ins,
+            assumptions,
         })
     }
-}
 
-impl Run {
-    /// Devices that it takes.
+    /// Returns the number of devices.
     pub fn devices(&self) -> usize {
         let layout = &self.plan.layout;
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
     }
 
-    /// How many times as wide the stack's interval is, on a logarithmic scale, because less is known of this run's devices than of those that the
-    /// stack was fitted on. Assumed: nothing measured says it.
-    pub fn widening(&self) -> f64 {
+    /// Returns the power to which the stack's interval is raised. Runs on devices without measured
+    /// kernels have a wider interval. The power 1.4 is assumed; no measurement supports it.
+    pub fn interval_power(&self) -> f64 {
         const UNFITTED_DEVICE: f64 = 1.4;
-        let is_estimated = self.clusters().iter().any(|cluster| cluster.gpu.estimated);
+        let is_estimated = self.clusters().any(|cluster| cluster.gpu.estimated);
         if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
-    /// What of it decides on costs beside kernels' sizes.
+    /// Returns the properties of the run that costs depend on besides kernel sizes.
     pub fn workload(&self) -> Workload {
         let layout = &self.plan.layout;
         Workload {
@@ -162,38 +104,119 @@ impl Run {
         }
     }
 
-    /// What the ranks of a stage run on: of several kinds the one that is slowest at products, for which the others wait.
-    pub fn kind_of(&self, program: &Program, stage: usize) -> usize {
-        if self.others.is_empty() {
+    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that is
+    /// the kind with the slowest matrix products, since the others wait for it.
+    pub fn cluster_of_stage(&self, program: &Program, stage: usize) -> usize {
+        if self.other_clusters.is_empty() {
             return 0;
         }
-        let kind_of = |rank: Rank| {
+        let cluster_of = |rank: Rank| {
             let node = rank.0 / self.cluster.devices_per_node;
-            self.others.iter().rposition(|(first, _)| node >= *first).map_or(0, |other| other + 1)
+            self.other_clusters.iter().rposition(|(first, _)| node >= *first).map_or(0, |other| other + 1)
         };
-        let clusters = self.clusters();
-        let rate =
-            |kind: usize| clusters[kind].gpu.peak(self.format).value() * clusters[kind].gpu.product_efficiency(self.format);
-        let kinds = program.mesh.stage_ranks(stage).into_iter().map(kind_of);
-        kinds.min_by(|&one, &two| rate(one).total_cmp(&rate(two))).unwrap_or(0)
+        let rates: Vec<f64> = self
+            .clusters()
+            .map(|cluster| cluster.gpu.peak(self.format).value() * cluster.gpu.product_efficiency(self.format))
+            .collect();
+        let clusters = program.mesh.stage_ranks(stage).into_iter().map(cluster_of);
+        clusters.min_by(|&one, &two| rates[one].total_cmp(&rates[two])).unwrap_or(0)
     }
 
-    /// The kinds of node in the order of the first of each.
-    pub fn clusters(&self) -> Vec<&Cluster> {
-        std::iter::once(&self.cluster).chain(self.others.iter().map(|(_, cluster)| cluster)).collect()
+    /// Returns the kinds of nodes, in rank order.
+    pub fn clusters(&self) -> impl Iterator<Item = &Cluster> {
+        std::iter::once(&self.cluster).chain(self.other_clusters.iter().map(|(_, cluster)| cluster))
+    }
+
+    /// Returns the kinds of nodes, in rank order.
+    pub fn clusters_mut(&mut self) -> impl Iterator<Item = &mut Cluster> {
+        std::iter::once(&mut self.cluster).chain(self.other_clusters.iter_mut().map(|(_, cluster)| cluster))
+    }
+
+    /// Returns a key that is equal for runs that compile to the same Programs.
+    pub fn program_key(&self) -> String {
+        // Recomputation that is not settled depends on the device's memory.
+        let memory = (!self.recompute_is_stated).then_some((self.cluster.gpu.memory, self.format));
+        format!("{:?} {:?} {memory:?}", self.model, self.plan)
     }
 }
 
+fn refused(error: ProfileError) -> Refusal {
+    Refusal(error.to_string())
+}
+
+/// Returns the name of the row's stack and its profile with the row's settings applied. A similar
+/// stack stands in for a framework without a profile.
+fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Result<(&'static str, StackKind), Refusal> {
+    let known = names::stack(row);
+    let name = known.unwrap_or_else(|| names::nearest_stack(row));
+    let mut stack = profiles.stack(name).map_err(refused)?.clone();
+    names::refine(row, &mut stack);
+    if known.is_none() {
+        assumptions.push(match row.framework.as_str() {
+            "" => format!("the framework is not stated; `{name}` stands in"),
+            framework => format!("the framework `{framework}` has no profile; `{name}` stands in"),
+        });
+        stack.spread = profiles.unseen;
+    }
+    Ok((name, stack))
+}
+
+/// Returns the cluster of the first kind of node, and those of the other kinds, each with the number
+/// of its first node. A kind is a number of nodes and a device.
+fn clusters(
+    row: &Row,
+    (first_nodes, first_device): (usize, &str),
+    others: &[(usize, &str)],
+    devices: usize,
+    profiles: &Profiles,
+    assumptions: &mut Vec<String>,
+) -> Result<(Cluster, Vec<(usize, Cluster)>), Refusal> {
+    let per_node = row.count("gpus_per_node").or_else(|| Some(devices.div_ceil(row.count("n_nodes")?))).unwrap_or(devices.min(8));
+    let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
+    let cluster = |device: &str, link: Option<&str>| profiles.cluster(device, link, per_node, devices, rate).map_err(refused);
+    let mut first = cluster(first_device, names::link(row))?;
+    if let Some(network) = names::network(row) {
+        first.network = profiles.network(network).map_err(refused)?;
+    }
+    let mut other_clusters = Vec::with_capacity(others.len());
+    let mut nodes_before = first_nodes;
+    for &(nodes, device) in others {
+        other_clusters.push((nodes_before, cluster(device, None)?));
+        nodes_before += nodes;
+    }
+    if !other_clusters.is_empty() {
+        assumptions.push("ranks are assumed to fill nodes in the order in which the row names them".into());
+    }
+    if rate.is_none() && devices > first.devices_per_node {
+        assumptions.push("the network's rate is not stated".into());
+    }
+    Ok((first, other_clusters))
+}
+
+/// Returns the row's format of matrix products, or the stack's usual one.
+fn format(row: &Row, stack: &StackKind, assumptions: &mut Vec<String>) -> ProductFormat {
+    if let Some(format) = names::format(row) {
+        return format;
+    }
+    let is_unknown = row.precision.is_empty() || row.stated_precision.to_lowercase().contains("unknown");
+    assumptions.push(if is_unknown {
+        "the precision is not stated".into()
+    } else {
+        format!("the precision `{}` is not known", row.precision)
+    });
+    stack.precision
+}
+
 fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
-    let at_once = layout.samples_at_once();
+    let samples_at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
-        (Some(batch), _) if batch.is_multiple_of(at_once) => batch,
+        (Some(batch), _) if batch.is_multiple_of(samples_at_once) => batch,
         (Some(batch), _) => {
             return Err(Refusal(format!(
-                "the global batch of {batch} is no multiple of the {at_once} samples that all ranks take at once"
+                "the global batch {batch} is not a multiple of the {samples_at_once} samples in one micro-batch of all ranks"
             )));
         }
-        (None, Some(steps)) => at_once * steps,
+        (None, Some(steps)) => samples_at_once * steps,
         (None, None) => return Err(Refusal("the global batch is not stated".into())),
     };
     let layout = Layout { cuts: cuts(row, &layout, model), ..layout };
@@ -207,9 +230,9 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
     Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
 }
 
-/// Nodes of several kinds in the order in which ranks fill them: as the row names them, unless the stages that it states say that the slowest
-/// kind comes first, having the fewest layers.
-fn ordered(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
+/// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the row
+/// states stages of which the first has fewer blocks than the last. Then the slowest kind is first.
+fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
     let blocks = row.count("layers").and_then(|layers| stated_cuts(&row.notes, layers)).unwrap_or_default();
     if let ([first, .., last], true) = (blocks.as_slice(), kinds.len() > 1)
         && first < last
@@ -233,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn fsdp_in_a_pipeline_sums_gradients_once() {
+    fn fsdp_in_a_pipeline_reduces_gradients_once_a_step() {
         let run = run("a,Llama,16,1024,16,32000,1024,,,H100,32,8,4,1,64,3,bf16,torchtitan,");
         assert_eq!(run.plan.layout.zero, 1);
     }
 
     #[test]
-    fn runs_whose_times_contradict_what_is_said_of_them_compute_nothing_again() {
+    fn single_node_vtrain_rows_are_simulated_without_recomputation() {
         let header = "table,row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,mbs,gbs,recompute,precision,framework";
         let recompute = |table: &str| {
             let cells =
@@ -254,17 +277,18 @@ mod tests {
     }
 
     #[test]
-    fn experts_under_deepep_are_shared_out_over_up_to_64_ranks() {
+    fn experts_under_deepep_are_sharded_over_up_to_64_ranks() {
         let run = run("a,gpt-oss,8,1024,16,32000,1024,128,4,H100,64,64,1,1,64,3,bf16,NeMo AutoModel,TE + DeepEP");
         assert_eq!((run.plan.layout.expert, run.plan.layout.data), (64, 1));
-        assert!(run.stand_ins.iter().any(|one| one.contains("64 ranks")), "{:?}", run.stand_ins);
+        assert!(run.assumptions.iter().any(|one| one.contains("64 ranks")), "{:?}", run.assumptions);
     }
 
     #[test]
-    fn without_a_framework_the_likest_stands_in_and_less_is_known() {
+    fn a_stand_in_for_an_unstated_framework_has_a_wider_interval() {
         let named = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,FSDP,");
         let unnamed = run("a,Llama,16,1024,16,32000,1024,,,H100,8,8,1,1,8,3,bf16,,");
-        assert!(unnamed.stands_in && unnamed.stack_name == named.stack_name);
+        assert_eq!(unnamed.stack_name, named.stack_name);
+        assert!(unnamed.assumptions.iter().any(|one| one.contains("stands in")), "{:?}", unnamed.assumptions);
         assert_eq!(unnamed.stack.spread, Profiles::library().expect("sound").unseen);
     }
 }

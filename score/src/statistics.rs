@@ -1,52 +1,58 @@
-//! What many predictions beside measurements say of the simulator.
+//! Error statistics of many predictions against their measurements.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// One prediction beside its measurement.
+/// One prediction and its measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair<'a> {
-    /// The source.
-    pub(crate) table: &'a str,
-    /// Rows of one group differ in layout only: the same model on the same cluster by the same framework.
-    pub(crate) group: String,
-    /// Rows of one job are of one group, and have the same batch and sizes: a planner would choose among them.
-    pub(crate) job: String,
+    /// Source of the measurement.
+    pub(crate) source: &'a str,
+    /// Group of rows that differ in layout only: same model, cluster and framework.
+    pub(crate) group: &'a str,
+    /// Job within the group: same batch and sizes. A planner would choose among its rows.
+    pub(crate) job: &'a str,
+    /// Measured step time in seconds.
     pub(crate) measured: f64,
+    /// Predicted step time in seconds.
     pub(crate) predicted: f64,
-    pub(crate) inside: bool,
+    /// Whether the measurement lies inside the 80 % interval.
+    pub(crate) is_inside: bool,
+    /// Predicted and measured memory in bytes, if both are known.
     pub(crate) memory: Option<[f64; 2]>,
 }
 
-/// Errors are predicted over measured, less one.
+/// Statistics of a set of rows. An error is predicted over measured, minus one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Rows with a prediction and a measurement.
+    /// Number of rows with a prediction and a measurement.
     pub rows: usize,
-    /// Mean of the errors' magnitudes.
+    /// Mean magnitude of the errors.
     pub mean_absolute_error: f64,
-    /// Their median.
+    /// Median magnitude of the errors.
     pub median_absolute_error: f64,
-    /// Their 95th percentile.
+    /// 95th percentile of the magnitudes of the errors.
     pub p95_absolute_error: f64,
-    /// The largest.
+    /// Largest magnitude of an error.
     pub worst_absolute_error: f64,
-    /// Mean of the errors with their signs.
+    /// Mean of the signed errors.
     pub bias: f64,
-    /// Spearman's rank correlation within groups of the same model and cluster, weighted by their pairs; none where no group has three rows.
+    /// Spearman's rank correlation within groups of the same model, cluster and framework, weighted
+    /// by the size of the group. `None` if no group has three rows.
     pub rank_correlation: Option<f64>,
-    /// Jobs of which three layouts or more were measured.
+    /// Number of jobs with at least three measured layouts.
     pub jobs: usize,
-    /// How much longer than the fastest layout measured that layout took of which the shortest time is foretold, on average over jobs; none without any.
+    /// Mean over these jobs of the measured time of the layout predicted fastest, over that of the
+    /// layout measured fastest, minus one. `None` without such jobs.
     pub regret: Option<f64>,
-    /// The share of measurements inside the 80 % interval.
+    /// Share of measurements inside the 80 % interval.
     pub inside_interval: f64,
-    /// Rows with memory predicted and measured.
+    /// Number of rows with predicted and measured memory.
     pub memory_rows: usize,
-    /// Mean of the magnitudes of memory's errors.
+    /// Mean magnitude of the memory errors.
     pub memory_mean_absolute_error: Option<f64>,
-    /// Mean of memory's errors.
+    /// Mean of the signed memory errors.
     pub memory_bias: Option<f64>,
 }
 
@@ -56,54 +62,54 @@ impl Summary {
             return Self::default();
         }
         let errors: Vec<f64> = pairs.iter().map(|pair| pair.predicted / pair.measured - 1.0).collect();
-        let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
-        sizes.sort_by(f64::total_cmp);
+        let mut magnitudes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+        magnitudes.sort_by(f64::total_cmp);
         let memory: Vec<f64> =
             pairs.iter().filter_map(|pair| pair.memory).map(|[predicted, measured]| predicted / measured - 1.0).collect();
         let regrets = regrets(pairs);
-        let memory_mean = |of: fn(f64) -> f64| (!memory.is_empty()).then(|| mean(memory.iter().map(|&error| of(error))));
+        let memory_mean = |map: fn(f64) -> f64| (!memory.is_empty()).then(|| mean(memory.iter().map(|&error| map(error))));
         Self {
             rows: pairs.len(),
-            mean_absolute_error: mean(sizes.iter().copied()),
-            median_absolute_error: quantile(&sizes, 0.5),
-            p95_absolute_error: quantile(&sizes, 0.95),
-            worst_absolute_error: sizes.last().copied().unwrap_or(0.0),
+            mean_absolute_error: mean(magnitudes.iter().copied()),
+            median_absolute_error: quantile(&magnitudes, 0.5),
+            p95_absolute_error: quantile(&magnitudes, 0.95),
+            worst_absolute_error: magnitudes.last().copied().unwrap_or(0.0),
             bias: mean(errors.iter().copied()),
             rank_correlation: rank_correlation(pairs),
             jobs: regrets.len(),
             regret: (!regrets.is_empty()).then(|| mean(regrets.iter().copied())),
-            inside_interval: mean(pairs.iter().map(|pair| f64::from(u8::from(pair.inside)))),
+            inside_interval: mean(pairs.iter().map(|pair| f64::from(u8::from(pair.is_inside)))),
             memory_rows: memory.len(),
             memory_mean_absolute_error: memory_mean(f64::abs),
             memory_bias: memory_mean(|error| error),
         }
     }
 
-    /// The mean over sources, each counting alike; of those that have any rows.
+    /// Returns the mean over sources with equal weights. Sources without rows do not count.
     pub(crate) fn macro_average(summaries: &BTreeMap<String, Summary>) -> Self {
-        let some: Vec<&Summary> = summaries.values().filter(|summary| summary.rows > 0).collect();
-        if some.is_empty() {
+        let sources: Vec<&Summary> = summaries.values().filter(|summary| summary.rows > 0).collect();
+        if sources.is_empty() {
             return Self::default();
         }
-        let over = |of: fn(&Summary) -> f64| mean(some.iter().map(|summary| of(summary)));
-        let where_any = |of: fn(&Summary) -> Option<f64>| {
-            let values: Vec<f64> = some.iter().filter_map(|summary| of(summary)).collect();
+        let mean_of = |field: fn(&Summary) -> f64| mean(sources.iter().map(|summary| field(summary)));
+        let mean_of_known = |field: fn(&Summary) -> Option<f64>| {
+            let values: Vec<f64> = sources.iter().filter_map(|summary| field(summary)).collect();
             (!values.is_empty()).then(|| mean(values.iter().copied()))
         };
         Self {
-            rows: some.iter().map(|summary| summary.rows).sum(),
-            mean_absolute_error: over(|summary| summary.mean_absolute_error),
-            median_absolute_error: over(|summary| summary.median_absolute_error),
-            p95_absolute_error: over(|summary| summary.p95_absolute_error),
-            worst_absolute_error: some.iter().map(|summary| summary.worst_absolute_error).fold(0.0, f64::max),
-            bias: over(|summary| summary.bias),
-            rank_correlation: where_any(|summary| summary.rank_correlation),
-            jobs: some.iter().map(|summary| summary.jobs).sum(),
-            regret: where_any(|summary| summary.regret),
-            inside_interval: over(|summary| summary.inside_interval),
-            memory_rows: some.iter().map(|summary| summary.memory_rows).sum(),
-            memory_mean_absolute_error: where_any(|summary| summary.memory_mean_absolute_error),
-            memory_bias: where_any(|summary| summary.memory_bias),
+            rows: sources.iter().map(|summary| summary.rows).sum(),
+            mean_absolute_error: mean_of(|summary| summary.mean_absolute_error),
+            median_absolute_error: mean_of(|summary| summary.median_absolute_error),
+            p95_absolute_error: mean_of(|summary| summary.p95_absolute_error),
+            worst_absolute_error: sources.iter().map(|summary| summary.worst_absolute_error).fold(0.0, f64::max),
+            bias: mean_of(|summary| summary.bias),
+            rank_correlation: mean_of_known(|summary| summary.rank_correlation),
+            jobs: sources.iter().map(|summary| summary.jobs).sum(),
+            regret: mean_of_known(|summary| summary.regret),
+            inside_interval: mean_of(|summary| summary.inside_interval),
+            memory_rows: sources.iter().map(|summary| summary.memory_rows).sum(),
+            memory_mean_absolute_error: mean_of_known(|summary| summary.memory_mean_absolute_error),
+            memory_bias: mean_of_known(|summary| summary.memory_bias),
         }
     }
 }
@@ -113,7 +119,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-/// Of sorted values, between the two nearest.
+/// Returns the quantile at `share` of sorted values, interpolated between the two nearest.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let place = share * (sorted.len().saturating_sub(1)) as f64;
     let (low, high) = (place.floor() as usize, place.ceil() as usize);
@@ -126,7 +132,7 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 fn rank_correlation(pairs: &[&Pair]) -> Option<f64> {
     let mut groups: BTreeMap<&str, Vec<&Pair>> = BTreeMap::new();
     for pair in pairs {
-        groups.entry(&pair.group).or_default().push(pair);
+        groups.entry(pair.group).or_default().push(pair);
     }
     let (mut sum, mut weight) = (0.0, 0.0);
     for group in groups.values().filter(|group| group.len() >= 3) {
@@ -140,26 +146,28 @@ fn rank_correlation(pairs: &[&Pair]) -> Option<f64> {
     (weight > 0.0).then(|| sum / weight)
 }
 
-/// By job of three layouts or more: the measured time of that which is foretold to be the fastest over the best measured, less one.
+/// Returns, for each job with at least three layouts, the measured time of the layout predicted
+/// fastest over the shortest measured time, minus one.
 fn regrets(pairs: &[&Pair]) -> Vec<f64> {
     let mut jobs: BTreeMap<&str, Vec<&Pair>> = BTreeMap::new();
     for pair in pairs {
-        jobs.entry(&pair.job).or_default().push(pair);
+        jobs.entry(pair.job).or_default().push(pair);
     }
-    let of_job = |job: &Vec<&Pair>| {
+    let regret = |job: &Vec<&Pair>| {
         let chosen = job.iter().min_by(|a, b| a.predicted.total_cmp(&b.predicted))?;
         Some(chosen.measured / job.iter().map(|pair| pair.measured).reduce(f64::min)? - 1.0)
     };
-    jobs.values().filter(|job| job.len() >= 3).filter_map(of_job).collect()
+    jobs.values().filter(|job| job.len() >= 3).filter_map(regret).collect()
 }
 
-/// Ranks, the mean of them where values are equal.
+/// Returns the rank of each value, counted from 0. Equal values share their mean rank.
 fn ranks(values: Vec<f64>) -> Vec<f64> {
     let below = |value: f64| values.iter().filter(|&&other| other < value).count() as f64;
     let equal = |value: f64| values.iter().filter(|&&other| other == value).count() as f64;
     values.iter().map(|&value| below(value) + (equal(value) - 1.0) / 2.0).collect()
 }
 
+/// Returns the correlation of two lists of ranks, or `None` if one is constant.
 fn correlation(one: &[f64], two: &[f64]) -> Option<f64> {
     let center = (one.len() as f64 - 1.0) / 2.0;
     let product = |one: &[f64], two: &[f64]| one.iter().zip(two).map(|(one, two)| (one - center) * (two - center)).sum::<f64>();
@@ -167,10 +175,10 @@ fn correlation(one: &[f64], two: &[f64]) -> Option<f64> {
     (spread > 0.0).then(|| product(one, two) / spread)
 }
 
-/// Summaries as a text table.
-pub struct Table<'a>(pub &'a [(String, Summary)]);
+/// Named summaries, displayed as a Markdown table.
+pub struct SummaryTable<'a>(pub &'a [(String, Summary)]);
 
-impl std::fmt::Display for Table<'_> {
+impl std::fmt::Display for SummaryTable<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let percent = |value: f64| format!("{:.1} %", 100.0 * value);
         let mut text = String::new();
@@ -206,11 +214,11 @@ mod tests {
     use super::*;
 
     fn pair(measured: f64, predicted: f64) -> Pair<'static> {
-        Pair { table: "t", group: "g".into(), job: "j".into(), measured, predicted, inside: true, memory: None }
+        Pair { source: "s", group: "g", job: "j", measured, predicted, is_inside: true, memory: None }
     }
 
     #[test]
-    fn a_summary_says_what_the_pairs_do() {
+    fn a_summary_has_the_statistics_of_its_pairs() {
         let pairs = [pair(1.0, 1.1), pair(2.0, 1.8), pair(4.0, 4.0)];
         let summary = Summary::of(&pairs.iter().collect::<Vec<_>>());
         assert_eq!(summary.rows, 3);
@@ -219,13 +227,13 @@ mod tests {
         assert!((summary.median_absolute_error - 0.1).abs() < 1e-12);
         assert_eq!(summary.rank_correlation, Some(1.0));
         assert_eq!((summary.jobs, summary.regret), (1, Some(0.0)));
-        let turned = [pair(1.0, 3.0), pair(2.0, 2.0), pair(3.0, 1.0)];
-        assert_eq!(Summary::of(&turned.iter().collect::<Vec<_>>()).rank_correlation, Some(-1.0));
-        assert_eq!(Summary::of(&turned.iter().collect::<Vec<_>>()).regret, Some(2.0));
+        let reversed = [pair(1.0, 3.0), pair(2.0, 2.0), pair(3.0, 1.0)];
+        assert_eq!(Summary::of(&reversed.iter().collect::<Vec<_>>()).rank_correlation, Some(-1.0));
+        assert_eq!(Summary::of(&reversed.iter().collect::<Vec<_>>()).regret, Some(2.0));
     }
 
     #[test]
-    fn every_source_counts_alike_in_the_macro_average() {
+    fn sources_have_equal_weights_in_the_macro_average() {
         let one = Summary { rows: 100, mean_absolute_error: 0.1, ..Summary::default() };
         let two = Summary { rows: 1, mean_absolute_error: 0.3, ..Summary::default() };
         let both = Summary::macro_average(&BTreeMap::from([("a".into(), one), ("b".into(), two)]));

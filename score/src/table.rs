@@ -1,39 +1,39 @@
-//! Comma-separated tables: a header, and rows of at most as many cells.
+//! Reads comma-separated tables: a header line, then rows of at most as many cells.
 
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// Why a text is no table.
+/// An error in a table's text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TableError {
-    /// There is no header.
+    /// The text has no header.
     #[error("the table is empty; hint: its first line names the columns")]
     Empty,
-    /// A line has more cells than the header.
-    #[error("line {line}: {cells} cells under {columns} columns; hint: put a cell that has a comma in quotes")]
+    /// A row has more cells than the header.
+    #[error("line {line} has {cells} cells under {columns} columns; hint: quote cells that contain a comma")]
     Cells {
-        /// Where the row begins.
+        /// Line on which the row begins, counted from 1.
         line: u64,
-        /// How many it has.
+        /// Number of cells in the row.
         cells: usize,
-        /// How many there should be at most.
+        /// Number of columns in the header.
         columns: usize,
     },
-    /// What cannot be read.
+    /// The CSV reader rejects the text.
     #[error("{0}")]
     Unreadable(String),
-    /// A column that every table has is not there.
-    #[error("there is no column `{column}`; hint: the first line names the columns as validation/INDEX.md does")]
+    /// A required column is missing.
+    #[error("the table has no column `{column}`; hint: name the columns as tests/published/INDEX.md does")]
     Column {
-        /// Which.
+        /// Name of the missing column.
         column: &'static str,
     },
 }
 
-/// Reads a table: for every row its cells that are not empty, by column.
+/// Reads a table. Returns the non-empty cells of each row by column name.
 ///
 /// # Errors
-/// [`TableError`] where the text is no table.
+/// [`TableError`] if the text is not a table.
 pub fn read_table(text: &str) -> Result<Vec<BTreeMap<String, String>>, TableError> {
     let unreadable = |error: csv::Error| TableError::Unreadable(error.to_string());
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotes_hold_commas_quotes_and_line_ends() {
+    fn quoted_cells_may_contain_commas_quotes_and_line_ends() {
         let table = read_table("a,b\r\n\"x, \"\"y\"\"\nz\",\n\n1,2\n").expect("a table");
         assert_eq!(table.len(), 2);
         assert_eq!(table[0].get("a").map(String::as_str), Some("x, \"y\"\nz"));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_said() {
+    fn malformed_tables_are_errors() {
         assert_eq!(read_table(""), Err(TableError::Empty));
         assert_eq!(read_table("a\n1,2\n"), Err(TableError::Cells { line: 2, cells: 2, columns: 1 }));
     }

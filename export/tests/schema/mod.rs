@@ -1,6 +1,8 @@
-//! The schema's messages as far as traces use them, declared for prost: another implementation of the wire format than the one that writes.
+//! The messages of the schema that traces use, declared for prost: an implementation of the wire
+//! format other than the one that writes the traces.
 
-#![allow(dead_code, clippy::panic)] // Not everyone who reads traces asks for everything.
+// The test and the example each use only a part.
+#![allow(dead_code, clippy::panic)]
 
 use prost::Message;
 
@@ -60,10 +62,11 @@ pub const COMPUTE: i32 = 4;
 pub const SEND: i32 = 5;
 pub const RECEIVE: i32 = 6;
 pub const COLLECTIVE: i32 = 7;
+
 impl Node {
     pub fn get(&self, name: &str) -> &Value {
         let attribute = self.attr.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no `{name}` in {self:?}"));
-        attribute.value.as_ref().expect("a value, also where it is 0")
+        attribute.value.as_ref().expect("a value, also if it is 0")
     }
 
     pub fn number(&self, name: &str) -> u64 {
@@ -78,7 +81,7 @@ impl Node {
 
     pub fn communicator(&self) -> usize {
         match self.get("pg_name") {
-            Value::Text(name) => name.parse().expect("a number, which is all that ASTRA-sim takes"),
+            Value::Text(name) => name.parse().expect("ASTRA-sim reads the name as a number"),
             other => panic!("{other:?}"),
         }
     }

@@ -1,39 +1,40 @@
-//! The declared rows, ready to be simulated with any values.
+//! The rows that values may be fitted on, compiled so that they can be predicted with any values.
 
-use foretell_score::{Part, Prepared, Row, Run, Split, prepare, published, stated_memory};
+use foretell_score::{CompiledRun, Row, Run, Split, Subset, memory_figure, published};
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Rows of a group that are fitted on at most.
+/// Largest number of rows of a group that take part in the fit.
 const MOST_OF_GROUP: usize = 10;
 
-/// Sources of no more rows are fitted on whole.
+/// Sources with at most this many rows take part with all of them.
 const SMALL_SOURCE: usize = 30;
 
-/// A declared row.
+/// A row that takes part in the fit.
 pub struct Case {
     pub row: Row,
     pub run: Run,
-    pub prepared: Arc<Prepared>,
-    /// Rows that tell the same: a model on a device by a framework in a format.
+    pub compiled: Arc<CompiledRun>,
+    /// Key of rows that carry much the same information: same source, model, device, framework and
+    /// format.
     pub group: String,
-    /// What is foretold of it depends on nothing else: rows that were measured several times have it in common.
+    /// Key of everything that the predicted step time depends on. Repeated measurements share it.
     pub kind: String,
 }
 
-/// What is foretold.
+/// The predicted quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
-    /// Seconds of a step.
+    /// Step time in seconds.
     Step,
-    /// Bytes of a device.
+    /// Memory of a device in bytes.
     Memory,
 }
 
 impl Case {
-    /// What was measured.
+    /// Returns the measurement, if the row has one that is good enough to fit on.
     pub fn measured(&self, quantity: Quantity) -> Option<f64> {
         match quantity {
             Quantity::Step => self.row.step_seconds().filter(|_| !self.row.quality.starts_with(['C', 'D'])),
@@ -41,48 +42,57 @@ impl Case {
         }
     }
 
-    /// What is foretold with the values of `run`.
+    /// Predicts the case with the values of `run`.
     pub fn predicted(&self, run: &Run, quantity: Quantity) -> Option<f64> {
         match quantity {
-            Quantity::Step => self.prepared.predict(run).ok().map(|predicted| predicted.step.value()),
-            Quantity::Memory => Some(stated_memory(&self.row, &run.stack, &self.prepared.memory(run))),
+            Quantity::Step => self.compiled.predict(run).ok().map(|prediction| prediction.step.value()),
+            Quantity::Memory => Some(memory_figure(&self.row, &run.stack, &self.compiled.memory(run))),
         }
     }
 }
 
-/// All declared rows that can be simulated and were measured. Rows of one model and plan share their Programs.
+/// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by [`MOST_OF_GROUP`].
 pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
     let split = Split::library()?;
     let runs: Vec<(Row, Run)> = published()?
         .into_iter()
-        .filter(|row| split.part(row) == Part::Fit)
+        .filter(|row| split.subset(row) == Subset::Fit)
         .filter(|row| row.step_seconds().is_some() || row.memory_bytes().is_some())
         .filter_map(|row| Run::of(&row, profiles).ok().map(|run| (row, run)))
         .collect();
-    // Of a group that tells the same the first few are enough.
-    let group = |row: &Row, run: &Run| format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format);
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let runs = limited(runs);
+    let mut distinct: BTreeMap<String, &Run> = BTreeMap::new();
+    for (_, run) in &runs {
+        distinct.entry(run.program_key()).or_insert(run);
+    }
+    let compiled: BTreeMap<String, Arc<CompiledRun>> = distinct
+        .into_par_iter()
+        .filter_map(|(key, run)| CompiledRun::new(run).ok().map(|compiled| (key, Arc::new(compiled))))
+        .collect();
+    let case = |(row, run): (Row, Run)| {
+        let key = run.program_key();
+        let compiled = compiled.get(&key)?.clone();
+        let group = group(&row, &run);
+        let clusters: Vec<_> = run.clusters().collect();
+        let kind = format!("{key} {clusters:?} {:?} {} {:?}", run.stack, run.format, run.workload());
+        Some(Case { row, run, compiled, group, kind })
+    };
+    Ok(runs.into_iter().filter_map(case).collect())
+}
+
+fn group(row: &Row, run: &Run) -> String {
+    format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format)
+}
+
+/// Keeps the first [`MOST_OF_GROUP`] rows of each group, and all rows of small sources.
+fn limited(runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
     let mut of_source: BTreeMap<String, usize> = BTreeMap::new();
     runs.iter().for_each(|(row, _)| *of_source.entry(row.table.clone()).or_default() += 1);
-    let mut is_wanted = |row: &Row, run: &Run| {
-        let count = counts.entry(group(row, run)).or_default();
+    let mut of_group: BTreeMap<String, usize> = BTreeMap::new();
+    let mut is_kept = |row: &Row, run: &Run| {
+        let count = of_group.entry(group(row, run)).or_default();
         *count += 1;
         *count <= MOST_OF_GROUP || of_source[&row.table] <= SMALL_SOURCE
     };
-    let runs: Vec<(Row, Run)> = runs.into_iter().filter(|(row, run)| is_wanted(row, run)).collect();
-    let memory = |run: &Run| (!run.recompute_is_stated).then_some((run.cluster.gpu.memory, run.format));
-    let key = |run: &Run| format!("{:?} {:?} {:?}", run.model, run.plan, memory(run));
-    let mut distinct: BTreeMap<String, &Run> = BTreeMap::new();
-    for (_, run) in &runs {
-        distinct.entry(key(run)).or_insert(run);
-    }
-    let prepared: BTreeMap<String, Arc<Prepared>> =
-        distinct.into_par_iter().filter_map(|(key, run)| prepare(run).ok().map(|prepared| (key, Arc::new(prepared)))).collect();
-    let case = |(row, run): (Row, Run)| {
-        let prepared = prepared.get(&key(&run))?.clone();
-        let group = group(&row, &run);
-        let kind = format!("{} {:?} {:?} {} {:?}", key(&run), run.clusters(), run.stack, run.format, run.workload());
-        Some(Case { row, run, prepared, group, kind })
-    };
-    Ok(runs.into_iter().filter_map(case).collect())
+    runs.into_iter().filter(|(row, run)| is_kept(row, run)).collect()
 }

@@ -1,18 +1,19 @@
-//! What the instructions of a row's stage take, the most first.
+//! Prints what a stage of a row holds in memory and how long its instructions take.
 
 use foretell_program::{Axis, CollectiveAlgorithm, Operation, Rank};
-use foretell_score::{Run, prepare, published};
+use foretell_score::{CompiledRun, Run, published};
 use foretell_simulator::gpu::{GpuCosts, Profiles, Reachable};
 use std::collections::BTreeMap;
 
-/// Prints them.
+/// Prints the memory of all stages of a row and the slowest instructions of one stage.
 pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<dyn std::error::Error>> {
-    let row = published()?.into_iter().find(|row| row.row_id == row_id).ok_or("no such row")?;
+    let row = published()?.into_iter().find(|row| row.row_id == row_id).ok_or("there is no such row")?;
     let run = Run::of(&row, profiles).map_err(|refusal| refusal.to_string())?;
-    let prepared = prepare(&run).map_err(|refusal| refusal.to_string())?;
+    let compiled = CompiledRun::new(&run).map_err(|refusal| refusal.to_string())?;
     let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, workload: run.workload() };
-    let (count, program) = prepared.programs.first().ok_or("nothing is simulated")?;
-    let stage = program.lists.get(stage).ok_or("no such stage")?;
+    let (count, program) = compiled.programs.first().ok_or("the run has no Program")?;
+    let stage = program.lists.get(stage).ok_or("there is no such stage")?;
+    // By description: seconds on the device, seconds on the host, number of instructions.
     let mut totals: BTreeMap<String, (f64, f64, usize)> = BTreeMap::new();
     for instruction in &stage.instructions {
         let (name, time, host) = match &*instruction.operation {
@@ -21,11 +22,11 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
                 (format!("{:?} {kernel:?}", instruction.phase), time.device.value(), time.host.value())
             }
             Operation::Collective { kind, group, bytes, role, .. } => {
-                let place = &stage.groups[group.0 as usize];
+                let axes = &stage.groups[group.0 as usize];
                 let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage.stage));
-                let group = Reachable::of(place, &program.mesh, rank, &run.cluster);
+                let group = Reachable::of(axes, &program.mesh, rank, &run.cluster);
                 let time = costs.collective_time(*kind, *role, &group, bytes.value(), CollectiveAlgorithm::Automatic).value();
-                (format!("{:?} {kind:?} {place} {bytes} {group:?}", instruction.phase), time, costs.exchange_launch().value())
+                (format!("{:?} {kind:?} {axes} {bytes} {group:?}", instruction.phase), time, costs.exchange_launch().value())
             }
             other => (other.kind().to_string(), 0.0, 0.0),
         };
@@ -34,26 +35,26 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     }
     let mut totals: Vec<_> = totals.into_iter().collect();
     totals.sort_by(|one, two| two.1.0.total_cmp(&one.1.0));
-    let predicted = prepared.predict(&run).map_err(|refusal| refusal.to_string())?;
+    let prediction = compiled.predict(&run).map_err(|refusal| refusal.to_string())?;
     println!(
         "{row_id} with {count} micro-batches; all {} take {}, measured {:?}",
         run.plan.micro_batches()?,
-        predicted.step,
+        prediction.step,
         row.step_seconds()
     );
-    for stage in &prepared.memory {
-        let held = stage.footprint(&run.stack, run.format, run.trained);
+    for stage in &compiled.memory {
+        let footprint = stage.footprint(&run.stack, run.format, run.trained);
         println!(
-            "   memory {stage:?}\n      {held:?} total {:?} GiB of {:?}",
-            held.total().value() / 1073741824.0,
+            "   memory {stage:?}\n      {footprint:?} total {:?} GiB of {:?}",
+            footprint.total().value() / 1073741824.0,
             row.number("mem_gib")
         );
     }
     let sum = totals.iter().map(|(_, (time, ..))| time).sum::<f64>();
-    let busiest = predicted.compute / predicted.step;
-    println!("   {sum:9.6} s in all; kernels are {busiest:.3} of the step on the busiest stage");
-    for (name, (time, host, times)) in totals.iter().take(30) {
-        println!("   {time:9.6} s, host {host:9.6} s {times:5} {}", name.chars().take(150).collect::<String>());
+    let share = prediction.compute / prediction.step;
+    println!("   {sum:9.6} s in all; kernels take {share:.3} of the step on the stage that ends last");
+    for (name, (time, host, count)) in totals.iter().take(30) {
+        println!("   {time:9.6} s, host {host:9.6} s {count:5} {}", name.chars().take(150).collect::<String>());
     }
     Ok(())
 }

@@ -1,19 +1,27 @@
-//! How the values in `simulator/src/gpu/profiles/fitted.yaml` were found, on the rows that `tests/published/split.yaml` declares for
-//! fitting, and no others.
+//! Fits the values in `simulator/src/gpu/profiles/fitted.yaml` on the rows that
+//! `tests/published/split.yaml` declares for fitting, and on no others.
 //!
-//! Every value has a prior: what the other profile files say of it, with a spread by its kind (`Kind::of`). Found is the most
-//! probable of all values at once, of devices, network and stacks, by Gauss and Newton's method on logarithms; residuals count as
-//! pseudo-Huber loss, so that a few rows that are far off do not pull. A stack with few rows stays near its prior. Intervals come from
-//! residuals of rows that were left out group by group (a model on a device by a framework), which the fit's linearisation tells without
-//! another simulation.
+//! Every value has a prior: what the other profile files say, with a spread by kind of value. The fit
+//! finds the most probable values of devices, network and stacks together, by the Gauss-Newton method
+//! on logarithms. Residuals count with a pseudo-Huber loss, so outliers do not dominate. A stack with
+//! few rows stays near its prior. Intervals come from residuals of rows that were held out group by
+//! group, which the linearised fit gives without further simulations.
 //!
-//! `cargo run --release -p foretell-score --example fit -- COMMAND`:
-//! `fit FILE` fits and writes FILE, and FILE.json with the linearised fit of times, which `benches/hyperparameters.py` reads; `memory` fits
-//! memory alone and prints what it misses by; `only FILE SOURCE...` fits on these sources alone, prints, and writes the linearised fit to FILE;
-//! `declared FILE [SOURCE...]` prints the table of the declared rows (of these sources) and writes them, and does not look at the others;
-//! `scores FILE` does so of all rows; `kernels ROW STAGE` prints what a stage holds and what its instructions take; `without SOURCE,SOURCE...`
-//! fits without these sources and prints the table of their declared rows, once for each set. Profiles are read from the folder in the
-//! environment's PROFILES, if it is set, so that values can be tried without a build.
+//! Usage: `cargo run --release -p foretell-score --example fit -- COMMAND`. The commands are:
+//!
+//! - `fit FILE` fits everything and writes FILE. It also writes FILE.json, the linearised fit of step
+//!   times, for `benches/hyperparameters.py`.
+//! - `memory` fits memory alone and prints its residuals.
+//! - `only FILE SOURCE...` fits on these sources alone, prints the residuals and writes the linearised
+//!   fit to FILE.
+//! - `declared FILE [SOURCE...]` scores the declared rows (of these sources), and writes them to FILE.
+//! - `scores FILE` scores all rows and writes them to FILE.
+//! - `without SOURCE,SOURCE...` fits without these sources and scores their declared rows, once for
+//!   each list.
+//! - `kernels ROW STAGE` prints a stage's memory and the time of its instructions.
+//!
+//! The environment variable PROFILES names a folder of profile files to use in place of the
+//! library's, to try values without a build.
 
 mod cases;
 mod kernels;
@@ -22,85 +30,97 @@ mod parameters;
 mod report;
 mod solve;
 
-use cases::Quantity;
-use foretell_score::{Part, Row, Split, published};
+use cases::{Case, Quantity};
+use foretell_score::{Row, Split, Subset, published, score, to_csv};
 use foretell_simulator::gpu::Profiles;
+use solve::{Fit, fit};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const USAGE: &str = "usage: fit FILE | memory | only FILE SOURCE... | declared FILE [SOURCE...] | scores FILE | \
+                     without SOURCE,SOURCE... | kernels ROW STAGE";
+
+/// A `fitted.yaml` without values, which leaves the priors.
+const NOTHING_FITTED: &str = "stacks: {}\ndevices: {}\nnetwork: {}\n";
+
+fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["fit", file] => {
-            let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
-            let cases = cases::declared(&profiles)?;
+            let priors = profiles(Some(NOTHING_FITTED))?;
+            let cases = cases::declared(&priors)?;
             eprintln!("{} rows declared for fitting are simulated", cases.len());
-            let time = solve::fit(&cases, Quantity::Step, &profiles)?;
-            let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
-            std::fs::write(file, report::yaml(&cases, &time, &memory, &profiles))?;
+            let (time, memory) = fit_both(&cases, &priors)?;
+            std::fs::write(file, report::yaml(&cases, &time, &memory, &priors))?;
             report::print(&cases, &time, &memory);
-            std::fs::write(format!("{file}.json"), linear::json(&cases, &time))?;
+            std::fs::write(format!("{file}.json"), report::json(&cases, &time))?;
         }
         ["only", file, sources @ ..] if !sources.is_empty() => {
-            let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
-            let mut cases = cases::declared(&profiles)?;
+            let priors = profiles(Some(NOTHING_FITTED))?;
+            let mut cases = cases::declared(&priors)?;
             cases.retain(|case| sources.contains(&case.row.table.as_str()));
-            let time = solve::fit(&cases, Quantity::Step, &profiles)?;
-            let memory = solve::fit(&cases, Quantity::Memory, &profiles)?;
+            let (time, memory) = fit_both(&cases, &priors)?;
             report::print(&cases, &time, &memory);
-            std::fs::write(file, linear::json(&cases, &time))?;
+            std::fs::write(file, report::json(&cases, &time))?;
         }
         ["memory"] => {
-            let profiles = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
-            let cases = cases::declared(&profiles)?;
-            report::print_memory(&cases, &solve::fit(&cases, Quantity::Memory, &profiles)?);
+            let priors = profiles(Some(NOTHING_FITTED))?;
+            let cases = cases::declared(&priors)?;
+            report::print_memory(&cases, &fit(&cases, Quantity::Memory, &priors)?);
         }
         ["scores", file] => {
-            let scores = foretell_score::score(&published()?, &Split::library()?, &profiles("")?);
-            println!("declared:\n{}\nkept:\n{}", scores.table(Some(Part::Fit)), scores.table(Some(Part::Score)));
-            std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
+            let scores = score(&published()?, &Split::library()?, &profiles(None)?);
+            println!("declared:\n{}\nheld out:\n{}", scores.table(Some(Subset::Fit)), scores.table(Some(Subset::Score)));
+            std::fs::write(file, to_csv(&scores.rows))?;
         }
         ["declared", file, sources @ ..] => {
             let split = Split::library()?;
-            let is_asked = |row: &Row| sources.is_empty() || sources.contains(&row.table.as_str());
-            let rows: Vec<_> = published()?.into_iter().filter(|row| split.part(row) == Part::Fit && is_asked(row)).collect();
-            let scores = foretell_score::score(&rows, &split, &profiles("")?);
-            println!("{}", scores.table(Some(Part::Fit)));
-            std::fs::write(file, foretell_score::to_csv(&scores.rows))?;
+            let rows = declared_rows(&split, |row| sources.is_empty() || sources.contains(&row.table.as_str()))?;
+            let scores = score(&rows, &split, &profiles(None)?);
+            println!("{}", scores.table(Some(Subset::Fit)));
+            std::fs::write(file, to_csv(&scores.rows))?;
         }
-        ["without", sets @ ..] if !sets.is_empty() => {
-            for set in sets {
-                without(&set.split(',').collect::<Vec<_>>())?;
+        ["without", lists @ ..] if !lists.is_empty() => {
+            for sources in lists {
+                score_without(&sources.split(',').collect::<Vec<_>>())?;
             }
         }
-        ["kernels", row, stage] => kernels::print(&profiles("")?, row, stage.parse()?)?,
-        _ => {
-            return Err(
-                "fit FILE, memory, declared FILE [SOURCE...], scores FILE, without SOURCE,SOURCE... or kernels ROW STAGE".into(),
-            );
-        }
+        ["kernels", row, stage] => kernels::print(&profiles(None)?, row, stage.parse()?)?,
+        _ => return Err(USAGE.into()),
     }
     Ok(())
 }
 
-/// Fits without some sources, and prints what that foretells of their declared rows.
-fn without(sources: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
+fn fit_both(cases: &[Case], priors: &Profiles) -> Outcome<(Fit, Fit)> {
+    Ok((fit(cases, Quantity::Step, priors)?, fit(cases, Quantity::Memory, priors)?))
+}
+
+fn declared_rows(split: &Split, is_wanted: impl Fn(&Row) -> bool) -> Outcome<Vec<Row>> {
+    Ok(published()?.into_iter().filter(|row| split.subset(row) == Subset::Fit && is_wanted(row)).collect())
+}
+
+/// Fits without some sources and prints the score of their declared rows.
+fn score_without(sources: &[&str]) -> Outcome<()> {
     let is_left_out = |row: &Row| sources.contains(&row.table.as_str());
-    let priors = profiles("stacks: {}\ndevices: {}\nnetwork: {}\n")?;
+    let priors = profiles(Some(NOTHING_FITTED))?;
     let cases: Vec<_> = cases::declared(&priors)?.into_iter().filter(|case| !is_left_out(&case.row)).collect();
-    let time = solve::fit(&cases, Quantity::Step, &priors)?;
-    let memory = solve::fit(&cases, Quantity::Memory, &priors)?;
-    let found = profiles(&report::yaml(&cases, &time, &memory, &priors))?;
+    let (time, memory) = fit_both(&cases, &priors)?;
+    let fitted = profiles(Some(&report::yaml(&cases, &time, &memory, &priors)))?;
     let split = Split::library()?;
-    let rows: Vec<Row> = published()?.into_iter().filter(|row| split.part(row) == Part::Fit && is_left_out(row)).collect();
-    println!("without {sources:?}:\n{}", foretell_score::score(&rows, &split, &found).table(Some(Part::Fit)));
+    let rows = declared_rows(&split, is_left_out)?;
+    println!("without {sources:?}:\n{}", score(&rows, &split, &fitted).table(Some(Subset::Fit)));
     Ok(())
 }
 
-/// The library's profiles, or those of the folder that the environment names; with this in place of `fitted.yaml` unless it is empty.
-fn profiles(fitted: &str) -> Result<Profiles, Box<dyn std::error::Error>> {
+/// Reads the profiles, from the folder in PROFILES if it is set. `fitted` replaces `fitted.yaml`.
+fn profiles(fitted: Option<&str>) -> Outcome<Profiles> {
     let folder = std::env::var("PROFILES")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../simulator/src/gpu/profiles").into());
     let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.yaml"));
-    let fitted = if fitted.is_empty() { read("fitted")? } else { fitted.into() };
+    let fitted = match fitted {
+        Some(text) => text.to_string(),
+        None => read("fitted")?,
+    };
     Ok(Profiles::read(&read("devices")?, &read("links")?, &read("stacks")?, &fitted)?)
 }

@@ -1,21 +1,24 @@
-//! `fitted.yaml`, and the residuals for who reads along.
+//! Writes a fit as `fitted.yaml` or JSON, and prints its residuals.
 
 use crate::cases::Case;
-use crate::parameters::{Owner, kin_of};
+use crate::parameters::{Owner, Parameter, factors_of};
 use crate::solve::Fit;
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// So many rows' worth of all stacks' residuals stand beside a stack's own when its interval is made.
-const COMMON: f64 = 6.0;
+/// Weight of all stacks' residuals in the interval of one stack, in rows of that stack.
+const COMMON_ROWS: f64 = 6.0;
 
-/// The file.
+/// Values by name.
+type Values = Vec<(String, f64)>;
+
+/// Returns the text of `fitted.yaml`.
 pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> String {
-    let mut stacks: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
-    let mut devices: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
-    let mut network: Vec<(String, f64)> = Vec::new();
-    let mut common: BTreeMap<(Owner, String), f64> = BTreeMap::new();
+    let mut stacks: BTreeMap<String, Values> = BTreeMap::new();
+    let mut devices: BTreeMap<String, Values> = BTreeMap::new();
+    let mut network: Values = Vec::new();
+    let mut factors: BTreeMap<(Owner, String), f64> = BTreeMap::new();
     for fit in [time, memory] {
         for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
             let entry = (parameter.name.clone(), *value);
@@ -24,53 +27,27 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
                 Owner::Device(name) => devices.entry(name.clone()).or_default().push(entry),
                 Owner::Network => network.push(entry),
                 Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => {
-                    common.insert((parameter.owner.clone(), parameter.name.clone()), *value);
+                    factors.insert((parameter.owner.clone(), parameter.name.clone()), *value);
                 }
             }
         }
     }
-    // What nothing was fitted on has what its kin have in common.
-    let factor = |owner: Owner, name: &str| {
-        kin_of(&owner, name, profiles).iter().filter_map(|kin| common.get(kin)).copied().reduce(|one, other| one * other)
-    };
-    for name in profiles.stack_names().filter(|name| profiles.is_stack(name) && !stacks.contains_key(*name)).collect::<Vec<_>>() {
-        let Ok(stack) = profiles.stack(name) else { continue };
-        let value = |value: &String| {
-            Some((value.clone(), stack.value(value)? * factor(Owner::Stack(name.into()), value)?))
-                .filter(|(_, found)| *found > 0.0)
-        };
-        let values: Vec<_> = common_names(&common).iter().filter_map(value).collect();
-        if !values.is_empty() {
-            stacks.insert(name.into(), values);
-        }
-    }
-    for name in profiles.gpu_names().filter(|name| !devices.contains_key(*name)).collect::<Vec<_>>() {
-        let Ok(gpu) = profiles.gpu(name) else { continue };
-        let value = |value: &String| {
-            let found = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
-            Some((value.clone(), found.min(1.0)))
-        };
-        let formats = ["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"].map(|format| format!("product:{format}"));
-        let names: Vec<String> = formats.into_iter().chain(["attention".to_string()]).collect();
-        let values: Vec<_> = names.iter().filter_map(value).collect();
-        if !values.is_empty() {
-            devices.insert(name.into(), values);
-        }
-    }
+    add_unfitted(&mut stacks, &mut devices, &factors, profiles);
     let mut text = String::from(
-        "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE` from the rows that tests/published/split.yaml declares:\n\
-         # what was found in place of what devices.yaml, links.yaml and stacks.yaml assume. `spread` is the 10th and 90th percentile of measured\n\
-         # over predicted where rows of the same group are left out.\nstacks:\n",
+        "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the rows that\n\
+         # tests/published/split.yaml declares for fitting. Each value replaces the prior in devices.yaml,\n\
+         # links.yaml or stacks.yaml. `spread` is the 10th and 90th percentile of measured over predicted\n\
+         # when rows of the same group are held out.\nstacks:\n",
     );
-    let line = |values: &[(String, f64)]| {
+    let line = |values: &Values| {
         let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();
         values.join(", ")
     };
-    let all = of_sources(cases, &time.left_out);
-    let common = COMMON / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
+    let all = by_equal_sources(cases, &time.without_group);
+    let common = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
     for (name, values) in &stacks {
-        let own: Vec<usize> = time.residuals.keys().copied().filter(|place| cases[*place].run.stack_name == *name).collect();
-        let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|place| Some((-time.left_out.get(place)?, 1.0))).collect();
+        let own: Vec<usize> = time.residuals.keys().copied().filter(|index| cases[*index].run.stack_name == *name).collect();
+        let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|index| Some((-time.without_group.get(index)?, 1.0))).collect();
         ratios.extend(all.iter().map(|(ratio, weight)| (*ratio, weight * common)));
         ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
         let low = quantile(&ratios, 0.1).min(-0.005).exp();
@@ -84,8 +61,8 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
     }
     text.push_str("devices:\n");
     for (name, values) in &devices {
-        let on = |place: &&usize| cases[**place].run.clusters().iter().any(|cluster| cluster.device == *name);
-        let rows = time.residuals.keys().filter(on).count();
+        let uses_device = |index: &&usize| cases[**index].run.clusters().any(|cluster| cluster.device == *name);
+        let rows = time.residuals.keys().filter(uses_device).count();
         let _ = writeln!(text, "  {name}: {{rows: {rows}, values: {{{}}}}}", line(values));
     }
     let _ = writeln!(text, "network: {{{}}}", line(&network));
@@ -94,27 +71,72 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
     text
 }
 
-/// The names of what stacks have in common with their kin, as a stack has them.
-fn common_names(common: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
-    let names = common.keys().filter(|(owner, _)| matches!(owner, Owner::Family(_))).map(|(_, name)| name.as_str());
+/// Adds stacks and devices that no row was fitted on, with their prior times the factors that they
+/// share with fitted ones.
+fn add_unfitted(
+    stacks: &mut BTreeMap<String, Values>,
+    devices: &mut BTreeMap<String, Values>,
+    factors: &BTreeMap<(Owner, String), f64>,
+    profiles: &Profiles,
+) {
+    let factor = |owner: Owner, name: &str| {
+        let fitted = factors_of(&owner, name, profiles);
+        fitted.iter().filter_map(|factor| factors.get(factor)).copied().reduce(|one, other| one * other)
+    };
+    for name in profiles.stack_names().filter(|name| profiles.is_stack(name)) {
+        if stacks.contains_key(name) {
+            continue;
+        }
+        let Ok(stack) = profiles.stack(name) else { continue };
+        let value = |value: &String| {
+            Some((value.clone(), stack.value(value)? * factor(Owner::Stack(name.into()), value)?))
+                .filter(|(_, value)| *value > 0.0)
+        };
+        let values: Values = factor_names(factors).iter().filter_map(value).collect();
+        if !values.is_empty() {
+            stacks.insert(name.into(), values);
+        }
+    }
+    for name in profiles.gpu_names() {
+        if devices.contains_key(name) {
+            continue;
+        }
+        let Ok(gpu) = profiles.gpu(name) else { continue };
+        let value = |value: &String| {
+            let share = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
+            Some((value.clone(), share.min(1.0)))
+        };
+        let formats = ["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"].map(|format| format!("product:{format}"));
+        let names: Vec<String> = formats.into_iter().chain(["attention".to_string()]).collect();
+        let values: Values = names.iter().filter_map(value).collect();
+        if !values.is_empty() {
+            devices.insert(name.into(), values);
+        }
+    }
+}
+
+/// Returns the names of the stack values that have a shared factor.
+fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
+    let names = factors.keys().filter(|(owner, _)| matches!(owner, Owner::Family(_))).map(|(_, name)| name.as_str());
     names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
 }
 
-/// The 10th and 90th percentile of measured over predicted of sources that are left out whole, every source counting alike.
+/// Returns the 10th and 90th percentile of measured over predicted when the whole source is held out,
+/// with equal weights of the sources.
 fn unseen(cases: &[Case], time: &Fit) -> [f64; 2] {
-    let mut ratios = of_sources(cases, &time.without_source);
+    let mut ratios = by_equal_sources(cases, &time.without_source);
     ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
     [quantile(&ratios, 0.1).exp(), quantile(&ratios, 0.9).exp()]
 }
 
-/// Logarithms of measured over predicted with weights such that every source counts alike.
-fn of_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
+/// Returns the logarithms of measured over predicted, weighted so that all sources weigh the same.
+fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
     let mut rows: BTreeMap<&str, f64> = BTreeMap::new();
-    residuals.keys().for_each(|place| *rows.entry(&cases[*place].row.table).or_default() += 1.0);
-    residuals.iter().map(|(place, residual)| (-residual, 1.0 / rows[cases[*place].row.table.as_str()])).collect()
+    residuals.keys().for_each(|index| *rows.entry(&cases[*index].row.table).or_default() += 1.0);
+    residuals.iter().map(|(index, residual)| (-residual, 1.0 / rows[cases[*index].row.table.as_str()])).collect()
 }
 
-/// Of weighted values in order.
+/// Returns the quantile at `share` of sorted values with weights.
 fn quantile(sorted: &[(f64, f64)], share: f64) -> f64 {
     let total: f64 = sorted.iter().map(|(_, weight)| weight).sum();
     let mut sum = 0.0;
@@ -127,7 +149,7 @@ fn quantile(sorted: &[(f64, f64)], share: f64) -> f64 {
     0.0
 }
 
-/// Four significant digits.
+/// Prints four significant digits.
 fn significant(value: f64) -> String {
     let digits = 3 - value.abs().max(1e-12).log10().floor() as i32;
     if digits > 8 {
@@ -137,7 +159,33 @@ fn significant(value: f64) -> String {
     format!("{}", (value * scale).round() / scale)
 }
 
-/// What was found and what it misses by.
+/// Returns the linearised fit as JSON: its parameters, its rows, and the slopes as (row, parameter,
+/// slope). `benches/hyperparameters.py` reads it.
+pub fn json(cases: &[Case], fit: &Fit) -> String {
+    let parameter = |(one, offset): (&Parameter, &f64)| {
+        let Parameter { owner, name, spread, factor, .. } = one;
+        serde_json::json!({"owner": format!("{owner:?}"), "name": name, "spread": spread, "kin": factor, "offset": offset})
+    };
+    let parameters: Vec<_> = fit.parameters.iter().zip(&fit.offsets).map(parameter).collect();
+    let row = |(index, residual): (&usize, &f64)| {
+        let case = &cases[*index];
+        serde_json::json!({"id": case.row.row_id, "source": case.row.table, "group": case.group, "residual": residual})
+    };
+    let rows: Vec<_> = fit.residuals.iter().map(row).collect();
+    let slopes = fit.jacobian.iter().enumerate();
+    let slopes: Vec<(usize, usize, f64)> =
+        slopes.flat_map(|(parameter, column)| column.iter().map(move |(row, slope)| (*row, parameter, *slope))).collect();
+    serde_json::json!({"parameters": parameters, "rows": rows, "slopes": slopes}).to_string()
+}
+
+/// Returns the four relative errors of a case: fitted, row held out, group held out, source held out.
+fn errors(fit: &Fit, index: usize, residual: f64) -> [f64; 4] {
+    let held_out = |residuals: &BTreeMap<usize, f64>| residuals.get(&index).copied().unwrap_or(residual);
+    [residual, held_out(&fit.without_row), held_out(&fit.without_group), held_out(&fit.without_source)]
+        .map(|residual| residual.exp() - 1.0)
+}
+
+/// Prints the values, and the errors of each row and source in the order of [`errors`].
 pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
     for fit in [time, memory] {
         for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
@@ -149,46 +197,18 @@ pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
         }
     }
     let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
-    for (place, residual) in &time.residuals {
-        let without = |those: &BTreeMap<usize, f64>| those.get(place).copied().unwrap_or(*residual);
-        let errors = [*residual, without(&time.without_row), without(&time.left_out), without(&time.without_source)];
-        let errors = errors.map(|one| one.exp() - 1.0);
-        sources.entry(&cases[*place].row.table).or_default().push(errors);
-        let case = &cases[*place];
-        let layout = &case.run.plan.layout;
-        println!(
-            "row {:+.3} {:+.3} {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
-            errors[0],
-            errors[1],
-            errors[2],
-            errors[3],
-            case.row.row_id,
-            case.row.model,
-            case.run.cluster.device,
-            case.run.format,
-            case.run.devices(),
-            layout.data,
-            layout.expert,
-            layout.tensor,
-            layout.pipeline,
-            layout.context,
-            layout.virtual_stages,
-            layout.zero,
-            layout.recompute,
-            layout.micro_batch,
-            case.run.plan.global_batch,
-            case.row.count("seq").unwrap_or(0),
-            case.row.step_seconds().unwrap_or(0.0),
-            case.run.stack_name,
-            case.row.framework,
-        );
+    for (index, residual) in &time.residuals {
+        let case = &cases[*index];
+        let errors = errors(time, *index, *residual);
+        sources.entry(&case.row.table).or_default().push(errors);
+        print_row(case, errors);
     }
     print_memory(cases, memory);
-    let mean = |errors: &[[f64; 4]], of: &dyn Fn(&[f64; 4]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
     let mut totals = [0.0; 4];
     for (source, errors) in &sources {
-        let means = [0, 1, 2, 3].map(|place| mean(errors, &|error| error[place].abs()));
-        let biases = [2, 3].map(|place| mean(errors, &|error| error[place]));
+        let mean = |of: &dyn Fn(&[f64; 4]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
+        let means = [0, 1, 2, 3].map(|index| mean(&|error| error[index].abs()));
+        let biases = [2, 3].map(|index| mean(&|error| error[index]));
         println!(
             "source {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} bias {:+.3} source left out {:.3} bias {:+.3}",
             errors.len(),
@@ -207,14 +227,42 @@ pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
     println!("mean over sources {all:.4} row left out {row:.4} group left out {group:.4} source left out {source:.4}");
 }
 
-/// What memory is missed by, and by source.
+fn print_row(case: &Case, errors: [f64; 4]) {
+    let layout = &case.run.plan.layout;
+    println!(
+        "row {:+.3} {:+.3} {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
+        errors[0],
+        errors[1],
+        errors[2],
+        errors[3],
+        case.row.row_id,
+        case.row.model,
+        case.run.cluster.device,
+        case.run.format,
+        case.run.devices(),
+        layout.data,
+        layout.expert,
+        layout.tensor,
+        layout.pipeline,
+        layout.context,
+        layout.virtual_stages,
+        layout.zero,
+        layout.recompute,
+        layout.micro_batch,
+        case.run.plan.global_batch,
+        case.row.count("seq").unwrap_or(0),
+        case.row.step_seconds().unwrap_or(0.0),
+        case.run.stack_name,
+        case.row.framework,
+    );
+}
+
+/// Prints the memory values, and the memory errors of each row and source in the order of [`errors`].
 pub fn print_memory(cases: &[Case], memory: &Fit) {
     let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
-    for (place, residual) in &memory.residuals {
-        let case = &cases[*place];
-        let without = |those: &BTreeMap<usize, f64>| those.get(place).copied().unwrap_or(*residual);
-        let errors = [*residual, without(&memory.without_row), without(&memory.left_out), without(&memory.without_source)];
-        let errors = errors.map(|one| one.exp() - 1.0);
+    for (index, residual) in &memory.residuals {
+        let case = &cases[*index];
+        let errors = errors(memory, *index, *residual);
         sources.entry(&case.row.table).or_default().push(errors);
         println!(
             "memory {:+.3} {:+.3} {:+.3} {:+.3} {} {} {}",
@@ -225,7 +273,7 @@ pub fn print_memory(cases: &[Case], memory: &Fit) {
         println!("value {:?} {} {value:.4} prior {:.4}", parameter.owner, parameter.name, parameter.prior);
     }
     for (source, errors) in &sources {
-        let mean = |place: usize| errors.iter().map(|error| error[place].abs()).sum::<f64>() / errors.len() as f64;
+        let mean = |index: usize| errors.iter().map(|error| error[index].abs()).sum::<f64>() / errors.len() as f64;
         println!(
             "memory of {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} source left out {:.3}",
             errors.len(),

@@ -1,215 +1,279 @@
-//! The most probable values, and what they foretell of rows that are left out.
+//! Finds the most probable values, and the residuals of rows that are held out of the fit.
 
 use crate::cases::{Case, Quantity};
-use crate::linear::{HUBER, Linear, NOISE, folds, normal, robust, solve};
-use crate::parameters::{Owner, Parameter, moved, parameters};
+use crate::linear::{HUBER, Jacobian, Linear, NOISE, folds, normal_factor, robust_weights, solve};
+use crate::parameters::{Parameter, parameters, total_offset};
 use foretell_score::Run;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// What was found.
+/// Result of a fit. Residuals are logarithms of predicted over measured, by index of the case.
 pub struct Fit {
     pub parameters: Vec<Parameter>,
-    /// Of each parameter.
+    /// Fitted value of each parameter.
     pub values: Vec<f64>,
-    /// Of each case that was measured, by its place: the logarithm of predicted over measured.
+    /// Residual of each measured case.
     pub residuals: BTreeMap<usize, f64>,
-    /// The same where the case alone is left out of the fit: what to expect of other rows of the same sources.
+    /// Residual of each case when its fold of rows is held out: the error to expect of other rows of
+    /// the same sources.
     pub without_row: BTreeMap<usize, f64>,
-    /// The same where the case's group is.
-    pub left_out: BTreeMap<usize, f64>,
-    /// The same where its whole source is.
+    /// Residual of each case when its fold of groups is held out.
+    pub without_group: BTreeMap<usize, f64>,
+    /// Residual of each case when its source is held out.
     pub without_source: BTreeMap<usize, f64>,
-    /// Of each parameter the logarithm of what it was moved by.
+    /// Logarithm of value over prior of each parameter, without its shared factors.
     pub offsets: Vec<f64>,
-    /// For each parameter the rows that it moves, by their places among those that were measured, and by how much for each e-fold.
-    pub jacobian: Vec<Vec<(usize, f64)>>,
+    /// Slopes by parameter. Rows are counted among the measured cases.
+    pub jacobian: Jacobian,
 }
 
-/// Rows of a group tell less than as many of different groups: they count as this power of their number.
+/// A group's weight is its number of rows to this power: rows of a group carry less information than
+/// as many rows of different groups.
 const GROUP_POWER: f64 = 0.5;
-/// The same for rows of a source: the score is a mean over sources.
+/// The same for a source. The score is a mean over sources.
 const SOURCE_POWER: f64 = 0.9;
+/// Largest number of Gauss-Newton steps.
 const ITERATIONS: usize = 5;
-/// Parts that rows or groups are cut into, each of which is left out once.
+/// Number of folds that rows or groups are dealt to. Each fold is held out once.
 const FOLDS: usize = 20;
-/// How far a logarithm is moved to find a derivative.
+/// Difference of logarithms with which slopes are found.
 const DIFFERENCE: f64 = 0.05;
+/// Slopes below this are not computed again.
+const NEGLIGIBLE: f64 = 0.015;
+/// Largest change of an offset in one step.
+const LARGEST_STEP: f64 = 0.7;
 
-/// Fits the values that determine a quantity.
+/// Fits the values that a quantity depends on.
 pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fit, Box<dyn std::error::Error>> {
-    let measured: Vec<(usize, f64)> =
-        cases.iter().enumerate().filter_map(|(place, case)| Some((place, case.measured(quantity)?))).collect();
-    let parameters = parameters(cases, quantity, profiles);
-    let weights = weights(cases, &measured);
-    // Rows of one kind are foretold once. Each row's kind, and each kind's first case.
-    let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut firsts: Vec<usize> = Vec::new();
-    let mut kinds: Vec<usize> = Vec::new();
-    for (place, _) in &measured {
-        // Memory figures are of several kinds.
-        let key = if quantity == Quantity::Step { cases[*place].kind.as_str() } else { cases[*place].row.row_id.as_str() };
-        kinds.push(*numbers.entry(key).or_insert_with(|| {
-            firsts.push(*place);
-            firsts.len() - 1
-        }));
-    }
-    let mut runs: Vec<Run> = firsts.iter().map(|place| cases[*place].run.clone()).collect();
-    let predict = |kind: usize, run: &Run| cases[firsts[kind]].predicted(run, quantity).map_or(0.0, f64::ln);
-    let all = |runs: &[Run]| -> Vec<f64> { (0..runs.len()).into_par_iter().map(|kind| predict(kind, &runs[kind])).collect() };
-    let of_rows = |predicted: &[f64]| -> Vec<f64> {
-        measured.iter().zip(&kinds).map(|((_, measured), kind)| predicted[*kind] - measured.ln()).collect()
-    };
-    let set = |runs: &mut [Run], offsets: &[f64]| {
-        for (place, parameter) in parameters.iter().enumerate() {
-            let offset = moved(&parameters, offsets, place);
-            for run in runs.iter_mut().filter(|run| parameter.concerns(run)) {
-                parameter.set(run, (parameter.prior * offset.exp()).min(parameter.most));
-            }
+    let problem = Problem::new(cases, quantity, profiles);
+    let Problem { parameters, weights, .. } = &problem;
+    let mut state = problem.start();
+    eprintln!(
+        "{quantity:?}: {} values, {} rows of {} kinds, loss {:.2}",
+        parameters.len(),
+        problem.measured.len(),
+        problem.first_of_kind.len(),
+        state.loss
+    );
+    let mut slopes: Vec<Vec<(usize, f64)>> = Vec::new();
+    let mut jacobian = Jacobian::new();
+    for iteration in 0..=ITERATIONS {
+        // Slopes change most in the first steps.
+        if iteration <= 1 || iteration == 3 {
+            slopes = problem.slopes(&state, &slopes);
         }
-    };
-    let loss = |residuals: &[f64], offsets: &[f64]| {
+        jacobian = problem.by_parameter(&slopes);
+        if iteration == ITERATIONS {
+            break;
+        }
+        let row_weights = robust_weights(&state.residuals, weights);
+        let factor = normal_factor(&jacobian, &row_weights, parameters)?;
+        let mut gradient: Vec<f64> =
+            parameters.iter().zip(&state.offsets).map(|(one, offset)| offset / (one.spread * one.spread)).collect();
+        for (index, column) in jacobian.iter().enumerate() {
+            gradient[index] += column.iter().map(|(row, slope)| row_weights[*row] * slope * state.residuals[*row]).sum::<f64>();
+        }
+        let (improved, share) = problem.step(&mut state, &solve(&factor, &gradient));
+        eprintln!("  {iteration}: loss {:.2}, step {share:.2}", state.loss);
+        if !improved {
+            break;
+        }
+    }
+    problem.finish(state, jacobian)
+}
+
+/// The measured cases of a fit and its parameters.
+struct Problem<'a> {
+    cases: &'a [Case],
+    quantity: Quantity,
+    /// For each row of the fit, the index of its case and its measurement.
+    measured: Vec<(usize, f64)>,
+    /// Weight of each row.
+    weights: Vec<f64>,
+    parameters: Vec<Parameter>,
+    /// For each kind of row, its first case. Rows of a kind have equal predictions.
+    first_of_kind: Vec<usize>,
+    /// Kind of each row.
+    kinds: Vec<usize>,
+}
+
+/// A point in the space of values.
+struct State {
+    /// Run of each kind, with the values set.
+    runs: Vec<Run>,
+    /// Logarithm of the prediction of each kind.
+    predicted: Vec<f64>,
+    /// Residual of each row.
+    residuals: Vec<f64>,
+    /// Offset of each parameter.
+    offsets: Vec<f64>,
+    loss: f64,
+}
+
+impl<'a> Problem<'a> {
+    fn new(cases: &'a [Case], quantity: Quantity, profiles: &Profiles) -> Self {
+        let measured: Vec<(usize, f64)> =
+            cases.iter().enumerate().filter_map(|(index, case)| Some((index, case.measured(quantity)?))).collect();
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut first_of_kind: Vec<usize> = Vec::new();
+        let mut kinds: Vec<usize> = Vec::new();
+        for (index, _) in &measured {
+            let key = match quantity {
+                Quantity::Step => cases[*index].kind.as_str(),
+                // Equal runs may have different kinds of memory figures.
+                Quantity::Memory => cases[*index].row.row_id.as_str(),
+            };
+            kinds.push(*numbers.entry(key).or_insert_with(|| {
+                first_of_kind.push(*index);
+                first_of_kind.len() - 1
+            }));
+        }
+        let weights = weights(cases, &measured);
+        let parameters = parameters(cases, quantity, profiles);
+        Self { cases, quantity, measured, weights, parameters, first_of_kind, kinds }
+    }
+
+    fn start(&self) -> State {
+        let runs: Vec<Run> = self.first_of_kind.iter().map(|index| self.cases[*index].run.clone()).collect();
+        self.state(runs, vec![0.0; self.parameters.len()])
+    }
+
+    fn state(&self, runs: Vec<Run>, offsets: Vec<f64>) -> State {
+        let predicted: Vec<f64> = (0..runs.len()).into_par_iter().map(|kind| self.predict(kind, &runs[kind])).collect();
+        let residuals: Vec<f64> =
+            self.measured.iter().zip(&self.kinds).map(|((_, measured), kind)| predicted[*kind] - measured.ln()).collect();
+        let loss = self.loss(&residuals, &offsets);
+        State { runs, predicted, residuals, offsets, loss }
+    }
+
+    /// Returns the logarithm of a kind's prediction.
+    fn predict(&self, kind: usize, run: &Run) -> f64 {
+        self.cases[self.first_of_kind[kind]].predicted(run, self.quantity).map_or(0.0, f64::ln)
+    }
+
+    fn loss(&self, residuals: &[f64], offsets: &[f64]) -> f64 {
         let row = |(residual, weight): (&f64, &f64)| {
             let scaled = residual / (HUBER * NOISE);
             weight * HUBER * HUBER * ((1.0 + scaled * scaled).sqrt() - 1.0)
         };
         let prior = |(parameter, offset): (&Parameter, &f64)| 0.5 * (offset / parameter.spread).powi(2);
-        residuals.iter().zip(&weights).map(row).sum::<f64>() + parameters.iter().zip(offsets).map(prior).sum::<f64>()
-    };
-    let mut offsets = vec![0.0; parameters.len()];
-    let mut predicted = all(&runs);
-    let mut residuals = of_rows(&predicted);
-    let mut best = loss(&residuals, &offsets);
-    eprintln!("{quantity:?}: {} values, {} rows of {} kinds, loss {best:.2}", parameters.len(), measured.len(), firsts.len());
-    let mut system = None;
-    let mut slopes: Vec<Vec<(usize, f64)>> = Vec::new();
-    for iteration in 0..=ITERATIONS {
-        // Found once more when the first steps are made, and of what matters alone.
-        if iteration <= 1 || iteration == 3 {
-            slopes = slopes_of(&parameters, &runs, &predicted, &offsets, &slopes, &predict);
-        }
-        let jacobian = by_parameter(&slopes, &kinds, parameters.len());
-        let row_weights = robust(&residuals, &weights);
-        if iteration == ITERATIONS {
-            system = Some(jacobian);
-            break;
-        }
-        let factor = normal(&jacobian, &row_weights, &parameters)?;
-        let jacobian = system.insert(jacobian);
-        let mut gradient: Vec<f64> =
-            parameters.iter().zip(&offsets).map(|(one, offset)| offset / (one.spread * one.spread)).collect();
-        for (place, column) in jacobian.iter().enumerate() {
-            gradient[place] += column.iter().map(|(row, slope)| row_weights[*row] * slope * residuals[*row]).sum::<f64>();
-        }
-        let step = solve(&factor, &gradient);
+        residuals.iter().zip(&self.weights).map(row).sum::<f64>() + self.parameters.iter().zip(offsets).map(prior).sum::<f64>()
+    }
+
+    /// Returns the value of a parameter at these offsets.
+    fn value(&self, index: usize, offsets: &[f64]) -> f64 {
+        let parameter = &self.parameters[index];
+        (parameter.prior * total_offset(&self.parameters, offsets, index).exp()).min(parameter.maximum)
+    }
+
+    /// Moves the state along a Gauss-Newton step, shortened until the loss falls. Returns whether to go
+    /// on, and the share of the step that was taken or tried last.
+    fn step(&self, state: &mut State, step: &[f64]) -> (bool, f64) {
         let mut share = 1.0;
-        let improved = loop {
-            let moved_by = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
-                let tried = (offset - share * step).clamp(offset - 0.7, offset + 0.7);
-                tried.min((parameter.most / parameter.prior).ln())
+        while share >= 0.05 {
+            let moved = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
+                let moved = (offset - share * step).clamp(offset - LARGEST_STEP, offset + LARGEST_STEP);
+                moved.min((parameter.maximum / parameter.prior).ln())
             };
-            let tried: Vec<f64> = parameters.iter().zip(&offsets).zip(&step).map(moved_by).collect();
-            let mut moved = runs.clone();
-            set(&mut moved, &tried);
-            let found = all(&moved);
-            let errors = of_rows(&found);
-            let value = loss(&errors, &tried);
-            if value < best {
-                let gain = best - value;
-                (runs, predicted, residuals, offsets, best) = (moved, found, errors, tried, value);
-                break gain > 0.002 * best;
+            let offsets: Vec<f64> = self.parameters.iter().zip(&state.offsets).zip(step).map(moved).collect();
+            let mut runs = state.runs.clone();
+            for (index, parameter) in self.parameters.iter().enumerate() {
+                let value = self.value(index, &offsets);
+                for run in runs.iter_mut().filter(|run| parameter.affects(run)) {
+                    parameter.set(run, value);
+                }
+            }
+            let tried = self.state(runs, offsets);
+            if tried.loss < state.loss {
+                let gain = state.loss - tried.loss;
+                *state = tried;
+                return (gain > 0.002 * state.loss, share);
             }
             share *= 0.4;
-            if share < 0.05 {
-                break false;
-            }
-        };
-        eprintln!("  {iteration}: loss {best:.2}, step {share:.2}");
-        if !improved {
-            break;
         }
+        (false, share)
     }
-    let jacobian = system.unwrap_or_default();
-    let linear =
-        Linear { parameters: &parameters, jacobian: &jacobian, weights: &weights, residuals: &residuals, offsets: &offsets };
-    let without = |folds: Vec<usize>| -> Result<BTreeMap<usize, f64>, Box<dyn std::error::Error>> {
-        let found = linear.left_out(&folds)?;
-        Ok(measured.iter().zip(found).map(|((place, _), residual)| (*place, residual)).collect())
-    };
-    let named = |by: &dyn Fn(&Case) -> String| measured.iter().map(|(place, _)| by(&cases[*place])).collect::<Vec<_>>();
-    // Names begin with the source, so that every fold has as much of each.
-    let left_out = without(folds(&named(&|case| case.group.clone()), FOLDS))?;
-    let without_row = without(folds(&named(&|case| format!("{} {}", case.row.table, case.row.row_id)), FOLDS))?;
-    let without_source = without(folds(&named(&|case| case.row.table.clone()), usize::MAX))?;
-    let value = |(place, parameter): (usize, &Parameter)| {
-        (parameter.prior * moved(&parameters, &offsets, place).exp()).min(parameter.most)
-    };
-    let values = parameters.iter().enumerate().map(value).collect();
-    let residuals = measured.iter().zip(residuals).map(|((place, _), residual)| (*place, residual)).collect();
-    Ok(Fit { parameters, values, residuals, without_row, left_out, without_source, offsets, jacobian })
+
+    /// Returns for each kind the parameters that move its prediction, with the slope of each. `before`
+    /// has earlier slopes, of which negligible ones are reused. Parameters of one effect share a slope.
+    fn slopes(&self, state: &State, before: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
+        let of_kind = |(kind, run): (usize, &Run)| {
+            let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
+            let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
+            let mut slopes = Vec::new();
+            for (index, parameter) in self.parameters.iter().enumerate() {
+                if !parameter.affects(run) {
+                    continue;
+                }
+                let of_effect = by_effect.get(parameter.effect()).copied();
+                // Shared factors follow the values that share them. Without such a value they move nothing.
+                let slope = if parameter.is_factor() { Some(of_effect.unwrap_or(0.0)) } else { of_effect };
+                let negligible = || known.get(&index).copied().filter(|slope| slope.abs() < NEGLIGIBLE);
+                let slope = slope.or_else(negligible).unwrap_or_else(|| {
+                    let mut other = run.clone();
+                    let offset = total_offset(&self.parameters, &state.offsets, index) + DIFFERENCE;
+                    parameter.set(&mut other, parameter.prior * offset.exp());
+                    (self.predict(kind, &other) - state.predicted[kind]) / DIFFERENCE
+                });
+                by_effect.insert(parameter.effect(), slope);
+                slopes.push((index, slope));
+            }
+            slopes
+        };
+        state.runs.par_iter().enumerate().map(of_kind).collect()
+    }
+
+    /// Turns slopes by kind into slopes of rows by parameter.
+    fn by_parameter(&self, slopes: &[Vec<(usize, f64)>]) -> Jacobian {
+        let mut jacobian = vec![Vec::new(); self.parameters.len()];
+        for (row, kind) in self.kinds.iter().enumerate() {
+            for (index, slope) in slopes[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
+                jacobian[*index].push((row, *slope));
+            }
+        }
+        jacobian
+    }
+
+    /// Computes the held-out residuals and returns the fit.
+    fn finish(self, state: State, jacobian: Jacobian) -> Result<Fit, Box<dyn std::error::Error>> {
+        let State { residuals, offsets, .. } = state;
+        let linear = Linear {
+            parameters: &self.parameters,
+            jacobian: &jacobian,
+            weights: &self.weights,
+            residuals: &residuals,
+            offsets: &offsets,
+        };
+        let by_case = |residuals: Vec<f64>| -> BTreeMap<usize, f64> {
+            self.measured.iter().zip(residuals).map(|((index, _), residual)| (*index, residual)).collect()
+        };
+        // Names begin with the source, so every fold has the same share of each source.
+        let held_out = |name: &dyn Fn(&Case) -> String, count: usize| {
+            let names: Vec<String> = self.measured.iter().map(|(index, _)| name(&self.cases[*index])).collect();
+            linear.held_out(&folds(&names, count)).map(by_case)
+        };
+        let without_group = held_out(&|case| case.group.clone(), FOLDS)?;
+        let without_row = held_out(&|case| format!("{} {}", case.row.table, case.row.row_id), FOLDS)?;
+        let without_source = held_out(&|case| case.row.table.clone(), usize::MAX)?;
+        let values = (0..self.parameters.len()).map(|index| self.value(index, &offsets)).collect();
+        let residuals = by_case(residuals);
+        Ok(Fit { parameters: self.parameters, values, residuals, without_row, without_group, without_source, offsets, jacobian })
+    }
 }
 
+/// Returns the weight of each row, see [`GROUP_POWER`] and [`SOURCE_POWER`].
 fn weights(cases: &[Case], measured: &[(usize, f64)]) -> Vec<f64> {
     let mut of_group: BTreeMap<&str, f64> = BTreeMap::new();
     let mut of_source: BTreeMap<&str, f64> = BTreeMap::new();
-    for (place, _) in measured {
-        *of_group.entry(&cases[*place].group).or_default() += 1.0;
+    for (index, _) in measured {
+        *of_group.entry(&cases[*index].group).or_default() += 1.0;
     }
-    let group = |place: usize| of_group[cases[place].group.as_str()].powf(GROUP_POWER - 1.0);
-    for (place, _) in measured {
-        *of_source.entry(&cases[*place].row.table).or_default() += group(*place);
+    let group = |index: usize| of_group[cases[index].group.as_str()].powf(GROUP_POWER - 1.0);
+    for (index, _) in measured {
+        *of_source.entry(&cases[*index].row.table).or_default() += group(*index);
     }
-    // A source of ten rows of different groups counts as ten.
-    let source = |place: usize| (of_source[cases[place].row.table.as_str()] / 10.0).powf(SOURCE_POWER - 1.0);
-    measured.iter().map(|(place, _)| group(*place) * source(*place)).collect()
-}
-
-/// A slope below this is not found again.
-const NEGLIGIBLE: f64 = 0.015;
-
-/// For each kind what moves its prediction, and by how much for each e-fold. Values of one effect are moved once.
-fn slopes_of(
-    parameters: &[Parameter],
-    runs: &[Run],
-    predicted: &[f64],
-    offsets: &[f64],
-    before: &[Vec<(usize, f64)>],
-    predict: &(dyn Fn(usize, &Run) -> f64 + Sync),
-) -> Vec<Vec<(usize, f64)>> {
-    let of_kind = |(kind, run): (usize, &Run)| {
-        let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
-        let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
-        let mut found = Vec::new();
-        for (place, parameter) in parameters.iter().enumerate() {
-            if !parameter.concerns(run) {
-                continue;
-            }
-            let slope = by_effect.get(parameter.effect()).copied();
-            let is_common = matches!(parameter.owner, Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_));
-            let slope = if is_common { Some(slope.unwrap_or(0.0)) } else { slope };
-            let slope =
-                slope.or_else(|| known.get(&place).copied().filter(|slope| slope.abs() < NEGLIGIBLE)).unwrap_or_else(|| {
-                    let mut other = run.clone();
-                    let offset = moved(parameters, offsets, place) + DIFFERENCE;
-                    parameter.set(&mut other, parameter.prior * offset.exp());
-                    (predict(kind, &other) - predicted[kind]) / DIFFERENCE
-                });
-            by_effect.insert(parameter.effect(), slope);
-            found.push((place, slope));
-        }
-        found
-    };
-    runs.par_iter().enumerate().map(of_kind).collect()
-}
-
-/// For each parameter the rows that it moves, and by how much.
-fn by_parameter(slopes: &[Vec<(usize, f64)>], kinds: &[usize], parameters: usize) -> Vec<Vec<(usize, f64)>> {
-    let mut jacobian = vec![Vec::new(); parameters];
-    for (row, kind) in kinds.iter().enumerate() {
-        for (place, slope) in slopes[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
-            jacobian[*place].push((row, *slope));
-        }
-    }
-    jacobian
+    // A source of ten rows in ten groups has the weight ten.
+    let source = |index: usize| (of_source[cases[index].row.table.as_str()] / 10.0).powf(SOURCE_POWER - 1.0);
+    measured.iter().map(|(index, _)| group(*index) * source(*index)).collect()
 }

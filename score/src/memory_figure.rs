@@ -1,0 +1,47 @@
+//! The figure that a source would print for a device's memory.
+
+use crate::row::Row;
+use foretell_program::Footprint;
+use foretell_simulator::gpu::StackKind;
+use foretell_units::Bytes;
+
+/// Returns the predicted counterpart of a row's memory figure, in bytes.
+///
+/// Depending on `mem_kind` that is the memory which the allocator has handed out, which it holds, or
+/// which the device has in use. Without a stated kind the stack's usual figure counts.
+pub fn memory_figure(row: &Row, stack: &StackKind, footprint: &Footprint) -> f64 {
+    let kind = row.mem_kind.to_lowercase();
+    let says = |word: &str| kind.contains(word) && !kind.contains("not stated");
+    let figure = if kind.contains("nvidia-smi") {
+        footprint.total()
+    } else if says("reserved") || (stack.memory.prints_reserved && !says("allocated")) {
+        allocated(footprint) + footprint.unused
+    } else {
+        allocated(footprint)
+    };
+    figure.value()
+}
+
+/// Returns the part of a footprint that the allocator has handed out.
+pub(crate) fn allocated(footprint: &Footprint) -> Bytes {
+    Footprint { unused: Bytes::ZERO, context: Bytes::ZERO, ..*footprint }.total()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_simulator::gpu::Profiles;
+
+    #[test]
+    fn the_memory_figure_follows_its_stated_kind_or_else_the_stack() {
+        let mut stack = Profiles::library().expect("sound").stack("megatron-core").expect("known").clone();
+        let gib = |gib: u64| Bytes::new(gib << 30);
+        let footprint = Footprint { parameters: gib(4), unused: gib(2), context: gib(1), ..Footprint::default() };
+        let row = |kind: &str| Row { mem_kind: kind.into(), ..Row::default() };
+        let figure = |stack: &StackKind, kind| memory_figure(&row(kind), stack, &footprint) / gib(1).value();
+        assert_eq!(figure(&stack, "nvidia-smi max"), 7.0);
+        assert_eq!((figure(&stack, "max_memory_reserved"), figure(&stack, "max over GPUs")), (6.0, 4.0));
+        stack.memory.prints_reserved = true;
+        assert_eq!((figure(&stack, "max over GPUs"), figure(&stack, "max_memory_allocated")), (6.0, 4.0));
+    }
+}

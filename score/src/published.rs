@@ -1,0 +1,86 @@
+//! The published rows that come with the project, and which of them profile values may be fitted on.
+//!
+//! `tests/published/split.yaml` declares the split. A hash of the row's name decides, so nobody
+//! can choose favourable rows.
+
+use crate::row::{Row, read_rows};
+use crate::table::TableError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+const ROWS: &str = include_str!("../../tests/published/runs.csv");
+const SPLIT: &str = include_str!("../../tests/published/split.yaml");
+
+/// Returns the project's own rows of measured runs.
+///
+/// # Errors
+/// [`TableError`] if the compiled-in table is malformed. A test excludes this.
+pub fn published() -> Result<Vec<Row>, TableError> {
+    read_rows(ROWS)
+}
+
+/// What a row is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Subset {
+    /// Profile values may be fitted on the row.
+    Fit,
+    /// The row is held out from fitting.
+    Score,
+}
+
+/// The declared split: rows are hashed into `parts`, of which the first `fit` are for fitting.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Split {
+    parts: u64,
+    fit: u64,
+}
+
+/// An error in the file that declares the split.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("tests/published/split.yaml: {0}")]
+pub struct SplitError(String);
+
+impl Split {
+    /// Returns the project's split.
+    ///
+    /// # Errors
+    /// [`SplitError`] if the compiled-in file is malformed. A test excludes this.
+    pub fn library() -> Result<Self, SplitError> {
+        let split: Self = serde_saphyr::from_str(SPLIT).map_err(|error| SplitError(error.to_string()))?;
+        if split.parts == 0 || split.fit > split.parts {
+            return Err(SplitError(format!(
+                "`fit: {}` must be at most `parts: {}`, and that at least 1",
+                split.fit, split.parts
+            )));
+        }
+        Ok(split)
+    }
+
+    /// Returns what a row is used for.
+    pub fn subset(&self, row: &Row) -> Subset {
+        if hash(&row.row_id) % self.parts < self.fit { Subset::Fit } else { Subset::Score }
+    }
+}
+
+/// FNV-1a (Fowler, Noll and Vo), with the high bits folded into the low ones. Without that, names
+/// that differ only in the last digit are distributed unevenly.
+fn hash(name: &str) -> u64 {
+    let sum = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    sum ^ (sum >> 29) ^ (sum >> 43)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_declared_share_of_rows_is_for_fitting() {
+        let split = Split::library().expect("sound");
+        let subset = |number: usize| split.subset(&Row { row_id: format!("source-{number:04}"), ..Row::default() });
+        let fit = (0..10_000).filter(|&number| subset(number) == Subset::Fit).count();
+        let share = split.fit as f64 / split.parts as f64;
+        assert!((fit as f64 / 10_000.0 - share).abs() < 0.03, "{fit} of 10000");
+    }
+}
