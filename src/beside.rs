@@ -5,7 +5,7 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict;
 use foretell_program::{Compiled, Profile};
 use foretell_reports::{Column, table};
-use foretell_simulator::{CostModel, Folding, Job, Quantile, simulate_beside};
+use foretell_simulator::{CostModel, Folding, Job, Quantile, simulate_jobs};
 use foretell_topologies::{NodeId, Topology};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
@@ -51,10 +51,10 @@ pub fn foretell(
     }
     let placed: Vec<Job<'_>> =
         jobs.iter().map(|job| Job { program: &job.compiled.training, costs: &job.costs, first_node: job.first_node }).collect();
-    let together = simulate_beside(&placed, topology, Quantile::Median, folding)?;
+    let together = simulate_jobs(&placed, topology, Quantile::Median, folding)?;
     let mut steps = Vec::with_capacity(jobs.len());
     for ((prepared, job), beside) in jobs.iter().zip(&placed).zip(together) {
-        let alone = simulate_beside(std::slice::from_ref(job), topology, Quantile::Median, folding)?;
+        let alone = simulate_jobs(std::slice::from_ref(job), topology, Quantile::Median, folding)?;
         steps.push(JobSteps {
             plan: prepared.plan.clone(),
             first_node: topology.node_name(prepared.first_node),

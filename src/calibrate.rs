@@ -235,7 +235,7 @@ pub fn measure(
     let job = CalibrationJob {
         reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
         kernels: needs.kernels.into_keys().collect(),
-        passages: needs.passages,
+        timed_steps: needs.passages,
         message_reuse: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
         precision,
         footprint: needs.footprint,

@@ -87,7 +87,7 @@ impl Memory {
         let mesh = &training.mesh;
         let (ranks, devices) = (mesh.world_size(), topology.device_count());
         let mut known: BTreeMap<(usize, usize), Bytes> = BTreeMap::new();
-        let (mut peaks, mut footprints) = (compiled.arenas(), training.footprints());
+        let (mut peaks, mut footprints) = (compiled.arenas(), Footprint::of_stages(training));
         let is_own = plan.stack.is_own();
         let mut need_of = |rank: Rank, kind: usize| {
             if is_own {

@@ -7,7 +7,7 @@ use crate::predict::Foretold;
 use clap::Args;
 use foretell_planner::checkpoint_bytes;
 use foretell_reports::{Column, table};
-use foretell_simulator::{PowerModel, Prediction, Reliability, RunningCost, Unsaid, reliability, running_cost};
+use foretell_simulator::{MissingFact, PowerModel, Prediction, Reliability, RunningCost, reliability, running_cost};
 use foretell_topologies::{DeviceId, NodeId};
 use foretell_units::{Bytes, Joules, Seconds};
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: u
     let state = checkpoint_bytes(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
     let reliability = match reliability(topology, devices, state) {
         Ok(reliability) => reliability,
-        Err(Unsaid { what, hint }) => {
+        Err(MissingFact { what, hint }) => {
             let message = format!("`{}` does not say {what}; hint: write `{hint}`", topology.name());
             if is_asked {
                 return Err(Failure::Input(message));

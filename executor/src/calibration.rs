@@ -2,32 +2,30 @@
 //!
 //! All ranks time the same thing at the same moment, so that they share memory's bandwidth as they do in a run.
 
-mod bench;
-mod direct;
-mod exchanges;
-mod passages;
-mod watch;
-
-pub(crate) use watch::summarise;
+mod cpu_kernels;
+mod gpu_communication;
+mod gpu_kernels;
+mod host_communication;
+mod overheads;
+mod statistics;
 
 use crate::arena::Arena;
-use crate::backend::Operand;
 use crate::backend::cuda::Driver;
+use crate::backend::{BackendError, Operand};
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
+use crate::interpreter::{OUTSIDE_PROGRAMS, STREAM_COUNT};
 use crate::job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Report};
-use crate::line::{OWN_STREAM, STREAM_COUNT};
-use crate::overheads;
-use crate::rank::Member;
+use crate::member::Member;
 use crate::samples::Samples;
 use crate::transport::{Group, StreamNumber, Transport};
-use bench::KernelBench;
-use foretell_models::{InputKind, Model};
+use cpu_kernels::CpuKernelTimer;
+use foretell_models::{InputKind, Kernel, Model};
 use foretell_units::{Bytes, Seconds};
-use passages::Passages;
+use gpu_kernels::GpuKernelTimer;
+use statistics::{Measurements, summarise};
 use std::sync::Arc;
-use watch::Watch;
 
 /// Durations of one thing are taken at least and at most so often.
 const FEWEST: usize = 5;
@@ -41,13 +39,13 @@ const LEARNING_RATE: f32 = 1e-6;
 /// Does a calibration as one of its ranks.
 pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), ExecutorError> {
     let everyone: Vec<usize> = (0..member.world_size).collect();
-    let mut group = Group::new(Arc::clone(&member.transport), &everyone, OWN_STREAM)?;
+    let mut group = Group::new(Arc::clone(&member.transport), &everyone, OUTSIDE_PROGRAMS)?;
     let partial = job.devices.get(member.rank.0).filter(|device| device.is_partial());
     let processor_share = time_kernels(member, job, partial, &mut group)?;
     let direct = member.device.as_ref().filter(|driver| driver.collectives().is_some());
     let (communication_share, communication_growth) = match direct {
         Some(driver) => time_direct_exchanges(member, driver, job, &mut group)?,
-        None => (exchanges::time_exchanges(member, job, &mut group)?, None),
+        None => (host_communication::time_exchanges(member, job, &mut group)?, None),
     };
     group.barrier()?;
     let mut measured = overheads::measure(member, job.between_exchanges)?;
@@ -72,22 +70,22 @@ fn time_kernels(
     partial: Option<&CalibratedDevice>,
     group: &mut Group,
 ) -> Result<f64, ExecutorError> {
-    let mut bench = KernelBench::new(member, job)?;
+    let mut bench = GpuKernelTimer::new(member, job)?;
     let clock = if partial.is_some() { clock::thread_processor_time } else { clock::now };
-    let mut passages = if bench.is_none() { Some(Passages::new(member, job, clock)?) } else { None };
-    let mut watch = Watch::new(passages.as_ref().map_or(job.kernels.len(), Passages::count));
+    let mut passages = if bench.is_none() { Some(CpuKernelTimer::new(member, job, clock)?) } else { None };
+    let mut measurements = Measurements::new(passages.as_ref().map_or(job.kernels.len(), CpuKernelTimer::count));
     let started = clock::now();
     let mut passes = 0;
     let mut go_on = !job.kernels.is_empty();
     while go_on {
         if let Some(passages) = &mut passages {
-            passages.run(group, &mut watch)?;
+            passages.run(group, &mut measurements)?;
         }
         if let Some(bench) = &mut bench {
             for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
                 group.barrier()?;
                 let reuse = job.reuse.get(index).map_or(&[][..], Vec::as_slice);
-                watch.add(index, bench.time(kernel, *accumulate, reuse, job.patience / PASSES as f64)?);
+                measurements.add(index, bench.time(kernel, *accumulate, reuse, job.patience / PASSES as f64)?);
             }
         }
         passes += 1;
@@ -96,15 +94,16 @@ fn time_kernels(
         member.control.send(&Report::Progress(share.min(elapsed).min(1.0)))?;
         go_on = agree(group, passes < MOST_PASSES && (share < 1.0 || elapsed < 1.0))?;
     }
-    let samples = passages.map_or_else(|| watch.samples().into_iter().enumerate().collect(), |passages| passages.samples(&watch));
+    let samples = passages
+        .map_or_else(|| measurements.samples().into_iter().enumerate().collect(), |passages| passages.samples(&measurements));
     for (index, sample) in samples {
         member.control.send(&Report::Kernel { index, sample })?;
     }
-    member.control.send(&Report::Paces(watch.paces()))?;
+    member.control.send(&Report::Paces(measurements.paces()))?;
     if partial.is_some_and(|device| device.speed < 1.0 && device.sharers == 1) && !job.kernels.is_empty() {
-        member.control.send(&Report::Speed(watch.share()))?;
+        member.control.send(&Report::Speed(measurements.share()))?;
     }
-    Ok(watch.share())
+    Ok(measurements.share())
 }
 
 /// Times the exchanges from GPU to GPU. Returns the share of the GPU that they take beside kernels, and how fast they grow there, if that was measured.
@@ -114,7 +113,7 @@ fn time_direct_exchanges(
     job: &CalibrationJob,
     group: &mut Group,
 ) -> Result<(f64, Option<f64>), ExecutorError> {
-    let (timed, slowdown) = direct::measure(driver, &member.transport, member.rank.0, job, group)?;
+    let (timed, slowdown) = gpu_communication::measure(driver, &member.transport, member.rank.0, job, group)?;
     let (share, growth) = slowdown.map_or((0.0, None), |slowdown| {
         let (share, growth) = slowdown.share_and_growth();
         (share, Some(growth))
@@ -123,6 +122,11 @@ fn time_direct_exchanges(
         member.control.send(&one.report())?;
     }
     Ok((share, growth))
+}
+
+/// The error of a kernel that is run by itself.
+fn kernel_error(kernel: &Kernel, source: BackendError) -> ExecutorError {
+    ExecutorError::Kernel { instruction: 0, name: kernel.name().into(), source }
 }
 
 /// A group of a calibration's whose turn it is.

@@ -3,37 +3,38 @@
 //! It knows no layouts. Each stream of the Programs is a thread that owns what the stream needs: a process group, a channel to one
 //! peer, the data set; kernels run on the calling thread. Training and evaluation are two Programs over one arena and the same streams.
 //! Where the arena is a GPU's memory, each stream has one of the GPU's, too: to be done is then to be queued there, and to wait for another stream is to
-//! have the GPU wait for its event ([`queues`]).
+//! have the GPU wait for its event ([`gpu`]).
 
-mod device;
-#[cfg(test)]
-mod device_tests;
-mod playlist;
-mod queues;
-mod rehearsal;
-mod streams;
+mod gpu;
+mod prepared_program;
+mod progress;
+mod solo;
+mod stream_key;
+mod stream_numbers;
+mod stream_runner;
 #[cfg(test)]
 mod tests;
-mod ways;
+mod threads;
 
-pub(crate) use playlist::StreamKey;
-pub(crate) use rehearsal::Rehearsal;
+pub(crate) use solo::SoloInterpreter;
+pub(crate) use stream_numbers::{OUTSIDE_PROGRAMS, STREAM_COUNT};
 
 use crate::arena::Arenas;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{CpuBackend, Hyperparameters};
-use crate::board::{Board, MOST_STREAMS};
 use crate::error::ExecutorError;
-use crate::line::{Line, stream_number};
 use crate::samples::Samples;
 use crate::transport::{StreamNumber, Transport};
 use foretell_program::{Group, Mesh, MetricKind, Program, Rank};
-use playlist::Playlist;
-use queues::Queues;
+use gpu::GpuStreams;
+use prepared_program::PreparedProgram;
+use progress::{MAX_STREAMS, Progress};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use streams::{compute, live};
+use stream_key::{StreamKey, stream_keys};
+use stream_numbers::stream_number;
+use stream_runner::StreamRunner;
 
 /// When an instruction ran, in nanoseconds of the machine's clock.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +45,7 @@ pub(crate) struct RawSpan {
 
 /// What one run of a Program works on.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct StepRequest {
     /// Which Program.
     pub(crate) program: usize,
     /// The samples of the global batch.
@@ -57,14 +58,14 @@ pub(crate) struct Step {
     pub(crate) is_timed: bool,
 }
 
-struct Shared {
+struct SharedState {
     /// By slot: what its stream is for.
     keys: Vec<StreamKey>,
     /// By slot: on which of the transport's streams it waits for other ranks.
     numbers: Vec<Option<StreamNumber>>,
-    playlists: Vec<Playlist>,
-    board: Board,
-    step: RwLock<Step>,
+    programs: Vec<PreparedProgram>,
+    progress: Progress,
+    step: RwLock<StepRequest>,
     /// Counts the steps that were begun; workers run one each time it grows. `u64::MAX` ends them.
     begun: AtomicU64,
     /// By slot: how many steps it has ended.
@@ -74,7 +75,7 @@ struct Shared {
     main: std::thread::Thread,
     transport: Arc<dyn Transport>,
     /// Where the arena is a GPU's memory.
-    queues: Option<Queues>,
+    gpu_streams: Option<GpuStreams>,
 }
 
 /// What runs kernels.
@@ -85,7 +86,7 @@ enum Processor {
 
 /// One rank's streams.
 pub(crate) struct Interpreter {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     processor: Processor,
     workers: Vec<std::thread::JoinHandle<()>>,
     step_number: u64,
@@ -108,38 +109,40 @@ impl Interpreter {
         let first = programs.first().ok_or(ExecutorError::OtherStream)?;
         let (mesh, precision) = (first.mesh.clone(), first.precision);
         let keys = stream_keys(programs, rank);
-        if keys.len() > MOST_STREAMS {
+        if keys.len() > MAX_STREAMS {
             let what = format!("a rank with {} streams", keys.len());
             return Err(ExecutorError::Unsupported { what, hint: "use fewer pipeline stages".into() });
         }
         let stages = programs.iter().flat_map(|program| &program.lists);
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
-        let playlists =
-            programs.iter().map(|program| Playlist::new(program, &mesh, rank, &keys, arenas)).collect::<Result<Vec<_>, _>>()?;
-        let (processor, queues) = match arenas.driver() {
+        let programs = programs
+            .iter()
+            .map(|program| PreparedProgram::new(program, &mesh, rank, &keys, arenas))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (processor, gpu_streams) = match arenas.driver() {
             None => (Processor::Cpu(Box::default()), None),
             Some(driver) => {
                 let mut backend = CudaBackend::new(Arc::clone(driver))?;
-                let queues = Queues::new(driver, &backend, &playlists, &keys)?;
+                let gpu_streams = GpuStreams::new(driver, &backend, &programs, &keys)?;
                 if driver.collectives().is_some() {
-                    device::load_kernels(driver, &mut backend, &playlists, &arenas.device)?;
+                    gpu::load_kernels(driver, &mut backend, &programs, &arenas.device)?;
                 }
-                (Processor::Cuda(Box::new(backend)), Some(queues))
+                (Processor::Cuda(Box::new(backend)), Some(gpu_streams))
             }
         };
-        let step = Step {
+        let step = StepRequest {
             program: 0,
             samples: Arc::clone(&samples),
             next: None,
             hyperparameters: Hyperparameters::default(),
             is_timed: false,
         };
-        let shared = Arc::new(Shared {
-            playlists,
-            queues,
+        let shared = Arc::new(SharedState {
+            programs,
+            gpu_streams,
             numbers: keys.iter().map(|key| stream_number(key, &groups, &mesh, rank)).collect(),
-            board: Board::new(keys.len()),
+            progress: Progress::new(keys.len()),
             step: RwLock::new(step),
             begun: AtomicU64::new(0),
             ended: keys.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -148,24 +151,26 @@ impl Interpreter {
             main: std::thread::current(),
             transport: Arc::clone(&transport),
         });
-        shared.board.enter(0);
+        shared.progress.enter(0);
         // From here on it ends the threads that it has, should one not start.
         let mut interpreter = Self { shared: Arc::clone(&shared), processor, workers: Vec::new(), step_number: 0 };
-        let mut lines: Vec<Option<Line>> = vec![None];
+        let mut runners: Vec<Option<StreamRunner>> = vec![None];
         for key in shared.keys.iter().skip(1) {
-            lines.push(Some(Line::open(key, &groups, &mesh, precision, rank, &transport)?));
+            runners.push(Some(StreamRunner::open(key, &groups, &mesh, precision, rank, &transport)?));
         }
-        let mut ways = match &shared.queues {
-            Some(queues) => ways::connect(queues, &shared.keys, &groups, rank, &mut lines)?.into_iter().map(Some).collect(),
+        let mut communication = match &shared.gpu_streams {
+            Some(gpu_streams) => {
+                gpu::connect(gpu_streams, &shared.keys, &groups, rank, &mut runners)?.into_iter().map(Some).collect()
+            }
             None => Vec::new(),
         };
-        for (slot, (key, line)) in shared.keys.iter().zip(lines).enumerate() {
-            let Some(line) = line else { continue };
-            let way = ways.get_mut(slot).and_then(Option::take);
+        for (slot, (key, runner)) in shared.keys.iter().zip(runners).enumerate() {
+            let Some(runner) = runner else { continue };
+            let communication = communication.get_mut(slot).and_then(Option::take);
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("{key} stream"))
-                .spawn(move || live(&shared, slot, line, way))
+                .spawn(move || threads::live(&shared, slot, runner, communication))
                 .map_err(|error| ExecutorError::system("start a stream's thread", error))?;
             interpreter.workers.push(worker);
         }
@@ -173,13 +178,13 @@ impl Interpreter {
     }
 
     /// Runs one step on all streams and returns when every instruction is done.
-    pub(crate) fn run(&mut self, step: Step) -> Result<(), ExecutorError> {
+    pub(crate) fn run(&mut self, step: StepRequest) -> Result<(), ExecutorError> {
         let shared = &self.shared;
-        shared.board.reset();
-        let playlist = &shared.playlists[step.program];
+        shared.progress.reset();
+        let prepared = &shared.programs[step.program];
         let own = step.clone();
-        if let Some(queues) = &shared.queues {
-            queues.begin(&own, playlist)?;
+        if let Some(gpu_streams) = &shared.gpu_streams {
+            gpu_streams.begin(&own, prepared)?;
         }
         *shared.step.write().unwrap_or_else(PoisonError::into_inner) = step;
         self.step_number += 1;
@@ -188,8 +193,8 @@ impl Interpreter {
             worker.thread().unpark();
         }
         let result = match &mut self.processor {
-            Processor::Cpu(backend) => compute(shared, playlist, backend, &own.hyperparameters),
-            Processor::Cuda(backend) => device::compute(shared, playlist, backend, &own),
+            Processor::Cpu(backend) => threads::compute(shared, prepared, backend, &own.hyperparameters),
+            Processor::Cuda(backend) => gpu::compute(shared, prepared, backend, &own),
         };
         if let Err(error) = result {
             shared.fail(error);
@@ -205,33 +210,33 @@ impl Interpreter {
                 std::thread::park_timeout(std::time::Duration::from_millis(50));
             }
         }
-        match shared.board.has_failed() {
-            true => Err(shared.board.take_failure().unwrap_or(ExecutorError::OtherStream)),
+        match shared.progress.has_failed() {
+            true => Err(shared.progress.take_failure().unwrap_or(ExecutorError::OtherStream)),
             false => Ok(()),
         }
     }
 
     /// The sums that a Program's last run left on this rank, as far as they count.
     pub(crate) fn metrics(&self, program: usize, mesh: &Mesh, rank: Rank) -> Result<Vec<(MetricKind, f64)>, ExecutorError> {
-        let playlist = &self.shared.playlists[program];
+        let prepared = &self.shared.programs[program];
         let coordinates = mesh.coordinates(rank);
-        let counting = playlist.metrics.iter().filter(|(metric, _)| metric.counts_at(coordinates));
-        let value = |operand: &crate::backend::Operand| match &self.shared.queues {
+        let counting = prepared.metrics.iter().filter(|(metric, _)| metric.counts_at(coordinates));
+        let value = |operand: &crate::backend::Operand| match &self.shared.gpu_streams {
             // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
             None => Ok(unsafe { operand.pointer.cast::<f32>().read() }),
-            Some(queues) => queues.number(operand),
+            Some(gpu_streams) => gpu_streams.number(operand),
         };
         counting.map(|(metric, operand)| Ok((metric.kind, f64::from(value(operand)?)))).collect()
     }
 
     /// When each instruction of a Program's last run ran, in the order of the list; nothing where that was not asked for and is not known.
     pub(crate) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
-        let playlist = &self.shared.playlists[program];
-        if let Some(queues) = &self.shared.queues {
-            return queues.spans(program);
+        let prepared = &self.shared.programs[program];
+        if let Some(gpu_streams) = &self.shared.gpu_streams {
+            return gpu_streams.spans(program);
         }
-        let mut spans = vec![RawSpan::default(); playlist.stage.instructions.len()];
-        for (list, recorded) in playlist.lists.iter().zip(&self.shared.spans) {
+        let mut spans = vec![RawSpan::default(); prepared.stage.instructions.len()];
+        for (list, recorded) in prepared.lists.iter().zip(&self.shared.spans) {
             let recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
             for (&id, &span) in list.iter().zip(recorded.iter()) {
                 spans[id as usize] = span;
@@ -241,29 +246,15 @@ impl Interpreter {
     }
 }
 
-/// The streams of a rank's lists, each once; the compute stream first.
-fn stream_keys(programs: &[&Program], rank: Rank) -> Vec<StreamKey> {
-    let mut keys = vec![StreamKey::Compute];
-    for program in programs {
-        for stream in &program.list_of(rank).streams {
-            let key = StreamKey::of(program, rank, stream);
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
-        }
-    }
-    keys
-}
-
-impl Shared {
+impl SharedState {
     /// Remembers why the rank cannot go on, and wakes all who wait: for its streams, here and elsewhere. The transport comes first, so
-    /// that nobody who is woken by the board goes on to wait there.
+    /// that nobody who is woken by the progress goes on to wait there.
     fn fail(&self, error: ExecutorError) {
         self.transport.abort(None);
-        if let Some(collectives) = self.queues.as_ref().and_then(|queues| queues.driver.collectives()) {
+        if let Some(collectives) = self.gpu_streams.as_ref().and_then(|gpu_streams| gpu_streams.driver.collectives()) {
             collectives.abort();
         }
-        self.board.fail(error);
+        self.progress.fail(error);
     }
 }
 

@@ -69,7 +69,7 @@ pub struct CalibrationJob {
     /// Kernels, and whether they add to what is there.
     pub kernels: Vec<(Kernel, bool)>,
     /// Where they stand: a processor runs these, a GPU runs the kernels one by one.
-    pub passages: Vec<Passage>,
+    pub timed_steps: Vec<TimedStep>,
     /// Of each kernel's reads and then writes, how many bytes a step touches between two uses: so that they are as far from the processor as
     /// they are in a step.
     pub reuse: Vec<Vec<Bytes>>,
@@ -95,7 +95,7 @@ pub struct CalibrationJob {
 
 /// A training step, or as much of one as it takes to time some of its kernels where they stand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Passage {
+pub struct TimedStep {
     /// The model.
     pub model: Model,
     /// Its name.

@@ -6,13 +6,13 @@ pub use places::Place;
 pub(crate) use places::Places;
 
 use crate::backend::Library;
-use crate::error::ExecutorError;
-use crate::job::{Job, Order, Report};
-use crate::line::STREAM_COUNT;
-use crate::rank::{
+use crate::environment::{
     ADDRESS_VARIABLE, CONNECTIONS, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE,
     START_TIME, TRANSPORT_VARIABLE, WORLD_VARIABLE,
 };
+use crate::error::ExecutorError;
+use crate::interpreter::STREAM_COUNT;
+use crate::job::{Job, Order, Report};
 use crate::rendezvous::World;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
 use foretell_program::CollectiveAlgorithm;

@@ -1,8 +1,9 @@
 //! This machine's GPUs as NVIDIA's management library (NVML, `libnvidia-ml.so.1`, which the driver brings) has them, for the topology `local-gpus`.
 //! Loaded when it is asked for: no CUDA, no context, no memory of a GPU is taken. The declarations are those of `nvml.h`.
 
-use crate::loading::SharedLibrary;
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use crate::loading;
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use thiserror::Error;
 
@@ -81,7 +82,7 @@ struct Memory {
 type Device = *mut c_void;
 
 /// The library, loaded and started until it goes out of scope.
-struct Nvml(SharedLibrary);
+struct Nvml(Library);
 
 /// All GPUs of this machine, in NVML's order, which is that of the PCI bus.
 ///
@@ -109,7 +110,8 @@ pub fn port_rates() -> Vec<String> {
 
 impl Nvml {
     fn open(path: &Path) -> Result<Self, NvmlError> {
-        let library = SharedLibrary::open(path.as_os_str()).map(Self).map_err(|reason| NvmlError::Missing { reason })?;
+        // SAFETY: NVML only sets up its own state when it is loaded.
+        let library = unsafe { loading::open(path.as_os_str()) }.map(Self).map_err(|reason| NvmlError::Missing { reason })?;
         // SAFETY: so `nvml.h` declares it.
         let start: unsafe extern "C" fn() -> c_int = unsafe { library.function("nvmlInit_v2") }?;
         // SAFETY: as above.
@@ -122,10 +124,8 @@ impl Nvml {
     /// # Safety
     /// `nvml.h` declares it to be of the type `F`.
     unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, NvmlError> {
-        let old = || NvmlError::Old { function: name };
-        let text = CString::new(name).map_err(|_| old())?;
         // SAFETY: the caller's promise.
-        unsafe { self.0.function(&text) }.ok_or_else(old)
+        unsafe { loading::function(&self.0, name) }.ok_or(NvmlError::Old { function: name })
     }
 
     fn done(&self, function: &'static str, status: c_int) -> Result<(), NvmlError> {
@@ -229,8 +229,6 @@ impl Drop for Nvml {
             // SAFETY: the library was started, and nothing of it is used after this.
             let _ = unsafe { end() };
         }
-        // SAFETY: as above.
-        unsafe { self.0.close() };
     }
 }
 

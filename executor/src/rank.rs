@@ -1,48 +1,27 @@
 //! A rank's process: joins the run, does its job, says how it went.
 
-use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{Driver, NvidiaDriver, Reach};
 use crate::calibration;
+use crate::environment::{
+    ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
+    START_VARIABLE, STARTER_VARIABLE, TRANSPORT_VARIABLE, WORLD_VARIABLE,
+};
 use crate::error::ExecutorError;
+use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
-use crate::line::STREAM_COUNT;
 use crate::machine;
+use crate::member::Member;
 use crate::training;
 use crate::transport::{
     Announcement, ControlClient, KeyFile, Mixed, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport,
     TransportError,
 };
 use foretell_program::Rank;
-use foretell_units::Bytes;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-
-/// The environment variables by which a launcher tells a process which rank it is.
-pub(crate) const RANK_VARIABLE: &str = "FORETELL_RANK";
-pub(crate) const WORLD_VARIABLE: &str = "FORETELL_WORLD_SIZE";
-pub(crate) const LAUNCHER_VARIABLE: &str = "FORETELL_LAUNCHER";
-pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
-pub(crate) const ADDRESS_VARIABLE: &str = "FORETELL_ADDRESS";
-pub(crate) const SPIN_VARIABLE: &str = "FORETELL_SPIN_MICROSECONDS";
-pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
-/// The GPU of a rank that has one.
-pub(crate) const GPU_VARIABLE: &str = "FORETELL_GPU";
-/// Set where the ranks' GPUs reach each other by NCCL.
-pub(crate) const NCCL_VARIABLE: &str = "FORETELL_NCCL";
-/// How many queues the driver has for streams, and the most that it takes: 8 unless set. Streams that share one hold each other up, and an
-/// exchange that waits for another rank behind one that waits for this rank would do so forever.
-pub(crate) const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-
-/// How many seconds ranks wait for each other at the start, where that is not [`START_TIME`].
-pub(crate) const START_VARIABLE: &str = "FORETELL_START_SECONDS";
-/// Who started this process, where that was not Foretell's launcher.
-pub(crate) const STARTER_VARIABLE: &str = "FORETELL_STARTER";
-
-/// How long ranks wait for each other at the start.
-pub(crate) const START_TIME: Duration = Duration::from_secs(30);
 
 /// Runs this process as a rank of the run that its environment names; what a launcher's children call.
 pub fn run_rank() -> ExitCode {
@@ -77,27 +56,7 @@ pub fn run_rank() -> ExitCode {
     }
 }
 
-/// A process that has joined a run.
-pub(crate) struct Member {
-    pub(crate) rank: Rank,
-    pub(crate) world_size: usize,
-    pub(crate) control: Arc<ControlClient>,
-    pub(crate) transport: Arc<dyn Transport>,
-    /// The GPU on which it runs kernels; none where the processor does.
-    pub(crate) device: Option<Arc<dyn Driver>>,
-}
-
 impl Member {
-    /// Memory for a rank's arena: the host's, or that of the rank's GPU.
-    pub(crate) fn arena(&self, size: Bytes) -> Result<Arena, ExecutorError> {
-        Ok(self.arenas(size, Bytes::ZERO)?.device)
-    }
-
-    /// The same with what it has in the host's memory.
-    pub(crate) fn arenas(&self, device: Bytes, host: Bytes) -> Result<Arenas, ExecutorError> {
-        Arenas::new(device, host, self.device.as_ref())
-    }
-
     fn receive_job(&self) -> Result<Job, ExecutorError> {
         Ok(self.control.receive(Some(START_TIME))?)
     }

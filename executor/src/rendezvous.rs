@@ -5,12 +5,12 @@
 //! they share. Whoever comes without it is not let in, and who does not come is named after a time-out. The environment is only read, and
 //! believed no further than its numbers make sense.
 
-use crate::error::ExecutorError;
-use crate::launcher::Backend;
-use crate::rank::{
+use crate::environment::{
     ADDRESS_VARIABLE, CONNECTIONS, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, START_VARIABLE,
     STARTER_VARIABLE, TRANSPORT_VARIABLE, WORLD_VARIABLE,
 };
+use crate::error::ExecutorError;
+use crate::launcher::Backend;
 use crate::transport::{KeyFile, RunKey};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};

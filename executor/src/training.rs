@@ -1,17 +1,17 @@
 //! A rank's training run: compile, lay out the arena, start, then step after step.
 
-use crate::backend::Hyperparameters;
 use crate::clock;
 use crate::data::{Dataset, Split};
 use crate::error::ExecutorError;
+use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
-use crate::interpreter::{Interpreter, RawSpan, Step};
+use crate::interpreter::{Interpreter, RawSpan, StepRequest};
 use crate::job::{EvaluationReport, Report, StepReport, TrainingJob};
-use crate::rank::Member;
+use crate::member::Member;
 use crate::recording::Recording;
 use crate::samples::Samples;
 use foretell_models::GraphOptions;
-use foretell_program::{Compiled, Plan, compile};
+use foretell_program::{Compiled, compile};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,23 +23,6 @@ const TIMED_STEPS: usize = 21;
 
 const TRAINING: usize = 0;
 const EVALUATION: usize = 1;
-
-/// What kernels are told at a step, counted from 0.
-pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize) -> Hyperparameters {
-    Hyperparameters {
-        learning_rate: plan.learning_rate(),
-        momentum: plan.training.momentum,
-        weight_decay: plan.training.weight_decay,
-        beta1: plan.training.beta1,
-        beta2: plan.training.beta2,
-        epsilon: plan.training.epsilon,
-        gradient_scale: 1.0,
-        clip_norm: plan.training.clip_norm.unwrap_or(f32::INFINITY),
-        growth_interval: plan.training.loss_scale.growth_interval,
-        step: step as u64 + 1,
-        seed,
-    }
-}
 
 /// Trains as one rank of a run.
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
@@ -58,8 +41,16 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     // After the start, which may clear the arena.
     initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
-    let mut run =
-        Run { member, job, compiled: &compiled, dataset, interpreter, upcoming: None, unsent: Vec::new(), sent: Instant::now() };
+    let mut run = TrainingRun {
+        member,
+        job,
+        compiled: &compiled,
+        dataset,
+        interpreter,
+        upcoming: None,
+        unsent: Vec::new(),
+        sent: Instant::now(),
+    };
     run.steps()?;
     if let (Some(driver), Some((free_before, all))) = (arena.driver(), before) {
         // Into the rank's log: what the whole GPU has in use, beside the arena that was foretold.
@@ -71,7 +62,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     Ok(())
 }
 
-struct Run<'a> {
+struct TrainingRun<'a> {
     member: &'a Member,
     job: &'a TrainingJob,
     compiled: &'a Compiled,
@@ -84,7 +75,7 @@ struct Run<'a> {
     sent: Instant,
 }
 
-impl Run<'_> {
+impl TrainingRun<'_> {
     fn steps(&mut self) -> Result<(), ExecutorError> {
         let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
         let total = self.job.length.steps(per_epoch)?;
@@ -131,7 +122,7 @@ impl Run<'_> {
         let next = next.map(|indices| Arc::new(self.samples(indices)));
         self.upcoming = next.clone().map(|samples| (step + 1, samples));
         let is_timed = self.job.timeline.is_some() && step < TIMED_STEPS;
-        self.interpreter.run(Step { program: TRAINING, samples, next, hyperparameters, is_timed })?;
+        self.interpreter.run(StepRequest { program: TRAINING, samples, next, hyperparameters, is_timed })?;
         let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank)?;
         let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING)?;
         let end = clock::now();
@@ -159,7 +150,7 @@ impl Run<'_> {
             let samples = Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices };
             let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
             let samples = Arc::new(samples);
-            self.interpreter.run(Step { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
+            self.interpreter.run(StepRequest { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
             for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)? {
                 match metrics.iter_mut().find(|(known, _)| *known == kind) {
                     Some(sum) => sum.1 += value,

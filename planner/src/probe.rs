@@ -10,7 +10,7 @@ use foretell_models::Model;
 use foretell_program::{
     Axis, CollectiveRole, Compiler, Layout, Mesh, Operation, Plan, PlanError, Program, Rank, StagePass, StageProgram, Stream,
 };
-use foretell_simulator::{Alone, CostModel, Oversubscription, SimulationError, alone, alone_on};
+use foretell_simulator::{CostModel, LeastTimes, Oversubscription, SimulationError, least_times, least_times_on};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, Picoseconds};
 use std::cell::Cell;
@@ -79,7 +79,7 @@ const ROOM: usize = 8192;
 impl<'a> Stacks<'a> {
     pub(crate) fn new(model: &Model, name: &'a str) -> Self {
         let lengths = [SHORT, LONG, SHORT + LONG + 2];
-        let compiler = |layers| Some(Compiler::owning(model.with_repeated_layers(layers)?, name).with_room_for(ROOM));
+        let compiler = |layers| Some(Compiler::owning(model.with_repeated_layers(layers)?, name).with_operator_limit(ROOM));
         Self(lengths.map(|layers| Some((layers, compiler(layers)?))))
     }
 
@@ -152,8 +152,8 @@ impl Probe {
             let plan = Plan { layout, global_batch, ..plan.clone() };
             let program = stack.unplaced(&plan).map_err(ProbeError::Plan)?;
             let alone = match kind {
-                Some(kind) => alone_on(&program, costs, plan.layout.bucket, |_| kind),
-                None => alone(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
+                Some(kind) => least_times_on(&program, costs, plan.layout.bucket, |_| kind),
+                None => least_times(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
             let mut alone = alone.map_err(ProbeError::Simulation)?;
             if is_cut && sums == Sums::LeftOut {
@@ -319,7 +319,7 @@ fn largest_message(program: &Program) -> f64 {
 
 /// Gives all messages of a size the time of the fastest: which neighbours share a node differs from stage to stage. How much longer those of any size
 /// take at least, in picoseconds, between stages that share no node.
-fn level_sends(program: &Program, alone: &mut [Alone], topology: Option<&Topology>) -> f64 {
+fn level_sends(program: &Program, alone: &mut [LeastTimes], topology: Option<&Topology>) -> f64 {
     let mut least: BTreeMap<Bytes, Picoseconds> = BTreeMap::new();
     let mut of_stages: BTreeMap<(Bytes, usize, usize), Picoseconds> = BTreeMap::new();
     for again in [false, true] {
@@ -346,7 +346,7 @@ fn level_sends(program: &Program, alone: &mut [Alone], topology: Option<&Topolog
 }
 
 /// Exchanges between stages, of a table that two have, take no time.
-fn leave_out_sums_over_stages(lists: &[StageProgram], alone: &mut [Alone]) {
+fn leave_out_sums_over_stages(lists: &[StageProgram], alone: &mut [LeastTimes]) {
     for (list, alone) in lists.iter().zip(alone) {
         for (index, instruction) in list.instructions.iter().enumerate() {
             if let Operation::Collective { group, .. } = *instruction.operation
@@ -378,7 +378,7 @@ pub(crate) fn share_nodes(mesh: &Mesh, topology: &Topology) -> Vec<bool> {
 
 /// Messages take no time, nor does launching them; and no more do the exchanges nearest to them: sums that a stage makes before it sends
 /// may be made after it was received between unequal meshes.
-fn leave_out_messages(lists: &[StageProgram], alone: &mut [Alone]) {
+fn leave_out_messages(lists: &[StageProgram], alone: &mut [LeastTimes]) {
     for (list, alone) in lists.iter().zip(alone) {
         let operation = |index: usize| &*list.instructions[index].operation;
         let is_message = |index: usize| matches!(operation(index), Operation::Send { .. } | Operation::Receive { .. });
@@ -429,7 +429,7 @@ fn in_turn(before: &Piece, after: &Piece) -> Piece {
     }
 }
 
-fn piece(list: &StageProgram, alone: &Alone, plan: &Plan) -> Piece {
+fn piece(list: &StageProgram, alone: &LeastTimes, plan: &Plan) -> Piece {
     let least = |pass: &dyn Fn(StagePass) -> bool| {
         let windows =
             list.passes.iter().filter(|one| pass(one.task.pass)).map(|one| window(list, alone, &plan.overlap, &one.instructions));

@@ -461,7 +461,7 @@ impl Searcher<'_> {
             Objective::Time | Objective::Cost | Objective::Goodput if request.costs.step_spread.is_some() => {
                 let deadline = self.deadline(member, program, best).map(Arc::new);
                 let prediction = match self.prediction(program, deadline) {
-                    Err(SimulationError::Later { at_least }) => {
+                    Err(SimulationError::PastDeadline { at_least }) => {
                         return Ok(Fate::Beaten(Seconds::from(at_least).value() * weight));
                     }
                     prediction => prediction?,

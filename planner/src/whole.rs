@@ -4,7 +4,7 @@ use crate::bounds::{Bounds, Verdict};
 use crate::request::Request;
 use crate::windows::{Held, Kept, kernels, window};
 use foretell_program::{Layout, Phase, Plan, StageProgram};
-use foretell_simulator::{Alone, Oversubscription, alone, alone_on};
+use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
 
 impl Bounds<'_> {
     /// Of models that are no stack of equal blocks: all kernels of the fullest stage but for the update, which may be shared out.
@@ -25,11 +25,11 @@ impl Bounds<'_> {
         let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
         let program = self.compiler.unplaced(&plan).map_err(|error| Verdict::Indivisible(error.to_string()))?;
         let alone = match kind {
-            Some(kind) => alone_on(&program, costs, layout.bucket, |_| kind),
-            None => alone(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
+            Some(kind) => least_times_on(&program, costs, layout.bucket, |_| kind),
+            None => least_times(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
         };
         let alone = alone.map_err(|_| Verdict::Least(0.0))?;
-        let of_list = |(list, alone): (&StageProgram, &Alone)| {
+        let of_list = |(list, alone): (&StageProgram, &LeastTimes)| {
             let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
             kernels(list, alone, 0..end)
         };
@@ -44,13 +44,13 @@ impl Bounds<'_> {
             Ok(program) => program,
             Err(error) => return Verdict::Indivisible(error.to_string()),
         };
-        let Ok(alone) = alone(&program, topology, costs, oversubscription, plan.layout.bucket) else {
+        let Ok(alone) = least_times(&program, topology, costs, oversubscription, plan.layout.bucket) else {
             return Verdict::Least(0.0);
         };
         // Where there are more ranks than devices they begin again at the first: a group that seems to lie over two nodes may lie in one, and then its
         // exchanges take less than is said.
         let are_where_they_seem = program.mesh.world_size() <= topology.device_count();
-        let of_list = |(list, alone): (&StageProgram, &Alone)| match are_where_they_seem {
+        let of_list = |(list, alone): (&StageProgram, &LeastTimes)| match are_where_they_seem {
             true => chain_of(list, alone, &plan),
             false => kernels(list, alone, 0..list.instructions.len()),
         };
@@ -62,7 +62,7 @@ impl Bounds<'_> {
     }
 }
 
-fn chain_of(list: &StageProgram, alone: &Alone, plan: &Plan) -> f64 {
+fn chain_of(list: &StageProgram, alone: &LeastTimes, plan: &Plan) -> f64 {
     let all = 0..list.instructions.len() as u32;
     let window = window(list, alone, &plan.overlap, &all);
     window.free.busy.max(window.free.over).max(window.launches)

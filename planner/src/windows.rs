@@ -8,7 +8,7 @@ use foretell_models::Kernel;
 use foretell_program::{
     Axis, Buffer, BufferId, BufferRole, CollectiveRole, GroupId, MemoryKind, Operation, Overlap, Phase, StageProgram, Stream,
 };
-use foretell_simulator::Alone;
+use foretell_simulator::LeastTimes;
 use std::ops::Range;
 
 /// What a pass takes at least, in picoseconds: from when the pass before it leaves it the device, and from when what it receives has arrived.
@@ -100,17 +100,17 @@ enum Beginning {
 }
 
 /// The window of some instructions of a list.
-pub(crate) fn window(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>) -> Window {
+pub(crate) fn window(list: &StageProgram, alone: &LeastTimes, overlap: &Overlap, range: &Range<u32>) -> Window {
     window_with(list, alone, overlap, range, 0.0)
 }
 
 /// The window of a list's instructions from its last pass on. Kernels that come after all passes count as [`kernels`] counts them.
-pub(crate) fn tail(list: &StageProgram, alone: &Alone, overlap: &Overlap) -> Window {
+pub(crate) fn tail(list: &StageProgram, alone: &LeastTimes, overlap: &Overlap) -> Window {
     let start = list.passes.last().map_or(0, |pass| pass.instructions.start);
     window_with(list, alone, overlap, &(start..list.instructions.len() as u32), shortest_kernel(list, alone))
 }
 
-fn window_with(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, less: f64) -> Window {
+fn window_with(list: &StageProgram, alone: &LeastTimes, overlap: &Overlap, range: &Range<u32>, less: f64) -> Window {
     // When all before an instruction are launched.
     let launched = |end: usize| end.checked_sub(1).and_then(|last| alone.launched.get(last)).map_or(0.0, |time| time.0 as f64);
     let of_buckets = OfBuckets::new(list, overlap, range);
@@ -168,7 +168,14 @@ impl<'a> OfBuckets<'a> {
 }
 
 /// Kernels after all passes take so much `less`.
-fn chain(list: &StageProgram, alone: &Alone, overlap: &Overlap, range: &Range<u32>, beginning: Beginning, less: f64) -> Chain {
+fn chain(
+    list: &StageProgram,
+    alone: &LeastTimes,
+    overlap: &Overlap,
+    range: &Range<u32>,
+    beginning: Beginning,
+    less: f64,
+) -> Chain {
     let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
     let first = range.start as usize;
     // When each is over, if that follows from the beginning.
@@ -259,7 +266,7 @@ fn exchange_stream(list: &StageProgram) -> Option<usize> {
 }
 
 /// The longest chain of a list's first instructions, from the beginning of the step.
-pub(crate) fn head(list: &StageProgram, alone: &Alone, overlap: &Overlap, end: u32) -> Chain {
+pub(crate) fn head(list: &StageProgram, alone: &LeastTimes, overlap: &Overlap, end: u32) -> Chain {
     chain(list, alone, overlap, &(0..end), Beginning::Step, 0.0)
 }
 
@@ -279,7 +286,7 @@ impl Busy {
 }
 
 /// How long collectives keep busy the stream of those groups, of which `is_meant` says so by their axes, that has the most to do.
-pub(crate) fn busy(list: &StageProgram, alone: &Alone, micro_batches: usize, is_meant: impl Fn(&[Axis]) -> bool) -> Busy {
+pub(crate) fn busy(list: &StageProgram, alone: &LeastTimes, micro_batches: usize, is_meant: impl Fn(&[Axis]) -> bool) -> Busy {
     let groups = list.groups.iter().enumerate().filter(|(_, group)| is_meant(&group.axes));
     // What one micro-batch needs and another does not, such as parameters in the first and gradients in the last, is not for each.
     let of_role = |group: usize, role: CollectiveRole| {
@@ -308,7 +315,7 @@ pub(crate) fn busy(list: &StageProgram, alone: &Alone, micro_batches: usize, is_
 }
 
 /// How long parameters are gathered among a list's first instructions.
-pub(crate) fn gathers(list: &StageProgram, alone: &Alone, end: u32) -> f64 {
+pub(crate) fn gathers(list: &StageProgram, alone: &LeastTimes, end: u32) -> f64 {
     let of_parameters =
         |operation: &Operation| matches!(operation, Operation::Collective { role: CollectiveRole::Parameters, .. });
     let first = list.instructions.iter().zip(&alone.in_full_buckets).take(end as usize);
@@ -317,12 +324,12 @@ pub(crate) fn gathers(list: &StageProgram, alone: &Alone, end: u32) -> f64 {
 
 /// What kernels of a range take one after the other, whatever they wait for, less for each what the shortest of the list takes: as little as it would
 /// take in one kernel with others.
-pub(crate) fn kernels(list: &StageProgram, alone: &Alone, range: Range<usize>) -> f64 {
+pub(crate) fn kernels(list: &StageProgram, alone: &LeastTimes, range: Range<usize>) -> f64 {
     let shortest = shortest_kernel(list, alone);
     range.filter(|&index| is_kernel(list, index)).map(|index| (alone.durations[index].0 as f64 - shortest).max(0.0)).sum()
 }
 
-fn shortest_kernel(list: &StageProgram, alone: &Alone) -> f64 {
+fn shortest_kernel(list: &StageProgram, alone: &LeastTimes) -> f64 {
     let kernels = (0..list.instructions.len()).filter(|&index| is_kernel(list, index));
     // What is fused with others takes no time of its own.
     kernels.map(|index| alone.durations[index].0 as f64).filter(|&time| time > 0.0).reduce(f64::min).unwrap_or(0.0)

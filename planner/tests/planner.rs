@@ -244,7 +244,7 @@ fn bounds_are_near_what_is_simulated() {
         let options = Options { deadline: Some(Arc::new(enough)), ..Options::default() };
         let stopped = predict_with(&program, &topology, &costs, &options).expect_err("it is later");
         let is_certain = |at_least: Picoseconds| step * 0.99 < Seconds::from(at_least) && Seconds::from(at_least) <= step;
-        assert!(matches!(stopped, SimulationError::Later { at_least } if is_certain(at_least)), "{stopped}, {step}");
+        assert!(matches!(stopped, SimulationError::PastDeadline { at_least } if is_certain(at_least)), "{stopped}, {step}");
         println!("{:.4}", least / step);
         assert!(least <= step && least >= step * share, "{least} of {step}: {:.4}", least / step);
     }

@@ -1,6 +1,6 @@
 //! What a rank's arena, or a framework, holds when it holds the most, by what it is for.
 
-use crate::program::{Buffer, BufferRole, MemoryKind, StageProgram};
+use crate::program::{Buffer, BufferRole, MemoryKind, Program, StageProgram};
 use foretell_units::Bytes;
 use rustc_hash::FxHashMap;
 
@@ -24,7 +24,13 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// That of the ranks that run a list.
+    /// The footprint of each stage's largest arena.
+    pub fn of_stages(program: &Program) -> Vec<Self> {
+        let largest = |stage| program.lists.iter().filter(|list| list.stage == stage).max_by_key(|list| list.arena);
+        (0..program.mesh.stage_count()).map(|stage| largest(stage).map_or_else(Self::default, Self::of)).collect()
+    }
+
+    /// The footprint of the ranks that run a list.
     pub fn of(list: &StageProgram) -> Self {
         let mut now = Self::default();
         let on_device = || list.buffers.iter().filter(|buffer| buffer.memory == MemoryKind::Device && buffer.parent.is_none());

@@ -6,7 +6,7 @@ mod epilogues;
 mod packing;
 
 use crate::plan::{Plan, Recompute};
-use crate::strategy::{Sharding, consumers, makers};
+use crate::strategy::{Sharding, consumers, producers};
 use foretell_models::{Graph, OperatorId, TensorId};
 
 /// What of the fusions that there are a plan has. A bias and a ReLU into their product, and packed attention, all have.
@@ -47,7 +47,7 @@ struct Fusion<'a> {
     sharding: &'a Sharding,
     /// For each tensor its readers and its maker, as they were.
     consumers: Vec<Vec<OperatorId>>,
-    makers: Vec<Option<OperatorId>>,
+    producers: Vec<Option<OperatorId>>,
     /// As it is by now, with the operators that are dropped still in it.
     fused: Graph,
     dropped: Vec<bool>,
@@ -56,7 +56,7 @@ struct Fusion<'a> {
 impl<'a> Fusion<'a> {
     fn new(graph: &'a Graph, sharding: &'a Sharding) -> Self {
         let dropped = vec![false; graph.operators.len()];
-        Self { graph, sharding, consumers: consumers(graph), makers: makers(graph), fused: graph.clone(), dropped }
+        Self { graph, sharding, consumers: consumers(graph), producers: producers(graph), fused: graph.clone(), dropped }
     }
 
     /// Whether a reader finds a tensor as its maker left it.

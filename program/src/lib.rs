@@ -20,6 +20,7 @@
 //! ```
 
 mod choices;
+mod collective;
 mod compile;
 mod footprint;
 mod fusion;
@@ -37,19 +38,20 @@ mod strategy;
 mod timeline;
 
 pub use choices::{Choice, Choices};
+pub use collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 pub use compile::{BUCKET_ALIGNMENT, Compiled, Compiler, compile, compile_training, cuts_by_speed, usual_cuts, work_of_blocks};
 pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    CollectiveAlgorithm, ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares,
-    Optimizer, Overlap, Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
+    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares, Optimizer, Overlap,
+    Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{
-    Buffer, BufferId, BufferRole, Collective, CollectiveRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId,
-    MemoryKind, Metric, MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId, MemoryKind, Metric,
+    MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};

@@ -165,7 +165,7 @@ impl StageMesh {
     }
 
     /// Whether the axes are as long as another's, however samples are shared out.
-    pub fn is_as_large_as(&self, other: &Self) -> bool {
+    pub fn has_sizes_of(&self, other: &Self) -> bool {
         self.sizes == other.sizes
     }
 
@@ -221,7 +221,7 @@ impl Mesh {
         if stages.iter().all(|stage| stage == first) {
             return Self::alike(first.clone(), stages.len(), order);
         }
-        let is_even = stages.iter().all(|stage| stage.is_as_large_as(first));
+        let is_even = stages.iter().all(|stage| stage.has_sizes_of(first));
         let firsts = (!is_even).then(|| first_ranks(stages.iter()));
         Some(Self { pipeline: stages.len(), stages, places: None, firsts, order: complete(order)? })
     }

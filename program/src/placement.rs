@@ -7,8 +7,8 @@ mod moves;
 
 pub use moves::{Action, Move, moves};
 
+use crate::collective::Collective;
 use crate::mesh::{Axis, Coordinates, StageMesh};
-use crate::program::Collective;
 
 /// How a tensor lies along one axis of the mesh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

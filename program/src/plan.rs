@@ -5,12 +5,13 @@ mod operators;
 mod overlap;
 mod training;
 
-pub use layout::{CollectiveAlgorithm, ContextMethod, Keep, Kept, Layout, Offload, Recompute, StageLayout};
+pub use layout::{ContextMethod, Keep, Kept, Layout, Offload, Recompute, StageLayout};
 pub use operators::{OperatorShares, Share};
 pub use overlap::Overlap;
 pub use training::{LossScale, Optimizer, Training};
 
 use crate::mesh::Mesh;
+use crate::schedule::Schedule;
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -299,15 +300,18 @@ impl Plan {
         if schedule.allows(chunks) {
             return Ok(());
         }
-        let (ordered, hint) = match (1..=2).find(|&chunks| schedule.allows(chunks)) {
-            Some(2) => ("two chunks", "use `virtual_stages: 2`"),
-            _ if schedule.allows(usize::MAX) => ("one chunk or more", "use `virtual_stages: 1` or more"),
-            _ => ("one chunk", "use `schedule: interleaved`, or `virtual_stages: 1`"),
+        let allowed = schedule.chunks();
+        let ordered = match (*allowed.start(), *allowed.end()) {
+            (least, usize::MAX) => format!("{least} or more"),
+            (least, _) => least.to_string(),
         };
+        let others: Vec<String> =
+            Schedule::ALL.into_iter().filter(|other| other.allows(chunks)).map(|other| format!("`schedule: {other}`")).collect();
+        let others = if others.is_empty() { String::new() } else { format!(", or {}", others.join(" or ")) };
         Err(PlanError::Invalid {
             field: "virtual_stages",
-            reason: format!("{chunks}, but schedule `{schedule}` orders {ordered} of the model a stage"),
-            hint: hint.into(),
+            reason: format!("`{chunks}` chunks on each stage, but schedule `{schedule}` orders {ordered}"),
+            hint: format!("use `virtual_stages: {}`{others}", allowed.start()),
         })
     }
 }

@@ -8,10 +8,9 @@ mod buffer;
 
 pub use buffer::{Buffer, BufferRole, Initial, InitialShare, MemoryKind};
 
-use crate::footprint::Footprint;
+use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::{Axis, Coordinates, Group, Mesh, Rank};
 use crate::placement::{Placement, Placements};
-use crate::plan::CollectiveAlgorithm;
 use crate::schedule::Task;
 use foretell_models::{InputKind, Kernel};
 use foretell_units::{Bytes, DataType, Flops};
@@ -103,12 +102,6 @@ impl Program {
             self.mesh = mesh;
         }
         are_alike
-    }
-
-    /// What each stage's largest arena holds when it holds the most.
-    pub fn footprints(&self) -> Vec<Footprint> {
-        let largest = |stage| self.lists.iter().filter(|list| list.stage == stage).max_by_key(|list| list.arena);
-        (0..self.mesh.stage_count()).map(|stage| largest(stage).map_or_else(Footprint::default, Footprint::of)).collect()
     }
 
     /// The bytes of each stage's largest arena.
@@ -229,52 +222,6 @@ pub enum Stream {
     ReceiveFrom(PeerId),
     /// Copies into one of the memories from the other.
     CopyTo(MemoryKind),
-}
-
-/// What the two sides of a reduction do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Collective {
-    /// Everyone gets the sum.
-    AllReduce,
-    /// Everyone gets its part of the sum.
-    ReduceScatter,
-    /// Everyone gets everyone's part.
-    AllGather,
-    /// Everyone sends a part to everyone.
-    AllToAll,
-    /// Everyone sends what it has to the next member, the last to the first.
-    Shift,
-}
-
-impl Collective {
-    /// The name in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce => "all_reduce",
-            Collective::ReduceScatter => "reduce_scatter",
-            Collective::AllGather => "all_gather",
-            Collective::AllToAll => "all_to_all",
-            Collective::Shift => "shift",
-        }
-    }
-}
-
-/// What a collective is for: frameworks let kernels go on beside some and not beside others ([`crate::Overlap`]), and reduce gradients in
-/// formats of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CollectiveRole {
-    /// Activations of operators that several ranks share.
-    Tensor,
-    /// Keys and values of other parts of a sequence.
-    Context,
-    /// Tokens on their way to experts and back.
-    Expert,
-    /// Gradients, and sums over them.
-    Gradients,
-    /// Parameters, to be computed with.
-    Parameters,
 }
 
 /// What an instruction does.

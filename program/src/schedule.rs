@@ -1,9 +1,13 @@
-//! Pipeline schedules: each is an ordering, a function from (stages, micro-batches, chunks) to each stage's list of passes, and says where
-//! the model's chunks lie.
+//! Pipeline schedules. A schedule says on which stage each chunk of the model lies, and orders the passes
+//! of every stage, given the numbers of stages, micro-batches and chunks.
 //!
-//! Nobody else knows their names. A schedule states how many chunks' activations a stage holds at once, and is tested for
-//! that, for deadlock, and for running each pass once and in dependency order. Lists that have a closed form are written out ([`lists`]);
-//! the others are what a stage does in a simulation with unit durations ([`greedy`]).
+//! Code outside this module and its children names no schedule: it asks for a property. Schedules with a
+//! closed form are written out ([`lists`]). The others are the result of a simulation with unit durations
+//! ([`greedy`]). A new schedule is a variant of [`Schedule`], an entry of [`Schedule::ALL`], and an arm in
+//! each method that the compiler asks for.
+//!
+//! Every schedule is tested for deadlock, for running each pass once and in dependency order, and for its
+//! stated bound on the activations that a stage holds.
 
 mod greedy;
 mod lists;
@@ -13,6 +17,7 @@ pub use timing::{PassTimes, pass_starts};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::RangeInclusive;
 
 /// The order of micro-batches in the stages of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -20,21 +25,23 @@ pub enum Schedule {
     /// All forward passes, then all backward passes (Huang et al. 2019).
     #[serde(rename = "gpipe")]
     Gpipe,
-    /// One forward, one backward once the pipeline is full (Narayanan et al. 2019, 2021): as long as GPipe, with less memory.
+    /// One forward, one backward once the pipeline is full (Narayanan et al. 2019, 2021): as long as
+    /// GPipe, with less memory.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// The same with several chunks of the model a stage, dealt out in turn (Narayanan et al. 2021): the pipeline fills and drains a chunk
-    /// at a time, so its bubble is divided by the number of chunks.
+    /// 1F1B with several chunks of the model on each stage, dealt out in turn (Narayanan et al. 2021). The
+    /// pipeline fills and drains a chunk at a time, so its bubble is divided by the number of chunks.
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// 1F1B whose gradients of parameters wait for the bubbles (ZB-H1; Qi et al. 2024, "Zero Bubble Pipeline Parallelism"): a third of its
-    /// bubble where all passes take equally long, within the memory that it needs at most.
+    /// 1F1B whose weight gradients are postponed into the bubbles (ZB-H1; Qi et al. 2024, "Zero Bubble
+    /// Pipeline Parallelism"). If all passes take equally long it has a third of 1F1B's bubble, and no
+    /// stage holds more than 1F1B's first stage.
     #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
-    /// Two chunks a stage, down the stages and up again, and gradients of parameters apart (ZB-V; Qi et al. 2024, "Pipeline
-    /// Parallelism with Controllable Memory"): where all passes take equally long no bubble but that of filling the pipeline, within
-    /// 1F1B's memory.
+    /// Two chunks on each stage, down the stages and up again, with separate weight gradients (ZB-V; Qi et
+    /// al. 2024, "Pipeline Parallelism with Controllable Memory"). If all passes take equally long its only
+    /// bubble is that of filling the pipeline, within 1F1B's memory.
     #[serde(rename = "zb-v")]
     ZeroBubbleV,
 }
@@ -44,46 +51,47 @@ pub enum Schedule {
 pub enum StagePass {
     /// From the chunk's input to its output.
     Forward,
-    /// All gradients: of the chunk's input and of its parameters.
+    /// All gradients: of the chunk's input and of its weights.
     Backward,
-    /// The gradient of the chunk's input, and all that it needs.
+    /// The gradient of the chunk's input, and everything that it needs.
     InputGradient,
-    /// The gradients of the chunk's parameters, after the input's.
+    /// The gradients of the chunk's weights, after that of its input.
     WeightGradient,
 }
 
 impl StagePass {
-    /// Whether it is the last pass of a micro-batch through a chunk, after which nothing of it is held.
+    /// Whether this is the last pass of a micro-batch through a chunk, after which no activation of it is
+    /// held.
     pub const fn is_last(self) -> bool {
         matches!(self, StagePass::Backward | StagePass::WeightGradient)
     }
 }
 
-/// One entry of a stage's list.
+/// One entry of a stage's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Task {
-    /// Which way.
+    /// The pass.
     pub pass: StagePass,
-    /// Whose samples.
+    /// The micro-batch.
     pub micro_batch: usize,
-    /// Through which of the stage's chunks, counted in the model's order.
+    /// The chunk, counted within the stage in the model's order.
     pub chunk: usize,
 }
 
 impl Task {
-    /// Whether another is the way back of this one's micro-batch through the same chunk.
+    /// Whether this is a forward pass and `other` the backward pass of the same micro-batch and chunk.
     pub fn returns_with(&self, other: &Task) -> bool {
-        let goes_back = self.pass == StagePass::Forward && other.pass != StagePass::Forward;
-        goes_back && (self.micro_batch, self.chunk) == (other.micro_batch, other.chunk)
+        let turns_back = self.pass == StagePass::Forward && other.pass != StagePass::Forward;
+        turns_back && (self.micro_batch, self.chunk) == (other.micro_batch, other.chunk)
     }
 }
 
 impl Schedule {
-    /// Every schedule there is.
+    /// Every schedule.
     pub const ALL: [Schedule; 5] =
         [Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::Interleaved, Schedule::ZeroBubbleH1, Schedule::ZeroBubbleV];
 
-    /// The name used in plan files.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Schedule::Gpipe => "gpipe",
@@ -94,21 +102,63 @@ impl Schedule {
         }
     }
 
-    /// Whether it orders so many chunks a stage.
-    pub const fn allows(self, chunks: usize) -> bool {
+    /// The schedule of a name in plan files.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|schedule| schedule.name() == name)
+    }
+
+    /// The names of all schedules, separated by commas, for messages.
+    pub fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+
+    /// The numbers of chunks on each stage that the schedule can order.
+    pub const fn chunks(self) -> RangeInclusive<usize> {
         match self {
-            Schedule::Gpipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => chunks == 1,
-            Schedule::Interleaved => chunks >= 1,
-            Schedule::ZeroBubbleV => chunks == 2,
+            Schedule::Gpipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => 1..=1,
+            Schedule::Interleaved => 1..=usize::MAX,
+            Schedule::ZeroBubbleV => 2..=2,
         }
     }
 
-    /// Whether gradients of inputs and of parameters are passes of their own.
+    /// Whether the schedule orders this number of chunks on each stage.
+    pub fn allows(self, chunks: usize) -> bool {
+        self.chunks().contains(&chunks)
+    }
+
+    /// Whether the schedule orders any number of chunks. With one chunk it is then [`Self::of_one_chunk`].
+    pub const fn allows_any_chunks(self) -> bool {
+        *self.chunks().end() == usize::MAX
+    }
+
+    /// The schedule of one chunk on each stage with the same kinds of passes and the least memory.
+    pub const fn of_one_chunk(self) -> Self {
+        if self.splits_backward() { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward }
+    }
+
+    /// Whether the gradients of inputs and of weights are separate passes.
     pub const fn splits_backward(self) -> bool {
         matches!(self, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleV)
     }
 
-    /// The stage of the model's `position`-th chunk, and which of the stage's chunks it is.
+    /// Whether a stage holds the activations of all micro-batches of a step at once.
+    pub const fn holds_all_micro_batches(self) -> bool {
+        matches!(self, Schedule::Gpipe)
+    }
+
+    /// Whether the schedule can be useful on a single stage: it holds no more there than any other, or it
+    /// postpones weight gradients that communication can run beside.
+    pub const fn is_useful_without_pipeline(self) -> bool {
+        matches!(self, Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1)
+    }
+
+    /// The number of micro-batches that go through the chunks as a group. A schedule with groups gains
+    /// little from numbers of micro-batches that are no multiple of it.
+    pub const fn group_size(self, stages: usize) -> usize {
+        if matches!(self, Schedule::Interleaved) { stages } else { 1 }
+    }
+
+    /// The stage of the model's chunk at `position`, and its index among that stage's chunks.
     pub const fn place(self, stages: usize, _chunks: usize, position: usize) -> (usize, usize) {
         match self {
             Schedule::ZeroBubbleV if position >= stages => (2 * stages - 1 - position, 1),
@@ -116,7 +166,7 @@ impl Schedule {
         }
     }
 
-    /// The position in the model of a stage's chunk.
+    /// The position in the model of a stage's chunk: the inverse of [`Self::place`].
     pub const fn position(self, stages: usize, stage: usize, chunk: usize) -> usize {
         match self {
             Schedule::ZeroBubbleV if chunk == 1 => 2 * stages - 1 - stage,
@@ -124,7 +174,7 @@ impl Schedule {
         }
     }
 
-    /// What every stage does, in order.
+    /// The tasks of every stage, in order.
     pub fn orders(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Task>> {
         let each = |list: &dyn Fn(usize) -> Vec<Task>| (0..stages).map(list).collect();
         match self {
@@ -144,8 +194,8 @@ impl Schedule {
         }
     }
 
-    /// What every stage may do until it holds as many micro-batches as it ever does, and then to the end of fewer micro-batches: one of these
-    /// begins as [`Self::orders`] does. Many micro-batches cost no more than a few here.
+    /// Orders of fewer micro-batches, one of which equals [`Self::orders`] until every stage holds its most
+    /// activations. So the start of a long step costs no more to find than that of a short one.
     pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
         let few = self.few_micro_batches(stages, micro_batches);
         match self {
@@ -154,21 +204,25 @@ impl Schedule {
         }
     }
 
-    /// The least number of micro-batches whose [`Self::beginnings`] are those of so many.
+    /// The smallest number of micro-batches with the same [`Self::beginnings`] as `micro_batches`.
     pub fn few_micro_batches(self, stages: usize, micro_batches: usize) -> usize {
-        // The steady state is reached with as many as there are stages. Where micro-batches go round in groups, those that are left over are one of their
-        // own; the other orders see how many there are when the last begins.
-        let left_over = if self == Schedule::Interleaved { micro_batches % stages } else { 0 };
-        let few = 2 * stages + left_over;
-        if self == Schedule::Gpipe { micro_batches } else { micro_batches.min(few) }
+        if self.holds_all_micro_batches() {
+            return micro_batches;
+        }
+        // The steady state is reached with as many micro-batches as stages. Micro-batches left over from
+        // whole groups form a smaller group, so their number stays. Orders without groups depend on the
+        // number of micro-batches only after the last one has begun.
+        let left_over = micro_batches % self.group_size(stages);
+        micro_batches.min(2 * stages + left_over)
     }
 
-    /// What one stage does, in order.
+    /// The tasks of one stage, in order.
     pub fn order(self, stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> Vec<Task> {
         self.orders(stages, micro_batches, chunks).swap_remove(stage)
     }
 
-    /// The most activations of one micro-batch in one chunk that a stage holds at once: each from its forward pass until its last.
+    /// The most activations that a stage holds at once, counted in micro-batches of one chunk. Each is held
+    /// from its forward pass to its last pass.
     pub fn in_flight_bound(self, stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> usize {
         let bound = match self {
             Schedule::Gpipe => micro_batches,

@@ -198,14 +198,14 @@ pub(crate) fn consumers(graph: &Graph) -> Vec<Vec<OperatorId>> {
 }
 
 /// For each tensor the operator that makes it (of several that add to a sum, the last).
-pub(crate) fn makers(graph: &Graph) -> Vec<Option<OperatorId>> {
-    let mut makers = vec![None; graph.tensors.len()];
+pub(crate) fn producers(graph: &Graph) -> Vec<Option<OperatorId>> {
+    let mut producers = vec![None; graph.tensors.len()];
     for (index, operator) in graph.operators.iter().enumerate() {
         for output in &operator.outputs {
-            makers[output.tensor.0] = Some(OperatorId(index));
+            producers[output.tensor.0] = Some(OperatorId(index));
         }
     }
-    makers
+    producers
 }
 
 struct Chooser<'a> {
@@ -216,7 +216,7 @@ struct Chooser<'a> {
     /// Whether `tensor` takes whole experts instead of parts of each.
     spreads_experts: bool,
     consumers: Vec<Vec<OperatorId>>,
-    makers: Vec<Option<OperatorId>>,
+    producers: Vec<Option<OperatorId>>,
     sharding: Sharding,
     parameter_placed: Vec<bool>,
     /// Of each tensor that is a gradient of a parameter, whether an operator has made some of it.
@@ -237,7 +237,7 @@ impl<'a> Chooser<'a> {
             context_method: layout.context_method,
             spreads_experts: layout.expert_tensor == Some(1) && mesh.size(Axis::Tensor) > 1,
             consumers: consumers(graph),
-            makers: makers(graph),
+            producers: producers(graph),
             sharding: Sharding {
                 strategies: vec![Strategy::default(); graph.operators.len()],
                 kept: vec![None; graph.operators.len()],

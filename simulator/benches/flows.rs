@@ -8,8 +8,12 @@
 //!
 //! `cargo bench -p foretell-simulator --bench flows`
 
+#[path = "../tests/common/flow_network.rs"]
+mod flow_network;
+
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use foretell_simulator::{Flow, FlowNetwork, LinkEfficiency};
+use flow_network::{Flow, FlowNetwork};
+use foretell_simulator::LinkEfficiency;
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::Bytes;
 

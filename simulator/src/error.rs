@@ -50,7 +50,7 @@ pub enum SimulationError {
     },
     /// Ranks that are to be simulated by one of them do not do alike, or nothing is known of what they run on.
     #[error("one rank a stage cannot stand for all: {reason}; hint: simulate every rank")]
-    Unlike {
+    NoRepresentative {
         /// Why not.
         reason: String,
     },
@@ -74,7 +74,7 @@ pub enum SimulationError {
     },
     /// It was asked to stop where the step ends later than that: see [`Deadline`](crate::Deadline).
     #[error("the step takes {at_least} at least, later than was asked for")]
-    Later {
+    PastDeadline {
         /// What the step takes at least.
         at_least: Picoseconds,
     },

@@ -68,65 +68,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod alone;
-mod beside;
-mod calls;
-mod certain;
-mod clocks;
-mod code;
+mod answers;
 mod cost;
-mod critical_path;
-mod deadlines;
-mod debts;
-mod device_memory;
-mod disturbance;
 mod engine;
+mod equivalence;
 mod error;
-mod exchange;
-mod failures;
-mod fairness;
-mod flows;
-mod folding;
 pub mod gpu;
-mod graphics;
-mod input;
-mod interpreter;
-mod kernels;
-mod lists;
 mod lowering;
 mod network;
-mod orbits;
-mod pairing;
-mod parties;
-mod prediction;
-mod representatives;
-mod rings;
-mod roofline;
-mod room;
-mod running_cost;
 mod si;
-mod simulation;
-mod symmetry;
-mod uncertainty;
-mod what_if;
-mod work;
 
-pub use alone::{Alone, alone, alone_on};
-pub use beside::{Job, simulate_beside};
-pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Source};
-pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
-pub use device_memory::{HostMemory, device_memory, device_memory_by_stage, host_memory};
-pub use disturbance::Disturbance;
+pub use answers::*;
+pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Quantile, Residual, Source, Uncertainty};
+pub use engine::{Breakdown, Deadline, EventQueue, Recording};
+pub use equivalence::Folding;
 pub use error::SimulationError;
-pub use failures::{FailingRun, Reliability};
-pub use flows::{Flow, FlowId, FlowNetwork};
-pub use input::{InputBound, InputPipeline, InputRun};
-pub use prediction::{Prediction, predict, predict_step, predict_with};
-pub use representatives::simulate_representatives;
-pub use rings::Collectives;
-pub use running_cost::{PowerModel, RunningCost, Unsaid, price_per_hour, reliability, running_cost};
-pub use simulation::{
-    Breakdown, Deadline, Folding, Options, Oversubscription, Prepared, Quantile, Recording, Simulation, prepare, simulate,
-};
-pub use uncertainty::{Residual, Uncertainty};
-pub use what_if::{WhatIf, WhatIfError};
+pub use lowering::Oversubscription;
+pub use network::{ActivityId, Collectives, FairShare, ResourceId};

@@ -2,13 +2,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/flow_network.rs"]
+mod flow_network;
 
 use common::*;
+use flow_network::deadlines::Deadlines;
+use flow_network::{Flow, FlowNetwork};
 use foretell_program::{Axis, Collective, Group, Program};
-use foretell_simulator::{Flow, FlowNetwork, Folding, Job, LinkEfficiency, Options, Quantile, simulate, simulate_beside};
+use foretell_simulator::{Folding, Job, LinkEfficiency, Options, Quantile, simulate, simulate_jobs};
 use foretell_topologies::{DeviceId, NodeId, Topology};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 /// `ranks` pass on what they have to the next, once around: between nodes of one device each.
 fn shift(ranks: usize, bytes: u64) -> Program {
@@ -52,6 +57,18 @@ fn ends(topology: &Topology, flows: &[(usize, usize)]) -> Vec<f64> {
 }
 
 #[test]
+fn two_flows_into_one_network_interface_share_it() {
+    let pair = Topology::library("dgx-h100").unwrap().with_nodes(2).unwrap();
+    let mut network = FlowNetwork::new(&pair, &LinkEfficiency::IDEAL);
+    for from in [0, 1] {
+        network.start(&Flow { from: DeviceId(from), to: DeviceId(8), bytes: Bytes::new(50_000_000) }).unwrap();
+    }
+    let (_, first) = network.next_end().unwrap();
+    // The interface has 50 GB/s.
+    assert!((Seconds::from(first).value() - 2e-3).abs() < 1e-5);
+}
+
+#[test]
 fn flows_that_meet_on_an_uplink_share_it_and_others_do_not() {
     // Two flows from one leaf to another, over two spines of 1 GB/s each.
     let flows = [(0, 2), (1, 3)];
@@ -77,7 +94,7 @@ fn jobs_that_share_a_leafs_uplinks_slow_each_other() {
     let program = shift(3, 100_000_000);
     let job = |first_node: usize| Job { program: &program, costs: &costs, first_node: NodeId(first_node) };
     let foretell = |jobs: &[Job<'_>]| -> Vec<f64> {
-        let with = |folding| simulate_beside(jobs, &topology, Quantile::Median, folding).unwrap();
+        let with = |folding| simulate_jobs(jobs, &topology, Quantile::Median, folding).unwrap();
         let (folded, all) = (with(Folding::On), with(Folding::Off));
         for (one, other) in folded.iter().zip(&all) {
             assert!(one.step.0.abs_diff(other.step.0) < 100, "{} {}", one.step, other.step);
@@ -91,7 +108,7 @@ fn jobs_that_share_a_leafs_uplinks_slow_each_other() {
     assert!(beside.iter().all(|step| (step - 0.2).abs() < 1e-4), "{beside:?}");
     // With twice the uplinks they do not notice each other.
     let wide = tree(6, "");
-    let apart = simulate_beside(&[job(0), job(3)], &wide, Quantile::Median, Folding::On).unwrap();
+    let apart = simulate_jobs(&[job(0), job(3)], &wide, Quantile::Median, Folding::On).unwrap();
     assert!(apart.iter().all(|simulation| (seconds(simulation) - 0.1).abs() < 1e-4));
 }
 
@@ -103,13 +120,42 @@ fn jobs_on_one_node_or_on_none_are_refused() {
     let refused = |first_nodes: &[usize]| {
         let jobs: Vec<Job<'_>> =
             first_nodes.iter().map(|&node| Job { program: &program, costs: &costs, first_node: NodeId(node) }).collect();
-        simulate_beside(&jobs, &topology, Quantile::Median, Folding::On).unwrap_err().to_string()
+        simulate_jobs(&jobs, &topology, Quantile::Median, Folding::On).unwrap_err().to_string()
     };
     let shared = "jobs 0 and 1 both run on node `node-1`; hint: begin one of them on another node";
     assert_eq!(refused(&[0, 1]), shared);
     assert_eq!(refused(&[2]), "3 ranks need as many devices, and `test` has 2; hint: use more nodes, or oversubscribe");
     assert!(refused(&[7]).contains("`test` has 0"));
-    assert!(simulate_beside(&[], &topology, Quantile::Median, Folding::On).unwrap().is_empty());
+    assert!(simulate_jobs(&[], &topology, Quantile::Median, Folding::On).unwrap().is_empty());
+}
+
+proptest! {
+    #[test]
+    fn deadlines_know_what_is_due_first(
+        changes in proptest::collection::vec((0u32..20, proptest::option::of(0u64..50)), 0..200),
+    ) {
+        let mut deadlines = Deadlines::default();
+        let mut known: BTreeMap<u32, u64> = BTreeMap::new();
+        for (entry, time) in changes {
+            match time {
+                Some(time) => {
+                    deadlines.set(entry, Picoseconds(time));
+                    known.insert(entry, time);
+                }
+                None => {
+                    deadlines.remove(entry);
+                    known.remove(&entry);
+                }
+            }
+            let first = known.iter().map(|(&entry, &time)| (Picoseconds(time), entry)).min();
+            prop_assert_eq!(deadlines.first(), first);
+        }
+        while let Some((time, entry)) = deadlines.first() {
+            prop_assert_eq!(known.remove(&entry), Some(time.0));
+            deadlines.remove(entry);
+        }
+        prop_assert!(known.is_empty());
+    }
 }
 
 proptest! {
@@ -133,13 +179,13 @@ proptest! {
             job
         }).take_while(|job| job.first_node.0 + job.program.mesh.world_size() <= 12).collect();
         let first = simulate(&programs[0], &topology, &costs, &Options::default()).unwrap();
-        let alone = simulate_beside(&placed[..1], &topology, Quantile::Median, Folding::On).unwrap();
+        let alone = simulate_jobs(&placed[..1], &topology, Quantile::Median, Folding::On).unwrap();
         prop_assert_eq!(first.step, alone[0].step);
         prop_assert_eq!(first.breakdown, alone[0].breakdown);
-        let together = simulate_beside(&placed, &topology, Quantile::Median, Folding::Off).unwrap();
-        let folded = simulate_beside(&placed, &topology, Quantile::Median, Folding::On).unwrap();
+        let together = simulate_jobs(&placed, &topology, Quantile::Median, Folding::Off).unwrap();
+        let folded = simulate_jobs(&placed, &topology, Quantile::Median, Folding::On).unwrap();
         for ((job, beside), folded) in placed.iter().zip(&together).zip(&folded) {
-            let alone = &simulate_beside(std::slice::from_ref(job), &topology, Quantile::Median, Folding::On).unwrap()[0];
+            let alone = &simulate_jobs(std::slice::from_ref(job), &topology, Quantile::Median, Folding::On).unwrap()[0];
             prop_assert!(beside.step + Picoseconds(100) >= alone.step, "{} {}", beside.step, alone.step);
             prop_assert!(beside.step.0.abs_diff(folded.step.0) <= 100);
         }

@@ -1,6 +1,6 @@
 //! What a calibration is to time: the kernels of layouts, the steps in which they stand, the messages.
 
-use foretell_executor::Passage;
+use foretell_executor::TimedStep;
 use foretell_models::{Kernel, Model};
 use foretell_planner::{Fixed, Request, families};
 use foretell_program::{Compiled, Group, Operation, Plan, PlanError, StageProgram, compile, reuse_distances};
@@ -25,7 +25,7 @@ pub struct Needs {
     /// Of how many ranks the groups are that exchange.
     pub(super) group_sizes: BTreeSet<usize>,
     /// The steps in which the kernels stand, and where in them they are timed.
-    pub(super) passages: Vec<Passage>,
+    pub(super) passages: Vec<TimedStep>,
     /// In how many places each kernel is timed.
     places: BTreeMap<(Kernel, bool), usize>,
 }
@@ -94,7 +94,7 @@ impl Needs {
         self.between_exchanges.extend(compiled.training.lists.iter().filter_map(between_exchanges));
         let timed: Vec<Vec<u32>> = compiled.training.lists.iter().map(|stage| self.places_in(stage)).collect();
         if timed.iter().any(|places| !places.is_empty()) {
-            self.passages.push(Passage { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
+            self.passages.push(TimedStep { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
         }
     }
 

@@ -1,6 +1,7 @@
 //! Random cases: every model in every layout that it can have.
 
 use super::case::{Case, MESHES, SEQUENCES, SHARES, Uneven};
+use foretell_program::Schedule;
 use proptest::prelude::*;
 
 /// What `tensor` may share out of single operators: what some cannot share out they leave to the rule. Patterns that match in every model.
@@ -86,6 +87,15 @@ pub fn cuts(blocks: usize, runs: usize, seed: u64) -> Option<Vec<usize>> {
     seed.is_multiple_of(2).then_some(cuts)
 }
 
+/// The name of every schedule, with each number of chunks up to three that makes an order of its own.
+fn schedules() -> Vec<(&'static str, usize)> {
+    let is_own_order = |schedule: Schedule, chunks| schedule.allows(chunks) && (chunks > 1 || !schedule.allows_any_chunks());
+    let with_chunks = |schedule: Schedule| {
+        (1..=3).filter(move |&chunks| is_own_order(schedule, chunks)).map(move |chunks| (schedule.name(), chunks))
+    };
+    Schedule::ALL.into_iter().flat_map(with_chunks).collect()
+}
+
 prop_compose! {
     pub fn cases()(
         (model, blocks) in proptest::sample::select(MODELS.to_vec()),
@@ -97,9 +107,7 @@ prop_compose! {
         context_method in proptest::sample::select(vec!["gather", "ring"]),
         micro_batch in proptest::sample::select(vec![2usize, 4]),
         micro_batches in 1usize..7,
-        schedule in proptest::sample::select(vec![
-            ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-v", 2),
-        ]),
+        schedule in proptest::sample::select(schedules()),
         (recompute, offload) in (
             proptest::sample::select(vec![
                 "none", "full", "selective", "{full_layers: 1}", "{all_but: [attention, odd_products, sums]}", "{all_but: [products]}",

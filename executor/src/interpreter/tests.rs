@@ -73,7 +73,7 @@ fn program(stream: Stream, other: Operation) -> Program {
 
 /// Runs rank 0, while rank 1 lives but never comes to the all-reduce.
 fn run_alone(program: &Program) -> ExecutorError {
-    let segment = Segment::create(&SegmentShape::new(vec![0, 1], crate::line::STREAM_COUNT)).expect("shared memory");
+    let segment = Segment::create(&SegmentShape::new(vec![0, 1], super::STREAM_COUNT)).expect("shared memory");
     let attach = |rank| SharedMemory::attach(&segment, rank, 2, Patience::default()).expect("the rank attaches");
     let (transport, _other) = (Arc::new(attach(0)), attach(1));
     let arenas = Arenas::new(BYTES, Bytes::ZERO, None).expect("64 bytes");
@@ -83,8 +83,13 @@ fn run_alone(program: &Program) -> ExecutorError {
     let mut interpreter =
         Interpreter::start(&[program], Rank(0), &arenas, transport, Arc::clone(&samples)).expect("the streams start");
     let begun = Instant::now();
-    let error =
-        interpreter.run(Step { program: 0, samples, next: None, hyperparameters: Hyperparameters::default(), is_timed: false });
+    let error = interpreter.run(StepRequest {
+        program: 0,
+        samples,
+        next: None,
+        hyperparameters: Hyperparameters::default(),
+        is_timed: false,
+    });
     drop(interpreter);
     assert!(begun.elapsed() < Duration::from_secs(5), "it waited for {:?}", begun.elapsed());
     error.expect_err("the step cannot be done")

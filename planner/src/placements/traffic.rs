@@ -292,7 +292,7 @@ impl Walk<'_> {
             let after: usize = step.shape.iter().product();
             (self.each)(match step.action {
                 Action::Rearrange(kernel) => Work::Kernel(kernel),
-                Action::Exchange(kind) => Work::Exchange(kind, before.max(after), tensor),
+                Action::Collective(kind) => Work::Exchange(kind, before.max(after), tensor),
             });
             before = after;
         }

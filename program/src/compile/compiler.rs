@@ -1,163 +1,95 @@
-//! A compiler of one model that lays out many plans of it, as a planner has: what they have in common is found once.
+//! The compiler of one model, for callers such as the planner that compile many plans of it.
 
-use super::{Compiled, Emission, Lowering, Places, Purpose, programs};
-use crate::fusion::Fusions;
-use crate::mesh::StageMesh;
-use crate::plan::{ContextMethod, OperatorShares, Plan, PlanError};
+use super::cache::LoweringCache;
+use super::emit::Emission;
+use super::lowering::Purpose;
+use super::programs::{Compiled, Offsets, programs};
+use crate::plan::{Plan, PlanError};
 use crate::program::Program;
 use foretell_models::Model;
 use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// Operators of lowerings that are kept, all together, unless the compiler is given other room: some hundred MB.
-const MOST_OPERATORS: usize = 100_000;
+/// The default limit on cached operators: some hundred megabytes of lowerings.
+const DEFAULT_OPERATOR_LIMIT: usize = 100_000;
 
-/// Compiles plans of one model. Graphs that are shared out alike are made once for all plans that differ only in their pipeline, schedule, recomputation,
-/// buckets and the like; the Programs are those of [`super::compile`].
+/// Compiles plans of one model.
+///
+/// Sharded graphs are cached for plans that differ only in pipeline, schedule, recomputation,
+/// buckets and the like. The Programs are the same as those of [`super::compile`].
 pub struct Compiler<'a> {
-    model: Cow<'a, Model>,
-    name: &'a str,
-    /// Operators of lowerings that are kept.
-    room: usize,
-    /// The oldest first.
-    known: Mutex<VecDeque<(Key, Cell)>>,
+    cache: LoweringCache<'a>,
 }
 
 impl fmt::Debug for Compiler<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Compiler").field("name", &self.name).finish_non_exhaustive()
+        formatter.debug_struct("Compiler").field("name", &self.cache.name()).finish_non_exhaustive()
     }
-}
-
-type Cell = Arc<OnceLock<Result<Arc<Lowering>, PlanError>>>;
-
-/// All of a plan that a lowering depends on.
-#[derive(PartialEq)]
-struct Key {
-    mesh: StageMesh,
-    vocabulary_parts: usize,
-    purpose: Purpose,
-    global_batch: usize,
-    batch_norm_group: Option<usize>,
-    sequence_parallel: bool,
-    context_method: ContextMethod,
-    expert_tensor: Option<usize>,
-    operators: OperatorShares,
-    fusions: Fusions,
-    quantises: bool,
 }
 
 impl<'a> Compiler<'a> {
-    /// A compiler of `model`, called `name`, that knows nothing yet.
+    /// A compiler of `model`, with an empty cache. Error messages call the model `name`.
     pub fn new(model: &'a Model, name: &'a str) -> Self {
-        Self { model: Cow::Borrowed(model), name, room: MOST_OPERATORS, known: Mutex::default() }
+        Self { cache: LoweringCache::new(Cow::Borrowed(model), name, DEFAULT_OPERATOR_LIMIT) }
     }
 
-    /// The same of a model that is its own.
+    /// A compiler that owns its model.
     pub fn owning(model: Model, name: &'a str) -> Self {
-        Self { model: Cow::Owned(model), name, room: MOST_OPERATORS, known: Mutex::default() }
+        Self { cache: LoweringCache::new(Cow::Owned(model), name, DEFAULT_OPERATOR_LIMIT) }
     }
 
-    /// The same that keeps what it found of so many operators, all together, and of one plan at least: for whoever asks for plans that have much in
-    /// common one after the other.
+    /// Sets the most operators that all cached graphs may have together. The graph of the latest
+    /// plan always stays cached.
     #[must_use]
-    pub fn with_room_for(self, operators: usize) -> Self {
-        Self { room: operators, ..self }
+    pub fn with_operator_limit(self, operators: usize) -> Self {
+        Self { cache: self.cache.with_operator_limit(operators) }
     }
 
-    /// A training step, and an evaluation.
+    /// Compiles the training step and the evaluation.
     ///
     /// # Errors
     /// As [`super::compile`].
     pub fn compile(&self, plan: &Plan) -> Result<Compiled, PlanError> {
-        let [training, evaluation] =
-            programs(self, plan, [Purpose::Training, Purpose::Evaluation], Emission::Once, Places::Planned)?;
+        let purposes = [Purpose::Training, Purpose::Evaluation];
+        let [training, evaluation] = programs(&self.cache, plan, purposes, Emission::Once, Offsets::Planned)?;
         Ok(Compiled { training, evaluation })
     }
 
-    /// The training step alone. Its lists may be fewer than those of [`Compiler::compile`], if some ranks do alike in training only.
+    /// Compiles the training step alone. It may have fewer lists than in [`Compiler::compile`]: some
+    /// ranks do the same in training but not in evaluation.
     ///
     /// # Errors
     /// As [`super::compile`].
     pub fn training(&self, plan: &Plan) -> Result<Program, PlanError> {
-        let [training] = programs(self, plan, [Purpose::Training], Emission::Once, Places::Planned)?;
+        let [training] = programs(&self.cache, plan, [Purpose::Training], Emission::Once, Offsets::Planned)?;
         Ok(training)
     }
 
-    /// The evaluation alone.
+    /// Compiles the evaluation alone.
     ///
     /// # Errors
     /// As [`super::compile`].
     pub fn evaluation(&self, plan: &Plan) -> Result<Program, PlanError> {
-        let [evaluation] = programs(self, plan, [Purpose::Evaluation], Emission::Once, Places::Planned)?;
+        let [evaluation] = programs(&self.cache, plan, [Purpose::Evaluation], Emission::Once, Offsets::Planned)?;
         Ok(evaluation)
     }
 
-    /// The training step without a memory plan: nothing has a place, and nothing waits for one. No simulation of the whole Program waits for less, so
-    /// that bounds can be made of it; it cannot be executed.
+    /// Compiles the training step without a memory plan: no buffer has an offset, and no instruction
+    /// waits for memory to become free. Its simulated time is a lower bound on that of the Program
+    /// with a memory plan. It cannot be executed.
     ///
     /// # Errors
     /// As [`super::compile`].
     pub fn unplaced(&self, plan: &Plan) -> Result<Program, PlanError> {
-        let [training] = programs(self, plan, [Purpose::Training], Emission::Once, Places::None)?;
+        let [training] = programs(&self.cache, plan, [Purpose::Training], Emission::Once, Offsets::None)?;
         Ok(training)
     }
 
-    pub(super) fn lowering(
-        &self,
-        plan: &Plan,
-        mesh: StageMesh,
-        vocabulary_parts: usize,
-        purpose: Purpose,
-    ) -> Result<Arc<Lowering>, PlanError> {
-        let key = Key {
-            mesh: mesh.clone(),
-            vocabulary_parts,
-            purpose,
-            global_batch: plan.global_batch,
-            batch_norm_group: plan.batch_norm_group,
-            sequence_parallel: plan.layout.sequence_parallel,
-            context_method: plan.layout.context_method,
-            expert_tensor: plan.layout.expert_tensor,
-            operators: plan.layout.operators.clone(),
-            fusions: Fusions::of(plan),
-            quantises: plan.quantises(),
-        };
-        let cell = {
-            let mut known = self.known();
-            let found = known.iter().find(|(other, _)| *other == key).map(|(_, cell)| Arc::clone(cell));
-            found.unwrap_or_else(|| {
-                let cell = Cell::default();
-                known.push_back((key, Arc::clone(&cell)));
-                cell
-            })
-        };
-        let lowering = cell.get_or_init(|| {
-            let made = Lowering::new(&self.model, self.name, plan, mesh, vocabulary_parts, purpose)?;
-            Ok(Arc::new(made))
-        });
-        self.forget_the_oldest();
-        lowering.clone()
-    }
-
-    /// What is in use elsewhere stays there.
-    fn forget_the_oldest(&self) {
-        let operators = |cell: &Cell| cell.get().and_then(|made| made.as_ref().ok()).map_or(0, |made| made.graph.operators.len());
-        let mut known = self.known();
-        let mut all: usize = known.iter().map(|(_, cell)| operators(cell)).sum();
-        while all > self.room
-            && known.len() > 1
-            && let Some((_, cell)) = known.pop_front()
-        {
-            all -= operators(&cell);
-        }
-    }
-
-    fn known(&self) -> MutexGuard<'_, VecDeque<(Key, Cell)>> {
-        // A panic elsewhere leaves the list as it was.
-        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// The Programs without the shortcut for micro-batches that repeat others: the oracle of tests.
+    #[cfg(test)]
+    pub(super) fn programs(&self, plan: &Plan, emission: Emission) -> Result<Vec<Program>, PlanError> {
+        let purposes = [Purpose::Training, Purpose::Evaluation];
+        Ok(programs(&self.cache, plan, purposes, emission, Offsets::Planned)?.to_vec())
     }
 }
 
@@ -167,14 +99,15 @@ mod tests {
     use crate::plan::Layout;
 
     #[test]
-    fn without_room_what_was_found_is_forgotten_and_found_again() {
+    fn a_cache_limit_of_zero_keeps_one_lowering_and_changes_no_program() {
         let model = Model::named("gpt2").expect("in the zoo");
-        let (all, none) = (Compiler::new(&model, "gpt2"), Compiler::new(&model, "gpt2").with_room_for(0));
+        let (unlimited, limited) = (Compiler::new(&model, "gpt2"), Compiler::new(&model, "gpt2").with_operator_limit(0));
         let plan = |tensor| Plan::new(Layout { tensor, ..Layout::default() }, 4);
         for tensor in [1, 2, 1, 2] {
-            let [one, other] = [&all, &none].map(|compiler| compiler.unplaced(&plan(tensor)).expect("it divides the model"));
+            let [one, other] =
+                [&unlimited, &limited].map(|compiler| compiler.unplaced(&plan(tensor)).expect("it divides the model"));
             assert_eq!(format!("{one:?}"), format!("{other:?}"));
         }
-        assert_eq!((all.known().len(), none.known().len()), (2, 1));
+        assert_eq!((unlimited.cache.len(), limited.cache.len()), (2, 1));
     }
 }

@@ -1,35 +1,58 @@
-//! Cutting the model into chunks, and where each lies: a chunk is a run of blocks, a stage has one or, in some schedules, several.
+//! Cutting the model into chunks of consecutive blocks, and the stage of each chunk. A stage has one
+//! chunk, or several in schedules with virtual stages.
 
 use crate::plan::{Plan, PlanError};
-use foretell_models::Graph;
+use crate::schedule::StagePass;
+use foretell_models::{Graph, Operator, Pass};
 
-/// Where the blocks of a model lie.
+/// The stage and the chunk of each block of a model.
 #[derive(Clone, Debug)]
 pub(super) struct Cuts {
-    /// How many stages there are.
+    /// The number of stages.
     pub(super) stages: usize,
-    /// How many chunks each of them has.
+    /// The number of chunks of each stage.
     pub(super) chunks: usize,
     /// The stage of each block.
     pub(super) stage_of_block: Vec<usize>,
-    /// Which of its stage's chunks each block is in.
+    /// The chunk of each block, counted within its stage.
     pub(super) chunk_of_block: Vec<usize>,
+    /// Whether the schedule runs the gradients of inputs and of weights as separate passes.
+    splits_backward: bool,
 }
 
+/// A pass through a chunk: the chunk, counted within its stage, and the pass.
+pub(super) type ChunkPass = (usize, StagePass);
+
 impl Cuts {
-    /// Cuts a model as its plan says, and lays the chunks where its schedule does.
+    /// Cuts a model as its plan says, and places the chunks as its schedule says.
     pub(super) fn new(graph: &Graph, plan: &Plan) -> Result<Self, PlanError> {
-        let (stages, chunks) = (plan.layout.pipeline, plan.layout.virtual_stages);
+        let (stages, chunks, schedule) = (plan.layout.pipeline, plan.layout.virtual_stages, plan.layout.schedule);
         let blocks = blocks_of_chunks(graph, plan)?.into_iter().enumerate();
-        let places: Vec<(usize, usize)> = blocks
-            .flat_map(|(position, blocks)| std::iter::repeat_n(plan.layout.schedule.place(stages, chunks, position), blocks))
-            .collect();
+        let places: Vec<(usize, usize)> =
+            blocks.flat_map(|(position, blocks)| std::iter::repeat_n(schedule.place(stages, chunks, position), blocks)).collect();
         let (stage_of_block, chunk_of_block) = places.into_iter().unzip();
-        Ok(Self { stages, chunks, stage_of_block, chunk_of_block })
+        Ok(Self { stages, chunks, stage_of_block, chunk_of_block, splits_backward: schedule.splits_backward() })
+    }
+
+    /// The stage of an operator.
+    pub(super) fn stage(&self, operator: &Operator) -> usize {
+        self.stage_of_block[operator.block]
+    }
+
+    /// The chunk of an operator, and the pass of its stage that runs it.
+    pub(super) fn chunk_pass(&self, operator: &Operator) -> ChunkPass {
+        let pass = match operator.pass {
+            Pass::Forward => StagePass::Forward,
+            Pass::InputGradient if self.splits_backward => StagePass::InputGradient,
+            Pass::WeightGradient if self.splits_backward => StagePass::WeightGradient,
+            Pass::InputGradient | Pass::WeightGradient => StagePass::Backward,
+        };
+        (self.chunk_of_block[operator.block], pass)
     }
 }
 
-/// How many blocks each chunk has, in the model's order: the plan's, or as even in arithmetic as cuts between blocks allow.
+/// The number of blocks of each chunk, in the model's order: the plan's `cuts`, or chunks of arithmetic
+/// as equal as cuts between blocks allow.
 fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError> {
     let (stages, chunks) = (plan.layout.pipeline, plan.layout.virtual_stages);
     let blocks = graph.blocks.len();
@@ -47,7 +70,7 @@ fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError>
             hint: format!("use `virtual_stages: {}` or less, or fewer stages", blocks / stages),
         });
     };
-    let (each, of_what) = if chunks == 1 { ("stage", "stages") } else { ("chunk", "chunks") };
+    let (one, many) = if chunks == 1 { ("stage", "stages") } else { ("chunk", "chunks") };
     if let Some(cuts) = &plan.layout.cuts {
         if cuts.len() != positions
             || cuts.contains(&0)
@@ -55,8 +78,10 @@ fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError>
         {
             return Err(PlanError::Invalid {
                 field: "cuts",
-                reason: format!("{cuts:?} does not share out {blocks} blocks among {positions} {of_what}"),
-                hint: format!("give one positive number a {each}, in the model's order, adding up to the number of blocks"),
+                reason: format!("{cuts:?} does not divide {blocks} blocks among {positions} {many}"),
+                hint: format!(
+                    "give one positive number for each {one}, in the model's order, with the number of blocks as their sum"
+                ),
             });
         }
         return Ok(cuts.clone());
@@ -73,28 +98,35 @@ pub fn work_of_blocks(graph: &Graph) -> Vec<f64> {
     work
 }
 
-/// Blocks of each chunk where a plan does not say: as even as cuts between blocks of so much `work` allow, for so many stages of so many chunks.
-/// There are at least as many blocks as chunks.
+/// The number of blocks of each chunk for plans without `cuts`: as even as cuts between blocks allow.
+///
+/// `work` is the arithmetic of each block; there are at least `stages * chunks` blocks. The result has
+/// one number for each chunk, in the model's order.
 pub fn usual_cuts(work: &[f64], stages: usize, chunks: usize) -> Vec<usize> {
     let cuts = even_cuts(work, stages * chunks);
-    // Where a stage has several chunks, it is their sum that counts: all of them are to be even, not the largest alone.
+    // A stage with several chunks takes as long as their sum, so all chunks should be even, not only the
+    // largest one small.
     if chunks > 1 { levelled(work, &cuts) } else { cuts }
 }
 
-/// Cuts `work` into `stages` runs whose largest sum is least.
+/// Cuts `work` into `stages` runs so that the largest sum of a run is as small as possible.
 fn even_cuts(work: &[f64], stages: usize) -> Vec<usize> {
     cuts_by_speed(work, &vec![1.0; stages])
 }
 
-/// Cuts blocks of so much `work` into a run for each of some stages that are so fast, so that the one that takes longest takes the least: exact, by
-/// dynamic programming over prefixes. There are at least as many blocks as stages, and each has one.
+/// Cuts blocks into one run for each stage so that the slowest stage takes as little time as possible.
+///
+/// `work` is the arithmetic of each block, `speeds` the arithmetic of each stage per unit of time.
+/// There are at least as many blocks as stages, and every stage gets at least one block. Exact, by
+/// dynamic programming over prefixes.
 pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
     let (blocks, stages) = (work.len(), speeds.len());
     let mut prefix = vec![0.0];
     for (index, &amount) in work.iter().enumerate() {
         prefix.push(prefix[index] + amount);
     }
-    // best[end]: the least longest time of the stages so far over the first `end` blocks; starts[stage][end]: where the last of them began.
+    // best[end]: the smallest possible time of the slowest stage so far, over the first `end` blocks.
+    // starts[stage][end]: the first block of the last of these stages.
     let mut best: Vec<f64> = prefix.iter().map(|sum| sum / speeds.first().copied().unwrap_or(1.0)).collect();
     let mut starts = vec![vec![0u32; blocks + 1]];
     for (stage, speed) in speeds.iter().enumerate().skip(1) {
@@ -102,7 +134,8 @@ pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
         let mut began = vec![0u32; blocks + 1];
         for end in stage + 1..=blocks {
             let last = |start: usize| (prefix[end] - prefix[start]) / speed;
-            // The later the last stage begins the less it has, and the more those before it: the best is where they cross.
+            // A later start gives the last stage less work and those before it more: the optimum is where
+            // the two times cross.
             let crossing = first_where(stage..end, |start| best[start] >= last(start));
             let start = match crossing {
                 Some(crossing) if crossing == stage || best[crossing] < last(crossing - 1) => crossing,
@@ -127,7 +160,8 @@ pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
     cuts
 }
 
-/// Of all cuts whose largest sum is that of `cuts` those whose sums differ least: with the least sum of squares.
+/// The cuts with the smallest sum of squared run sums, among all cuts whose largest run sum is at most
+/// that of `cuts`.
 fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
     let blocks = work.len();
     let mut prefix = vec![0.0];
@@ -140,7 +174,7 @@ fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
         prefix[end] - prefix[end - cut]
     });
     let most = sums.fold(0.0, f64::max);
-    // As in `even_cuts`: the least sum of squares of the runs so far over the first `end` blocks, and where the last of them began.
+    // best[end]: the smallest sum of squares of the runs so far, over the first `end` blocks.
     let mut best = vec![f64::INFINITY; blocks + 1];
     best[0] = 0.0;
     let mut starts: Vec<Vec<usize>> = Vec::with_capacity(cuts.len());
@@ -176,7 +210,7 @@ fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
     levelled
 }
 
-/// The first of `range` where what holds from some point on holds, by bisection.
+/// The first value of `range` at which `holds` is true, by bisection. Once true, `holds` stays true.
 fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> Option<usize> {
     let (mut from, mut until) = (range.start, range.end);
     while from < until {
@@ -195,14 +229,14 @@ mod tests {
     use super::{cuts_by_speed, even_cuts, levelled};
 
     #[test]
-    fn cuts_are_the_most_even_there_are() {
+    fn even_cuts_minimise_the_largest_run() {
         assert_eq!(even_cuts(&[1.0, 1.0, 1.0, 3.0], 2), [3, 1]);
         assert_eq!(even_cuts(&[5.0, 1.0, 1.0, 1.0, 1.0, 5.0], 3), [1, 4, 1]);
-        assert_eq!(even_cuts(&[0.0, 0.0, 0.0], 3), [1, 1, 1], "every stage has a block, even one without work");
+        assert_eq!(even_cuts(&[0.0, 0.0, 0.0], 3), [1, 1, 1], "every stage has a block, even if blocks have no work");
     }
 
     #[test]
-    fn slower_stages_have_fewer_blocks() {
+    fn slower_stages_get_fewer_blocks() {
         assert_eq!(cuts_by_speed(&[1.0; 12], &[2.0, 2.0, 1.0, 1.0]), [4, 4, 2, 2]);
         assert_eq!(cuts_by_speed(&[1.0, 1.0, 1.0, 1.0, 6.0], &[1.0, 3.0]), [2, 3]);
         let longest = |first: usize| (first as f64).max((7 - first) as f64 / 2.5);
@@ -211,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn levelled_cuts_have_no_larger_run_and_differ_less() {
+    fn levelled_cuts_keep_the_largest_run_and_even_out_the_rest() {
         let work = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0];
         assert_eq!(levelled(&work, &[3, 3, 1]), [3, 3, 1]);
         assert_eq!(levelled(&work, &[1, 2, 3, 1]), [2, 2, 2, 1]);
@@ -220,8 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn no_other_cuts_are_more_even() {
-        // Every list of up to six small numbers that a fixed linear congruence makes, against all ways to cut it.
+    fn even_cuts_are_as_good_as_the_best_of_all_cuts() {
+        // 500 lists of up to six small numbers from a linear congruential generator, against all possible
+        // cuts.
         let mut state = 1u32;
         for round in 0..500 {
             let blocks = 1 + round % 6;
@@ -241,8 +276,8 @@ mod tests {
                     });
                     sums.by_ref().fold(0.0, f64::max)
                 };
-                let ways = (0..1usize << (blocks - 1)).filter(|ends| ends.count_ones() as usize == stages - 1);
-                let least = ways
+                let all_cuts = (0..1usize << (blocks - 1)).filter(|ends| ends.count_ones() as usize == stages - 1);
+                let least = all_cuts
                     .map(|ends| {
                         let mut cuts = vec![1];
                         for block in 0..blocks - 1 {

@@ -1,214 +1,147 @@
-//! Emitting a stage's instructions: each task's operators in the graph's order, with what they need brought to where they need it.
+//! Emitting the instruction list of a stage: the operators of each task in the graph's order, with the
+//! communication and conversions that bring each operand where it is needed.
 //!
-//! Nothing is placed in memory here and nothing waits for anything: buffers are numbered, instructions listed. A tensor may have several
-//! variants at a time, one for each placement in which it was wanted.
+//! Buffers are numbered and instructions listed; nothing has a place in memory and nothing waits yet. A
+//! tensor may have several variants at a time, one for each placement in which an operator wanted it.
+//!
+//! [`StageEmitter`] only decides what comes next. It works on a list builder ([`list`]), the live tensors
+//! ([`live`]), the persistent buffers ([`persistent`]), and one policy each for gathered parameters
+//! ([`gather`]), gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches
+//! that repeat an earlier one are copied from it ([`repeats`]).
 
-use super::activations::{Leaving, Offloaded, Reading};
-use super::convert::{Consumed, Place};
-use super::cuts::Cuts;
-use super::keep::BucketBuffers;
-use super::messages::{ChunkPass, Receive, pass_of};
-use super::repeats::{Mark, Piece, Repeats, Way};
-use super::reshard::Routes;
-use super::state::StageState;
-use super::zero::{OpenGradients, Run};
-use super::{Emission, Lowering};
-use crate::mesh::{Axis, Group, Mesh};
+mod activations;
+mod buckets;
+mod convert;
+mod gather;
+mod list;
+mod live;
+mod optimizer_states;
+mod persistent;
+mod recompute;
+mod repeats;
+mod ring;
+mod stage;
+mod transfers;
+mod update;
+
+pub(super) use stage::Stage;
+
+use super::messages::Receive;
+use super::reshard::crossing_placements;
+use crate::mesh::{Axis, Group};
 use crate::placement::Placements;
-use crate::plan::{Plan, Recompute};
-use crate::program::{BufferId, BufferRole, Operation, Pass, Phase, StageProgram, Stream};
+use crate::program::{BufferId, BufferRole, Operation, Phase, StageProgram};
 use crate::schedule::{StagePass, Task};
-use foretell_models::{BATCH, Kernel, OperatorId, Role, TensorId};
-use foretell_units::Bytes;
-use rustc_hash::{FxHashMap, FxHashSet};
+use activations::OffloadedActivations;
+use buckets::GradientBuckets;
+use convert::{Converter, Source};
+use foretell_models::{EXPERTS, InputKind, Kernel, OperatorId, Pass, Role, TensorId};
+use gather::GatheredParameters;
+use list::{Label, ListBuilder};
+use live::{ALL_MICRO_BATCHES, LiveTensors, Variant};
+use persistent::PersistentBuffers;
+use repeats::{ListEnd, Next, Repeats, Segment};
+use ring::Ring;
+use rustc_hash::FxHashMap;
 use std::rc::Rc;
+use update::Update;
 
-/// What stands for a micro-batch where a tensor is the same for all of them.
-const OF_ALL: usize = usize::MAX;
-
-/// The emitter of one stage.
-pub(super) struct StageEmitter<'a> {
-    pub(super) lowering: &'a Lowering,
-    pub(super) plan: &'a Plan,
-    pub(super) mesh: &'a Mesh,
-    pub(super) state: &'a StageState,
-    pub(super) cuts: &'a Cuts,
-    /// What crosses to and from stages with other meshes.
-    pub(super) routes: &'a Routes,
-    pub(super) program: StageProgram,
-    pub(super) names: FxHashMap<String, u32>,
-    /// The variants of a tensor of a micro-batch that are in memory.
-    pub(super) live: FxHashMap<(TensorId, usize), Vec<(Placements, BufferId)>>,
-    /// What is kept from step to step, by the tensor's name.
-    pub(super) kept: FxHashMap<String, BufferId>,
-    /// Sums and gradients to which this step has written already.
-    pub(super) written: FxHashSet<BufferId>,
-    /// For each bucket: parameters, gradients, optimizer state.
-    pub(super) buckets: Vec<BucketBuffers>,
-    /// Sharded parameters that are gathered now, by bucket: each parameter's place by its name.
-    pub(super) gathered: FxHashMap<usize, FxHashMap<String, BufferId>>,
-    /// Gradients of a micro-batch that are not sharded yet, by bucket and micro-batch.
-    pub(super) open_gradients: FxHashMap<(usize, usize), OpenGradients>,
-    /// Where the squares of gradients are summed.
-    pub(super) norms: Vec<Norms>,
-    /// What clipping and loss scaling decide with, where there is either.
-    pub(super) control: Option<BufferId>,
-    /// The roots of batch statistics, each with the axes along which they are parts of sums.
-    pub(super) statistics: Vec<(Vec<Axis>, BufferId)>,
-    /// For each bucket, how many of its writers are still to come in the step.
-    pub(super) writers_left: Vec<usize>,
-    /// Buckets that are complete, to be reduced after the backward pass.
-    pub(super) put_off: Vec<usize>,
-    /// Buckets that are still to be summed over these axes after the backward pass.
-    pub(super) summed_last: Vec<(usize, Vec<Axis>)>,
-    /// The operators of each pass through each chunk, in the graph's order; and once they were asked for, their runs and how often they add to which
-    /// bucket.
-    pub(super) operators: FxHashMap<ChunkPass, Vec<OperatorId>>,
-    pub(super) runs: FxHashMap<ChunkPass, Rc<[Run]>>,
-    pub(super) writers: FxHashMap<ChunkPass, Rc<[(usize, usize)]>>,
-    /// Where activations of a micro-batch lie that are on the host now.
-    pub(super) offloaded: FxHashMap<(TensorId, usize), Offloaded>,
-    /// What the forward pass through a chunk takes out, and what the others read of that, once they were asked for.
-    pub(super) leaving: FxHashMap<usize, Rc<[Leaving]>>,
-    pub(super) readings: FxHashMap<ChunkPass, Rc<[Reading]>>,
-    /// Of each block, the forward operators whose outputs its backward pass needs.
-    pub(super) needed_again: Vec<Vec<OperatorId>>,
+/// How often the instructions that micro-batches have in common are emitted. The lists are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Emission {
+    /// Once, then copied.
+    Once,
+    /// For each micro-batch: the oracle of tests.
+    #[cfg(test)]
+    Each,
 }
 
-/// The sums of squares of the gradients of buckets that lie alike once they are reduced.
-pub(super) struct Norms {
-    pub(super) placements: Placements,
-    /// One number a bucket.
-    pub(super) root: BufferId,
-    pub(super) buckets: Vec<(usize, BufferId)>,
+/// The emitter of one list.
+pub(super) struct StageEmitter<'a> {
+    stage: &'a Stage<'a>,
+    list: ListBuilder,
+    live: LiveTensors,
+    persistent: PersistentBuffers,
+    parameters: GatheredParameters,
+    gradients: GradientBuckets,
+    offloaded: OffloadedActivations,
 }
 
 impl<'a> StageEmitter<'a> {
-    pub(super) fn new(
-        lowering: &'a Lowering,
-        plan: &'a Plan,
-        mesh: &'a Mesh,
-        cuts: &'a Cuts,
-        stage: usize,
-        state: &'a StageState,
-        routes: &'a Routes,
-    ) -> Self {
-        let program = StageProgram {
+    pub(super) fn new(stage: &'a Stage<'a>) -> Self {
+        let mut list = ListBuilder::new(stage.index, stage.routes.peers.clone(), stage.plan.layout.collective);
+        let persistent = PersistentBuffers::declare(&mut list, stage);
+        Self {
             stage,
-            streams: Vec::new(),
-            groups: Vec::new(),
-            peers: routes.peers.clone(),
-            buffers: Vec::new(),
-            instructions: Vec::new(),
-            names: Vec::new(),
-            passes: Vec::new(),
-            metrics: Vec::new(),
-            arena: Bytes::ZERO,
-            host_arena: Bytes::ZERO,
-        };
-        let mut emitter = Self {
-            lowering,
-            plan,
-            mesh,
-            state,
-            cuts,
-            routes,
-            program,
-            names: FxHashMap::default(),
-            live: FxHashMap::default(),
-            kept: FxHashMap::default(),
-            written: FxHashSet::default(),
-            buckets: Vec::new(),
-            gathered: FxHashMap::default(),
-            open_gradients: FxHashMap::default(),
-            norms: Vec::new(),
-            control: None,
-            statistics: Vec::new(),
-            writers_left: Vec::new(),
-            put_off: Vec::new(),
-            summed_last: Vec::new(),
-            operators: FxHashMap::default(),
-            runs: FxHashMap::default(),
-            writers: FxHashMap::default(),
-            offloaded: FxHashMap::default(),
-            leaving: FxHashMap::default(),
-            readings: FxHashMap::default(),
-            needed_again: Vec::new(),
-        };
-        for (index, operator) in lowering.graph.operators.iter().enumerate() {
-            if cuts.stage_of_block[operator.block] == stage {
-                let pass = (cuts.chunk_of_block[operator.block], pass_of(plan.layout.schedule, operator.pass));
-                emitter.operators.entry(pass).or_default().push(OperatorId(index));
-            }
+            list,
+            live: LiveTensors::default(),
+            persistent,
+            parameters: GatheredParameters::default(),
+            gradients: GradientBuckets::new(stage),
+            offloaded: OffloadedActivations::default(),
         }
-        emitter.stream(Stream::Compute);
-        emitter.keep_state();
-        emitter.keep_sums();
-        let recompute = plan.layout.recompute.of_stage(stage);
-        if recompute != Recompute::None {
-            emitter.needed_again = emitter.find_needed_again(&recompute);
-        }
-        emitter
     }
 
     pub(super) fn finish(self) -> StageProgram {
-        self.program
+        self.list.finish()
     }
 
-    /// Emits a schedule's tasks, each after what is to be received before it.
+    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those of each
+    /// task.
     pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>], emission: Emission) {
-        let mut left: FxHashMap<usize, usize> = FxHashMap::default();
+        let mut tasks_left: FxHashMap<usize, usize> = FxHashMap::default();
         for task in tasks {
-            *left.entry(task.micro_batch).or_default() += 1;
+            *tasks_left.entry(task.micro_batch).or_default() += 1;
         }
-        self.writers_left = self.state.buckets.iter().map(|bucket| bucket.writers * left.len()).collect();
+        self.gradients.expect_micro_batches(self.stage, tasks_left.len());
         let mut repeats = match emission {
-            Emission::Once => Repeats::new(tasks, receives, self.state.gathers()),
+            Emission::Once => Repeats::new(tasks, receives, self.stage.state.gathers),
             #[cfg(test)]
             Emission::Each => Repeats::none(),
         };
         for (index, task) in tasks.iter().enumerate() {
-            let first = self.program.instructions.len() as u32;
+            let first = self.list.len();
             for receive in &receives[index] {
-                let piece = Piece::Message(receive);
-                self.once_or_again(&mut repeats, receive.micro_batch, piece, |emitter| emitter.receive(receive));
+                let segment = Segment::Message(receive);
+                self.emit_or_copy(&mut repeats, receive.micro_batch, segment, |emitter| emitter.receive(receive));
             }
             let next = tasks.get(index + 1);
-            let was_repeated =
-                self.once_or_again(&mut repeats, task.micro_batch, Piece::Pass, |emitter| emitter.task(task, next));
-            if was_repeated {
-                self.count_writers(task);
+            let was_copied = self.emit_or_copy(&mut repeats, task.micro_batch, Segment::Pass, |emitter| emitter.task(task, next));
+            if was_copied {
+                self.gradients.count_copied_task(self.stage, task);
             }
-            self.program.passes.push(Pass { task: *task, instructions: first..self.program.instructions.len() as u32 });
-            // Until its last task a micro-batch's tensors may be read: by other chunks, and by gradients of parameters that were put off.
-            if let Some(left) = left.get_mut(&task.micro_batch) {
+            self.list.end_pass(*task, first);
+            // Other chunks and postponed weight gradients may read a micro-batch's tensors until its last
+            // task.
+            if let Some(left) = tasks_left.get_mut(&task.micro_batch) {
                 *left -= 1;
-                if *left == 0 && !was_repeated {
-                    self.live.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
-                    self.offloaded.retain(|&(_, micro_batch), _| micro_batch != task.micro_batch);
+                if *left == 0 && !was_copied {
+                    self.live.forget_micro_batch(task.micro_batch);
+                    self.offloaded.forget_micro_batch(task.micro_batch);
                 }
             }
         }
     }
 
-    /// Emits a piece of a micro-batch, or what an earlier one left there again; returns whether it was the latter.
-    fn once_or_again(
+    /// Emits a segment of a micro-batch, or copies it from an earlier micro-batch. Returns whether it was
+    /// copied.
+    fn emit_or_copy(
         &mut self,
         repeats: &mut Repeats,
         micro_batch: usize,
-        piece: Piece<'_>,
+        segment: Segment<'_>,
         emit: impl FnOnce(&mut Self),
     ) -> bool {
-        match repeats.way(micro_batch, piece) {
-            Way::Alone => emit(self),
-            Way::Learned(part) => {
-                let mark = Mark::of(&self.program);
+        match repeats.next(micro_batch, segment) {
+            Next::Emit => emit(self),
+            Next::EmitAndRecord(segment) => {
+                let start = ListEnd::of(self.list.program_mut());
                 emit(self);
-                repeats.learn(part, &mut self.program, mark);
+                repeats.record(segment, self.list.program_mut(), start);
             }
-            Way::Again(part) => {
-                let first_sample = self.first_sample(micro_batch);
-                repeats.again(part, micro_batch, first_sample, &mut self.program);
+            Next::Copy(segment) => {
+                let first_sample = self.stage.first_sample(micro_batch);
+                repeats.copy(segment, micro_batch, first_sample, self.list.program_mut());
                 return true;
             }
         }
@@ -216,256 +149,276 @@ impl<'a> StageEmitter<'a> {
     }
 
     fn task(&mut self, task: &Task, next: Option<&Task>) {
-        let runs = self.runs(task);
-        let next_runs = next.map_or_else(|| Rc::from([]), |next| self.runs(next));
-        let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
-        let operators = self.operators_of(task).to_vec();
-        let (leaving, readings) = (self.leaving(task), self.readings(task));
+        let stage = self.stage;
+        let micro_batch = task.micro_batch;
+        let parameters = self.parameters.blocks_of(stage, task);
+        let next_parameters = next.map_or_else(|| Rc::from([]), |next| self.parameters.blocks_of(stage, next));
+        let activations = self.offloaded.blocks_of(stage, task);
+        let leaving = self.offloaded.leaving(stage, task);
         let (mut leaving, returns) = (&*leaving, next.is_some_and(|next| task.returns_with(next)));
-        let mut run = 0;
-        for (position, &id) in operators.iter().enumerate() {
-            if runs.get(run).is_some_and(|next| next.start == position) {
-                self.gather_ahead(&runs[run..], &next_runs, phase);
-                run += 1;
+        let phase = if task.pass == StagePass::Forward { Phase::Forward } else { Phase::Backward };
+        let mut block = 0;
+        for (position, &id) in stage.operators_of(task).iter().enumerate() {
+            if let Some(current) = parameters.get(block).filter(|block| block.start == position) {
+                let blocks = (current, parameters.get(block + 1).or(next_parameters.first()));
+                self.parameters.prepare(&mut self.list, stage, &self.persistent, &mut self.live, blocks, phase);
+                block += 1;
             }
-            self.bring_in_ahead(&readings, position, task.micro_batch);
-            self.operator(id, task.micro_batch, phase);
-            self.reduce_complete_buckets(id, task.micro_batch);
-            self.take_out_activations(&mut leaving, position, task.micro_batch, returns);
+            let now = (position, micro_batch);
+            self.offloaded.move_in_ahead(&mut self.list, stage, &mut self.live, &activations, now);
+            self.operator(id, micro_batch, phase);
+            self.gradients.after_operator(&mut self.list, stage, &self.persistent, id, micro_batch);
+            self.offloaded.move_out(&mut self.list, stage, &mut self.live, &mut leaving, now, returns);
         }
         if task.pass == StagePass::Forward {
-            self.forget_recomputable(task);
-            self.forget_larger_variants(task.micro_batch);
+            let is_of_chunk = |block: usize| stage.cuts.chunk_of_block[block] == task.chunk;
+            for tensor in stage.recomputation.forgotten_tensors(stage.lowering, is_of_chunk) {
+                self.live.take(tensor, micro_batch);
+            }
+            self.live.forget_larger_variants(&self.list, micro_batch);
         }
     }
 
-    /// The operators that a task runs, in order.
-    pub(super) fn operators_of(&self, task: &Task) -> &[OperatorId] {
-        self.operators.get(&(task.chunk, task.pass)).map_or(&[], Vec::as_slice)
-    }
-
-    /// Emits one operator: its inputs as it wants them, itself, the sums and sends of its outputs.
-    pub(super) fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
-        let lowering = self.lowering;
-        let operator = &lowering.graph.operators[id.0];
-        if operator.outputs.iter().any(|output| self.live.contains_key(&(output.tensor, OF_ALL))) {
+    /// Emits one operator: the conversions of its inputs, its kernel, then the sums and sends of its
+    /// outputs.
+    fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
+        let stage = self.stage;
+        let (lowering, operator) = (stage.lowering, stage.operator(id));
+        if operator.outputs.iter().any(|output| self.live.contains(output.tensor, ALL_MICRO_BATCHES)) {
             return;
         }
         let mut reads: Vec<BufferId> = operator
             .inputs
             .iter()
-            .map(|input| {
-                let wanted = lowering.sharding.wanted(id, input);
-                self.fetch(input.tensor, micro_batch, wanted, phase)
-            })
+            .map(|input| self.fetch(input.tensor, micro_batch, lowering.sharding.wanted(id, input), phase))
             .collect();
-        let mut writes = Vec::with_capacity(operator.outputs.len());
-        let mut accumulate = false;
-        for output in &operator.outputs {
-            match lowering.graph.tensor(output.tensor).role {
-                // Batch statistics were summed when the operator ran first.
-                Role::Sum if phase == Phase::Recompute => {}
-                Role::Sum | Role::ParameterGradient(_) => {
-                    if let Some(buffer) = self.sum_buffer(output.tensor, micro_batch) {
-                        accumulate |= !self.written.insert(buffer);
-                        writes.push(buffer);
-                    }
-                }
-                Role::OfParameter(_) => {
-                    let buffer = self.new_variant(output.tensor, OF_ALL, lowering.sharding.produced(output.tensor));
-                    self.program.buffers[buffer.0 as usize].role = BufferRole::ParameterCopy;
-                    writes.push(buffer);
-                }
-                _ => writes.push(self.new_variant(output.tensor, micro_batch, lowering.sharding.produced(output.tensor))),
-            }
-        }
+        let (writes, accumulate) = self.output_buffers(id, micro_batch, phase);
         let mut kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, &lowering.mesh));
-        if let (Kernel::CrossEntropyGradient { scaled, .. }, Some(control)) = (&mut kernel, self.loss_scale()) {
+        let loss_scale = self.persistent.control.filter(|_| stage.plan.scales_loss());
+        if let (Kernel::CrossEntropyGradient { scaled, .. }, Some(control)) = (&mut kernel, loss_scale) {
             *scaled = true;
             reads.push(control);
         }
-        let kernel = kernel.from_sample(self.first_sample(micro_batch)).among_samples_of(self.sample_parts(id));
-        let axes = self.positional_axes(id);
-        let group = (!axes.is_empty()).then(|| self.group(Group::over(axes)));
+        let kernel = kernel.from_sample(stage.first_sample(micro_batch)).among_samples_of(stage.sample_parts(id));
+        let axes = stage.positional_axes(id);
+        let group = (!axes.is_empty()).then(|| self.list.group(Group::over(axes)));
+        let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };
         if lowering.sharding.is_ring(id) {
-            self.ring(&Place { name: &operator.name, micro_batch, phase, is_of_experts: false }, kernel, group, &reads, &writes);
+            let ranks = lowering.mesh.size(Axis::Context);
+            Ring { list: &mut self.list, label, ranks, group }.attention(kernel, &reads, &writes);
         } else {
-            self.push(
-                &operator.name,
-                Operation::Compute { kernel, accumulate, group },
-                Stream::Compute,
-                reads,
-                writes,
-                Some(micro_batch),
-                phase,
-            );
+            self.list.push(label, Operation::Compute { kernel, accumulate, group }, &reads, &writes);
         }
-        for output in &operator.outputs {
-            if lowering.is_activation(output.tensor) {
-                self.settle(output.tensor, micro_batch, phase);
-                if phase != Phase::Recompute {
-                    self.send(output.tensor, micro_batch, phase);
+        for output in operator.outputs.iter().filter(|output| lowering.is_activation(output.tensor)) {
+            self.settle(output.tensor, micro_batch, phase);
+            if phase != Phase::Recompute {
+                self.send(output.tensor, micro_batch, phase);
+            }
+        }
+    }
+
+    /// The buffers that an operator writes, and whether it adds to their contents.
+    fn output_buffers(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) -> (Vec<BufferId>, bool) {
+        let stage = self.stage;
+        let outputs = &stage.operator(id).outputs;
+        let mut buffers = Vec::with_capacity(outputs.len());
+        let mut accumulate = false;
+        for output in outputs {
+            let produced = stage.lowering.sharding.produced(output.tensor);
+            match stage.lowering.graph.tensor(output.tensor).role {
+                // Batch statistics were summed when the operator first ran.
+                Role::Sum if phase == Phase::Recompute => {}
+                Role::Sum | Role::ParameterGradient(_) => {
+                    let instance = (output.tensor, micro_batch);
+                    let target = self.gradients.sum_target(&mut self.list, stage, &self.persistent, instance);
+                    if let Some(target) = target {
+                        accumulate |= target.has_contents;
+                        buffers.push(target.buffer);
+                    }
                 }
+                Role::OfParameter(_) => {
+                    let instance = (output.tensor, ALL_MICRO_BATCHES);
+                    let buffer = self.live.new_variant(&mut self.list, stage, instance, produced);
+                    self.list.set_role(buffer, BufferRole::ParameterCopy);
+                    buffers.push(buffer);
+                }
+                _ => buffers.push(self.live.new_variant(&mut self.list, stage, (output.tensor, micro_batch), produced)),
             }
         }
+        (buffers, accumulate)
     }
 
-    /// The axes along the loops of which an operator's kernel must know which part a rank has.
-    fn positional_axes(&self, id: OperatorId) -> Vec<Axis> {
-        let operator = &self.lowering.graph.operators[id.0];
-        let strategy = self.lowering.sharding.strategy(id);
-        // Which samples are those of a rank's place along the other axes it knows anyway.
-        let cuts_samples = |axis: &Axis| operator.kind.drops() && self.sample_axes(id).any(|one| one == *axis);
-        let along = |axis: &Axis| strategy.get(*axis).is_some_and(|one| operator.kind.knows_part_of(operator.loops[one.0].role));
-        Axis::WITHIN_STAGE.into_iter().filter(|axis| along(axis) || cuts_samples(axis)).collect()
-    }
-
-    /// The axes that cut an operator's samples beside those that cut the samples of all.
-    fn sample_axes(&self, id: OperatorId) -> impl Iterator<Item = Axis> {
-        let batch = self.lowering.graph.operators[id.0].find_loop(BATCH);
-        let strategy = self.lowering.sharding.strategy(id);
-        let others = Axis::WITHIN_STAGE.into_iter().filter(|axis| !Axis::BATCH.contains(axis));
-        others.filter(move |&axis| batch.is_some() && strategy.get(axis) == batch)
-    }
-
-    /// Into how many parts those axes cut them.
-    fn sample_parts(&self, id: OperatorId) -> usize {
-        self.sample_axes(id).map(|axis| self.lowering.mesh.size(axis)).product()
-    }
-
-    /// The first sample of the global batch that is in a micro-batch.
-    fn first_sample(&self, micro_batch: usize) -> usize {
-        micro_batch * self.plan.layout.samples_at_once()
-    }
-
-    /// The buffer that holds a tensor as it is wanted, made or brought if it is not there yet.
-    pub(super) fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
-        let description = self.lowering.graph.tensor(tensor);
-        let kept = match description.role {
+    /// The buffer that holds a tensor in the placements `wanted`. Loads, brings back, recomputes or
+    /// converts the tensor if it is not there.
+    fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
+        let stage = self.stage;
+        let description = stage.lowering.graph.tensor(tensor);
+        let persistent = match description.role {
             Role::Parameter(_) => {
-                let bucket = self.state.bucket_of_parameter(&description.name);
-                let gathered = bucket.and_then(|bucket| self.gathered.get(&bucket)?.get(&description.name));
-                gathered.or_else(|| self.kept.get(&description.name)).copied()
+                let bucket = stage.state.bucket_of_parameter(&description.name);
+                let gathered = bucket.and_then(|bucket| self.parameters.find(bucket, &description.name));
+                gathered.or_else(|| self.persistent.find(&description.name))
             }
-            Role::Running => self.kept.get(&description.name).copied(),
+            Role::Running => self.persistent.find(&description.name),
             _ => None,
         };
-        if let Some(buffer) = kept {
-            let settled = self.lowering.sharding.settled(tensor);
-            let from = vec![(settled, buffer)];
-            return if settled == wanted { buffer } else { self.convert(tensor, micro_batch, from, wanted, phase).0 };
+        if let Some(buffer) = persistent {
+            let placements = stage.lowering.sharding.settled(tensor);
+            if placements == wanted {
+                return buffer;
+            }
+            return self.convert(tensor, micro_batch, Variant { placements, buffer }, wanted, phase).0;
         }
         if let Role::OfParameter(_) = description.role {
-            return self.fetch_of_parameter(tensor, micro_batch, phase);
+            return self.fetch_made_from_parameter(tensor, micro_batch, phase);
         }
         if let Role::Input(kind) = description.role
-            && !self.live.contains_key(&(tensor, micro_batch))
+            && !self.live.contains(tensor, micro_batch)
         {
             self.load(tensor, kind, micro_batch);
         }
-        self.bring_in_activation(tensor, micro_batch);
-        if !self.live.contains_key(&(tensor, micro_batch)) {
+        self.offloaded.move_in(&mut self.list, stage, &mut self.live, (tensor, micro_batch));
+        if !self.live.contains(tensor, micro_batch) {
             self.recompute(tensor, micro_batch);
         }
-        let variants = self.live.get(&(tensor, micro_batch));
-        match variants.and_then(|variants| variants.iter().find(|(placements, _)| *placements == wanted)) {
-            Some(&(_, buffer)) => buffer,
-            None => {
-                let variants = variants.cloned().unwrap_or_default();
-                let first = variants.first().map(|&(_, buffer)| buffer);
-                let (buffer, consumed) = self.convert(tensor, micro_batch, variants, wanted, phase);
-                let live = self.live.entry((tensor, micro_batch)).or_default();
-                if consumed == Consumed::Yes {
-                    live.retain(|&(_, variant)| Some(variant) != first);
-                }
-                live.push((wanted, buffer));
-                buffer
-            }
+        if let Some(buffer) = self.live.find(tensor, micro_batch, wanted) {
+            return buffer;
         }
-    }
-
-    /// What is made of a parameter alone, when it is first needed: its readers want it as its maker leaves it.
-    fn fetch_of_parameter(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) -> BufferId {
-        if !self.live.contains_key(&(tensor, OF_ALL))
-            && let Some(maker) = self.lowering.makers[tensor.0]
-        {
-            self.operator(maker, micro_batch, phase);
+        let Some(first) = self.live.first(tensor, micro_batch) else {
+            unreachable!("a tensor is produced, loaded, received or recomputed before it is read")
+        };
+        let (buffer, source) = self.convert(tensor, micro_batch, first, wanted, phase);
+        if source == Source::Overwritten {
+            self.live.remove(tensor, micro_batch, first.buffer);
         }
-        match self.live.get(&(tensor, OF_ALL)).and_then(|variants| variants.first()) {
-            Some(&(_, buffer)) => buffer,
-            None => unreachable!("its maker has just made it"),
-        }
-    }
-
-    /// Forgets what was made of the parameters of buckets that are dropped: it is made again of those that are gathered again.
-    pub(super) fn forget_of_parameters(&mut self, is_dropped: impl Fn(usize) -> bool) {
-        let Self { lowering, state, live, .. } = self;
-        live.retain(|&(tensor, micro_batch), _| match lowering.graph.tensor(tensor).role {
-            Role::OfParameter(parameter) if micro_batch == OF_ALL => {
-                !state.bucket_of_parameter(&lowering.graph.tensor(parameter).name).is_some_and(&is_dropped)
-            }
-            _ => true,
-        });
-    }
-
-    fn load(&mut self, tensor: TensorId, kind: foretell_models::InputKind, micro_batch: usize) {
-        let placements = self.lowering.sharding.settled(tensor);
-        let buffer = self.new_variant(tensor, micro_batch, placements);
-        self.program.buffers[buffer.0 as usize].role = BufferRole::Input;
-        let samples = self.lowering.mesh.samples_at_once() / self.lowering.mesh.batch_parts();
-        let first_sample = self.first_sample(micro_batch);
-        let operation = Operation::Load { input: kind, first_sample, samples };
-        let lowering = self.lowering;
-        self.push(
-            &lowering.graph.tensor(tensor).name,
-            operation,
-            Stream::Load,
-            vec![],
-            vec![buffer],
-            Some(micro_batch),
-            Phase::Forward,
-        );
-    }
-
-    /// The forward operators of all the stage's chunks, in the graph's order.
-    pub(super) fn forward_operators(&self) -> Vec<OperatorId> {
-        let all = self.operators.iter().filter(|((_, pass), _)| *pass == StagePass::Forward);
-        let mut operators: Vec<OperatorId> = all.flat_map(|(_, operators)| operators.iter().copied()).collect();
-        operators.sort_unstable();
-        operators
-    }
-
-    /// After a forward pass, forgets what was made of a tensor that is kept and is larger than that: a gathered sequence. It is made again.
-    fn forget_larger_variants(&mut self, micro_batch: usize) {
-        let bytes = |buffer: BufferId| self.program.buffers[buffer.0 as usize].bytes;
-        for (_, variants) in self.live.iter_mut().filter(|((_, one), _)| *one == micro_batch) {
-            if let Some(least) = variants.iter().map(|&(_, buffer)| bytes(buffer)).min() {
-                variants.retain(|&(_, buffer)| bytes(buffer) == least);
-            }
-        }
-    }
-
-    /// Makes the sums that its maker left in a tensor, unless they may wait.
-    pub(super) fn settle(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
-        let produced = self.lowering.sharding.produced(tensor);
-        let settled = self.lowering.sharding.settled(tensor);
-        if produced != settled
-            && let Some(variants) = self.live.remove(&(tensor, micro_batch))
-        {
-            let (buffer, _) = self.convert(tensor, micro_batch, variants, settled, phase);
-            self.live.insert((tensor, micro_batch), vec![(settled, buffer)]);
-        }
-    }
-
-    /// A new buffer for a tensor of a micro-batch, in a placement.
-    pub(super) fn new_variant(&mut self, tensor: TensorId, micro_batch: usize, placements: Placements) -> BufferId {
-        let lowering = self.lowering;
-        let description = lowering.graph.tensor(tensor);
-        let full: Vec<usize> = description.dimensions.iter().map(|one| one.extent).collect();
-        let data_type = description.storage.data_type(self.plan.storage());
-        let shape = placements.local_shape(&full, &lowering.mesh);
-        let buffer = self.buffer(&description.name, BufferRole::Activation, shape, data_type);
-        self.live.entry((tensor, micro_batch)).or_default().push((placements, buffer));
+        self.live.add(tensor, micro_batch, Variant { placements: wanted, buffer });
         buffer
+    }
+
+    /// The buffer of a tensor that is made from a parameter alone, made when first needed. All readers
+    /// want it in the placements in which it is made.
+    fn fetch_made_from_parameter(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) -> BufferId {
+        if !self.live.contains(tensor, ALL_MICRO_BATCHES)
+            && let Some(producer) = self.stage.lowering.producers[tensor.0]
+        {
+            self.operator(producer, micro_batch, phase);
+        }
+        match self.live.first(tensor, ALL_MICRO_BATCHES) {
+            Some(variant) => variant.buffer,
+            None => unreachable!("its producer was just emitted"),
+        }
+    }
+
+    /// Recomputes the block of a tensor, as far as its backward pass needs it.
+    fn recompute(&mut self, tensor: TensorId, micro_batch: usize) {
+        let stage = self.stage;
+        let Some(producer) = stage.lowering.producers[tensor.0] else { return };
+        for &id in stage.recomputation.of_block(stage.operator(producer).block) {
+            let outputs = &stage.operator(id).outputs;
+            let is_there = outputs
+                .iter()
+                .map(|output| output.tensor)
+                .filter(|&one| stage.lowering.is_activation(one))
+                .all(|tensor| self.live.contains(tensor, micro_batch) || self.offloaded.contains(tensor, micro_batch));
+            if !is_there {
+                self.operator(id, micro_batch, Phase::Recompute);
+            }
+        }
+    }
+
+    /// Loads the samples of a micro-batch.
+    fn load(&mut self, tensor: TensorId, input: InputKind, micro_batch: usize) {
+        let stage = self.stage;
+        let placements = stage.lowering.sharding.settled(tensor);
+        let buffer = self.live.new_variant(&mut self.list, stage, (tensor, micro_batch), placements);
+        self.list.set_role(buffer, BufferRole::Input);
+        let mesh = &stage.lowering.mesh;
+        let samples = mesh.samples_at_once() / mesh.batch_parts();
+        let operation = Operation::Load { input, first_sample: stage.first_sample(micro_batch), samples };
+        self.list.push(self.label(tensor, micro_batch, Phase::Forward), operation, &[], &[buffer]);
+    }
+
+    /// Reduces the partial sums that a producer left in a tensor, unless they may stay partial.
+    fn settle(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
+        let sharding = &self.stage.lowering.sharding;
+        let (produced, settled) = (sharding.produced(tensor), sharding.settled(tensor));
+        if produced != settled
+            && let Some(variants) = self.live.take(tensor, micro_batch)
+            && let Some(&first) = variants.first()
+        {
+            let (buffer, _) = self.convert(tensor, micro_batch, first, settled, phase);
+            self.live.add(tensor, micro_batch, Variant { placements: settled, buffer });
+        }
+    }
+
+    fn convert(
+        &mut self,
+        tensor: TensorId,
+        micro_batch: usize,
+        from: Variant,
+        wanted: Placements,
+        phase: Phase,
+    ) -> (BufferId, Source) {
+        let lowering = self.stage.lowering;
+        let is_of_experts = lowering.graph.tensor(tensor).dimensions.iter().any(|dimension| dimension.name == EXPERTS);
+        let label = self.label(tensor, micro_batch, phase);
+        Converter { list: &mut self.list, mesh: &lowering.mesh, label, is_of_experts }.convert(from, wanted)
+    }
+
+    /// Receives a tensor from another stage.
+    fn receive(&mut self, receive: &Receive) {
+        let stage = self.stage;
+        let &Receive { tensor, micro_batch, from } = receive;
+        let Some(producer) = stage.lowering.producers[tensor.0] else { return };
+        let phase = if stage.operator(producer).pass == Pass::Forward { Phase::Forward } else { Phase::Backward };
+        let label = self.label(tensor, micro_batch, phase);
+        match stage.routes.receives.get(&(tensor, from)) {
+            None => {
+                let placements = stage.lowering.sharding.settled(tensor);
+                let buffer = self.live.new_variant(&mut self.list, stage, (tensor, micro_batch), placements);
+                let peer = self.list.opposite_peer(from);
+                self.list.receive(label, peer, buffer);
+            }
+            Some(fragments) => {
+                let placements = crossing_placements(stage.lowering, tensor);
+                let shard = self.live.new_variant(&mut self.list, stage, (tensor, micro_batch), placements);
+                for fragment in fragments {
+                    transfers::receive_fragment(&mut self.list, label, fragment, shard);
+                }
+            }
+        }
+    }
+
+    /// Sends a tensor that was just produced to the other stages that read it.
+    fn send(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
+        let stage = self.stage;
+        let label = self.label(tensor, micro_batch, phase);
+        for reader in stage.lowering.other_readers(tensor, stage.index, &stage.cuts.stage_of_block) {
+            match stage.routes.sends.get(&(tensor, reader)) {
+                None => {
+                    let buffer = self.fetch(tensor, micro_batch, stage.lowering.sharding.settled(tensor), phase);
+                    let peer = self.list.opposite_peer(reader);
+                    self.list.send(label, peer, buffer);
+                }
+                Some(fragments) => {
+                    // A rank with nothing to send takes part in the sum that the others of its group need.
+                    let shard = self.fetch(tensor, micro_batch, crossing_placements(stage.lowering, tensor), phase);
+                    for fragment in fragments {
+                        transfers::send_fragment(&mut self.list, label, fragment, shard);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Emits the end of the step, after the last backward pass.
+    pub(super) fn update(&mut self) {
+        self.gradients.finish(&mut self.list, self.stage, &self.persistent);
+        let Self { stage, list, persistent, gradients, .. } = self;
+        Update { list, stage, persistent, gradients }.run();
+    }
+
+    fn label(&self, tensor: TensorId, micro_batch: usize, phase: Phase) -> Label<'a> {
+        Label { name: self.stage.name(tensor), micro_batch: Some(micro_batch), phase }
     }
 }

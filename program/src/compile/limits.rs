@@ -1,7 +1,7 @@
 //! Limits on what a plan may ask of the compiler, so that a mistaken or hostile size is an error and never a number that wraps around
 //! or a list that fills the memory. They are far beyond any run that has been heard of.
 
-use super::Lowering;
+use super::lowering::Lowering;
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 

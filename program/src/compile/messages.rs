@@ -1,68 +1,57 @@
-//! Messages between stages: who receives what before which of its tasks.
+//! The messages between stages: which ones a stage receives before each of its tasks.
 //!
-//! Two stages' messages arrive in the order in which they are sent, whichever chunks they are for. So a stage receives in the sender's
-//! order: what one of its tasks needs, and what was sent before that.
+//! Messages between two stages arrive in the order in which they are sent, whichever chunks they are
+//! for. So a stage receives in the sender's order: the messages that its next task needs, and all that
+//! were sent before those.
 //!
-//! A message that nobody takes holds its sender up as soon as the place of what is sent is wanted again. So it is also taken before
-//! any task that, with passes of equal length, begins no earlier than the sender's next one: what a stage does before it takes a
-//! message then never waits for what the sender does after it. (Proof: by the time at which tasks begin. A task begins later than those
-//! whose messages it needs; one that waits for its stage's earlier message to be taken begins later than all that come before the
-//! taking.)
+//! A message that is not received blocks its sender as soon as the sender reuses the buffer. So a stage
+//! also receives a message before any task that starts no earlier than the sender's next task, in a
+//! pipeline whose passes take unit times. Then the instructions that a stage runs before it receives a
+//! message never wait for what the sender runs after it.
+//!
+//! Proof that this does not deadlock, by induction over the unit-time starts: a task starts later than
+//! the tasks whose messages it needs. A task that waits until an earlier message of its stage is
+//! received starts later than all tasks that come before that receive.
 
-use super::Lowering;
-use super::cuts::Cuts;
-use crate::schedule::{Schedule, StagePass, Task, timing};
-use foretell_models::{OperatorId, Pass, TensorId};
+use super::cuts::{ChunkPass, Cuts};
+use super::lowering::Lowering;
+use crate::schedule::{Schedule, Task, timing};
+use foretell_models::TensorId;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// A tensor that comes from another stage.
+/// The receipt of a tensor of one micro-batch from another stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Receive {
     pub(super) tensor: TensorId,
     pub(super) micro_batch: usize,
+    /// The sending stage.
     pub(super) from: usize,
 }
 
-/// The stage's pass in which an operator runs.
-pub(super) fn pass_of(schedule: Schedule, pass: Pass) -> StagePass {
-    match pass {
-        Pass::Forward => StagePass::Forward,
-        Pass::InputGradient if schedule.splits_backward() => StagePass::InputGradient,
-        Pass::WeightGradient if schedule.splits_backward() => StagePass::WeightGradient,
-        Pass::InputGradient | Pass::WeightGradient => StagePass::Backward,
-    }
-}
-
-/// A pass through a chunk, of any micro-batch.
-pub(super) type ChunkPass = (usize, StagePass);
-
-/// What leaves a stage and where it is read.
-struct Traffic {
-    /// For each stage and pass what it sends to whom, in the order of its operators.
+/// The tensors that leave each stage, and the passes that read them elsewhere.
+struct StageTraffic {
+    /// For each stage and chunk pass, the tensors that it sends and the receiving stage of each, in the
+    /// order of its operators.
     sends: Vec<FxHashMap<ChunkPass, Vec<(TensorId, usize)>>>,
-    /// For each stage and tensor that it receives, who reads it.
+    /// For each stage and tensor that it receives, the chunk passes that read it.
     readers: Vec<FxHashMap<TensorId, Vec<ChunkPass>>>,
 }
 
-impl Traffic {
-    fn new(lowering: &Lowering, cuts: &Cuts, schedule: Schedule) -> Self {
+impl StageTraffic {
+    fn new(lowering: &Lowering, cuts: &Cuts) -> Self {
         let mut sends = vec![FxHashMap::default(); cuts.stages];
         let mut readers = vec![FxHashMap::default(); cuts.stages];
-        let place = |id: OperatorId| {
-            let operator = &lowering.graph.operators[id.0];
-            let chunk = cuts.chunk_of_block[operator.block];
-            (cuts.stage_of_block[operator.block], (chunk, pass_of(schedule, operator.pass)))
-        };
-        for (index, operator) in lowering.graph.operators.iter().enumerate() {
-            let (stage, pass) = place(OperatorId(index));
+        for operator in &lowering.graph.operators {
+            let (stage, pass) = (cuts.stage(operator), cuts.chunk_pass(operator));
             for output in operator.outputs.iter().filter(|output| lowering.is_activation(output.tensor)) {
                 for other in lowering.other_readers(output.tensor, stage, &cuts.stage_of_block) {
                     let list: &mut Vec<(TensorId, usize)> = sends[stage].entry(pass).or_default();
                     list.push((output.tensor, other));
                 }
                 for &reader in &lowering.consumers[output.tensor.0] {
-                    let (other, pass) = place(reader);
+                    let reader = &lowering.graph.operators[reader.0];
+                    let (other, pass) = (cuts.stage(reader), cuts.chunk_pass(reader));
                     if other != stage {
                         let passes: &mut Vec<ChunkPass> = readers[other].entry(output.tensor).or_default();
                         if !passes.contains(&pass) {
@@ -76,18 +65,19 @@ impl Traffic {
     }
 }
 
-/// For each stage and each of its tasks, what is received before it, in that order.
+/// For each stage and each of its tasks, the messages that the stage receives just before that task, in
+/// order. `orders` has the tasks of each stage.
 pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, orders: &[Vec<Task>]) -> Vec<Vec<Vec<Receive>>> {
     let mut receives: Vec<Vec<Vec<Receive>>> = orders.iter().map(|order| vec![Vec::new(); order.len()]).collect();
     if cuts.stages == 1 {
         return receives;
     }
-    let traffic = Traffic::new(lowering, cuts, schedule);
+    let traffic = StageTraffic::new(lowering, cuts);
     let starts = timing::starts(schedule, cuts.stages, cuts.chunks, orders);
     let index_of = |order: &Vec<Task>| order.iter().enumerate().map(|(index, &task)| (task, index)).collect();
     let indices: Vec<FxHashMap<Task, usize>> = orders.iter().map(index_of).collect();
     for (from, order) in orders.iter().enumerate() {
-        // For each receiver, in the order of sending: what, and before which task at the latest.
+        // For each receiving stage, in sending order: the message, and the last task that it may precede.
         let mut messages: BTreeMap<usize, Vec<(Receive, usize)>> = BTreeMap::new();
         for (index, task) in order.iter().enumerate() {
             for &(tensor, to) in traffic.sends[from].get(&(task.chunk, task.pass)).into_iter().flatten() {
@@ -104,7 +94,7 @@ pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, ord
             }
         }
         for (to, messages) in messages {
-            // What is sent earlier is received no later.
+            // A message that is sent earlier is received no later.
             let mut latest = orders[to].len().saturating_sub(1);
             let before: Vec<usize> = messages
                 .iter()

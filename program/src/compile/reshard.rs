@@ -1,10 +1,14 @@
-//! Messages between stages whose meshes differ: which part of a tensor each rank sends to whom.
+//! Messages between stages with different meshes: the part of a tensor that each rank sends to each
+//! rank of the other stage.
 //!
-//! Each stage lays a tensor out on its own mesh. A receiver takes every part of its share from a rank that has it; where several have, those that
-//! receive the same take turns, so that no sender does all the work. Ranks that send and receive alike, and have as many samples, run one list.
+//! Each stage shards the tensor over its own mesh. A receiver gets every part of its shard from a rank
+//! that has it. If several ranks have a part, the receivers of that part take turns among them, so that
+//! no sender does all the work.
+//!
+//! Ranks with equal transfers and equal numbers of samples share one instruction list.
 
 use super::cuts::Cuts;
-use super::{Lowering, Lowerings};
+use super::lowering::{Lowering, Lowerings};
 use crate::mesh::{Axis, Coordinates, Mesh, Rank, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
@@ -13,56 +17,62 @@ use foretell_models::TensorId;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A part of a rank's share of a tensor that goes to, or comes from, one peer.
+/// The box within a rank's shard of a tensor that is sent to, or received from, one peer.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct Fragment {
     pub(super) peer: PeerId,
-    /// Where it begins in the rank's share, and how long it is, dimension by dimension.
+    /// The first index in the rank's shard, by dimension.
     pub(super) start: Vec<usize>,
+    /// The length, by dimension.
     pub(super) extent: Vec<usize>,
 }
 
-/// What the ranks of one list send to, and receive from, stages with other meshes.
+/// The fragments that the ranks of one list exchange with stages that have other meshes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Routes {
     pub(super) peers: Vec<Peer>,
-    /// By tensor and the other stage; nothing where that stage has the same mesh. A rank whose share others have, too, may have nothing to send.
-    pub(super) sends: FxHashMap<(TensorId, usize), Vec<Piece>>,
-    pub(super) receives: FxHashMap<(TensorId, usize), Vec<Piece>>,
+    /// Keyed by tensor and receiving stage; no entry if that stage has the same mesh. An entry is empty
+    /// if other ranks with the same shard send it.
+    pub(super) sends: FxHashMap<(TensorId, usize), Vec<Fragment>>,
+    /// Keyed by tensor and sending stage; no entry if that stage has the same mesh.
+    pub(super) receives: FxHashMap<(TensorId, usize), Vec<Fragment>>,
 }
 
-/// A piece before peers are numbered for a whole list: with the peer's place among those that the rank has in that stage.
+/// A fragment before peers are numbered for a whole list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Hop {
-    way: Way,
+struct Transfer {
+    direction: Direction,
     tensor: TensorId,
+    /// The index of the peer among the rank's peers in this direction.
     slot: usize,
     start: Vec<usize>,
     extent: Vec<usize>,
 }
 
-/// To or from which stage.
+/// Sending to a stage, or receiving from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Way {
+struct Direction {
     sends: bool,
+    /// The other stage.
     stage: usize,
 }
 
-/// What one rank sends and receives.
+/// Everything that one rank sends to and receives from stages with other meshes.
 #[derive(Clone, Debug, Default)]
-struct Traveller {
-    peers: BTreeMap<Way, BTreeSet<Rank>>,
-    /// With the peer in place of its slot.
-    pieces: Vec<(Way, TensorId, Rank, Region)>,
+struct RankTransfers {
+    peers: BTreeMap<Direction, BTreeSet<Rank>>,
+    /// The direction, tensor and peer of each fragment, and its place in this rank's shard.
+    fragments: Vec<(Direction, TensorId, Rank, Region)>,
 }
 
-/// The pieces of all ranks, of one kind of Program.
+/// The tensors that cross between stages with different meshes in one Program, and every rank's part
+/// in that.
 #[derive(Debug, Default)]
 pub(super) struct Crossings {
-    /// Tensors that cross between stages whose meshes differ: whence and whither.
+    /// Tensor, sending stage, receiving stage.
     tensors: Vec<(TensorId, usize, usize)>,
-    /// By rank; empty where no meshes differ.
-    travellers: Vec<Traveller>,
+    /// Indexed by rank; empty if all meshes are equal.
+    of_rank: Vec<RankTransfers>,
 }
 
 /// A box within a tensor.
@@ -73,8 +83,8 @@ struct Region {
 }
 
 impl Region {
-    /// The share of a rank of a tensor over all samples of a micro-batch. `full` is the tensor's shape if all ranks of the stage had as many
-    /// samples as this one.
+    /// A rank's shard within a tensor over all samples of a micro-batch. `full` is the tensor's shape if
+    /// every rank of the stage had as many samples as this one.
     fn of(full: &[usize], placements: Placements, mesh: &StageMesh, coordinates: Coordinates) -> Self {
         let mut region = Self { start: vec![0; full.len()], extent: full.to_vec() };
         let mut batch = None;
@@ -85,7 +95,7 @@ impl Region {
             }
         }
         if let Some(dimension) = batch {
-            // What the ranks of `expert` have together, in elements and in samples.
+            // `extent` covers the ranks of `expert` together: convert their samples to elements.
             let samples = mesh.samples(coordinates) * mesh.size(Axis::Expert);
             let before = mesh.samples_before(coordinates.with(Axis::Expert, 0));
             region.start[dimension] = region.extent[dimension] / samples * before;
@@ -109,27 +119,28 @@ impl Region {
         Some(both)
     }
 
-    /// The same, counted from the start of another.
+    /// This region with its start relative to that of `whole`.
     fn within(mut self, whole: &Self) -> Self {
         self.start.iter_mut().zip(&whole.start).for_each(|(start, whole)| *start -= whole);
         self
     }
 }
 
-/// How a tensor lies when it crosses: as it does otherwise, but that sums are made before.
+/// The placements of a tensor when it crosses to another mesh: the settled ones, with every partial sum
+/// reduced.
 pub(super) fn crossing_placements(lowering: &Lowering, tensor: TensorId) -> Placements {
     let settled = lowering.sharding.settled(tensor);
     settled.partial_axes().fold(settled, |made, axis| made.with(axis, Placement::Replicate))
 }
 
 impl Crossings {
-    /// Finds out what crosses between stages whose meshes differ.
+    /// Finds the tensors that cross between stages with different meshes, and who sends what to whom.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`] where the receiving stage wants a sum that is not made yet.
+    /// [`PlanError::Invalid`] if a receiving stage reads a tensor as a partial sum.
     pub(super) fn new(lowerings: &Lowerings, cuts: &Cuts, mesh: &Mesh) -> Result<Self, PlanError> {
         let mut crossings = Self::default();
-        // Which stage's operators make and read a tensor is the same in all lowerings.
+        // The stages that produce and read a tensor are the same in all lowerings.
         let any = lowerings.any();
         for operator in &any.graph.operators {
             let from = cuts.stage_of_block[operator.block];
@@ -145,13 +156,14 @@ impl Crossings {
         if crossings.tensors.is_empty() {
             return Ok(crossings);
         }
-        crossings.travellers = vec![Traveller::default(); mesh.world_size()];
+        crossings.of_rank = vec![RankTransfers::default(); mesh.world_size()];
         for (tensor, from, to) in crossings.tensors.clone() {
             crossings.add(lowerings, cuts, mesh, tensor, from, to)?;
         }
         Ok(crossings)
     }
 
+    /// Adds the transfers of one tensor from one stage to another.
     fn add(
         &mut self,
         lowerings: &Lowerings,
@@ -161,25 +173,25 @@ impl Crossings {
         from: usize,
         to: usize,
     ) -> Result<(), PlanError> {
-        let shares = |stage: usize| {
-            let mut shares: BTreeMap<Region, Vec<Rank>> = BTreeMap::new();
+        let shards = |stage: usize| {
+            let mut shards: BTreeMap<Region, Vec<Rank>> = BTreeMap::new();
             for rank in mesh.stage_ranks(stage) {
                 let coordinates = mesh.coordinates(rank);
                 let lowering = lowerings.of(mesh.stage(stage), coordinates);
-                let full: Vec<usize> = lowering.graph.tensor(tensor).dimensions.iter().map(|one| one.extent).collect();
+                let full = lowering.shape(tensor);
                 let region = Region::of(&full, crossing_placements(lowering, tensor), mesh.stage(stage), coordinates);
-                shares.entry(region).or_default().push(rank);
+                shards.entry(region).or_default().push(rank);
             }
-            shares
+            shards
         };
         let reader = lowerings.of(mesh.stage(to), mesh.coordinates(mesh.stage_ranks(to)[0]));
-        let wants_parts = reader.consumers[tensor.0].iter().any(|&id| {
+        let reads_partial_sums = reader.consumers[tensor.0].iter().any(|&id| {
             let operator = &reader.graph.operators[id.0];
             let mut inputs = operator.inputs.iter().filter(|input| input.tensor == tensor);
             cuts.stage_of_block[operator.block] == to
                 && inputs.any(|input| reader.sharding.wanted(id, input).partial_axes().next().is_some())
         });
-        if wants_parts {
+        if reads_partial_sums {
             return Err(PlanError::Invalid {
                 field: "stages",
                 reason: format!(
@@ -189,26 +201,28 @@ impl Crossings {
                 hint: "give both stages the same mesh, or cut elsewhere".into(),
             });
         }
-        let senders = shares(from);
-        for (whole, receivers) in shares(to) {
+        let senders = shards(from);
+        for (whole, receivers) in shards(to) {
             for (held, holders) in &senders {
                 let Some(common) = whole.intersection(held) else { continue };
                 for (turn, &receiver) in receivers.iter().enumerate() {
                     let sender = holders[turn % holders.len()];
-                    self.travellers[sender.0].add(Way { sends: true, stage: to }, tensor, receiver, common.clone().within(held));
-                    let way = Way { sends: false, stage: from };
-                    self.travellers[receiver.0].add(way, tensor, sender, common.clone().within(&whole));
+                    let send = Direction { sends: true, stage: to };
+                    self.of_rank[sender.0].add(send, tensor, receiver, common.clone().within(held));
+                    let receive = Direction { sends: false, stage: from };
+                    self.of_rank[receiver.0].add(receive, tensor, sender, common.clone().within(&whole));
                 }
             }
         }
         Ok(())
     }
 
-    fn hops(&self, rank: Rank) -> Vec<Hop> {
-        self.travellers.get(rank.0).map(Traveller::hops).unwrap_or_default()
+    /// A rank's transfers, sorted.
+    fn transfers(&self, rank: Rank) -> Vec<Transfer> {
+        self.of_rank.get(rank.0).map(RankTransfers::sorted).unwrap_or_default()
     }
 
-    /// What the ranks of one list do, which all do alike.
+    /// The routes of the ranks of one list, whose transfers are equal.
     pub(super) fn routes(&self, stage: usize, ranks: &[Rank]) -> Routes {
         let mut routes = Routes::default();
         for &(tensor, from, to) in &self.tensors {
@@ -219,77 +233,78 @@ impl Crossings {
             }
         }
         let Some(&first) = ranks.first() else { return routes };
-        let mut number: FxHashMap<(Way, usize), PeerId> = FxHashMap::default();
-        let own = self.travellers.get(first.0).into_iter().flat_map(|traveller| &traveller.peers);
-        for (&way, peers) in own {
+        let mut peer_ids: FxHashMap<(Direction, usize), PeerId> = FxHashMap::default();
+        let peers_of_first = self.of_rank.get(first.0).into_iter().flat_map(|transfers| &transfers.peers);
+        for (&direction, peers) in peers_of_first {
             for slot in 0..peers.len() {
-                let peer_of = |rank: &Rank| Some((*rank, *self.travellers[rank.0].peers.get(&way)?.iter().nth(slot)?));
-                let peer = Peer { stage: way.stage, ranks: Some(ranks.iter().filter_map(peer_of).collect()) };
-                let known = routes.peers.iter().position(|one| *one == peer).unwrap_or_else(|| {
+                let peer_of = |rank: &Rank| Some((*rank, *self.of_rank[rank.0].peers.get(&direction)?.iter().nth(slot)?));
+                let peer = Peer { stage: direction.stage, ranks: Some(ranks.iter().filter_map(peer_of).collect()) };
+                let index = routes.peers.iter().position(|known| *known == peer).unwrap_or_else(|| {
                     routes.peers.push(peer);
                     routes.peers.len() - 1
                 });
-                number.insert((way, slot), PeerId(known as u16));
+                peer_ids.insert((direction, slot), PeerId(index as u16));
             }
         }
-        for Hop { way, tensor, slot, start, extent } in self.hops(first) {
-            let pieces = if way.sends { &mut routes.sends } else { &mut routes.receives };
-            let Some(&peer) = number.get(&(way, slot)) else { continue };
-            pieces.entry((tensor, way.stage)).or_default().push(Piece { peer, start, extent });
+        for Transfer { direction, tensor, slot, start, extent } in self.transfers(first) {
+            let fragments = if direction.sends { &mut routes.sends } else { &mut routes.receives };
+            let Some(&peer) = peer_ids.get(&(direction, slot)) else { continue };
+            fragments.entry((tensor, direction.stage)).or_default().push(Fragment { peer, start, extent });
         }
         routes
     }
 }
 
-impl Traveller {
-    fn add(&mut self, way: Way, tensor: TensorId, peer: Rank, region: Region) {
-        self.peers.entry(way).or_default().insert(peer);
-        self.pieces.push((way, tensor, peer, region));
+impl RankTransfers {
+    fn add(&mut self, direction: Direction, tensor: TensorId, peer: Rank, region: Region) {
+        self.peers.entry(direction).or_default().insert(peer);
+        self.fragments.push((direction, tensor, peer, region));
     }
 
-    fn hops(&self) -> Vec<Hop> {
-        let slot = |way: &Way, peer: &Rank| self.peers.get(way).map_or(0, |peers| peers.range(..peer).count());
-        let hop = |(way, tensor, peer, Region { start, extent }): &(Way, TensorId, Rank, Region)| Hop {
-            way: *way,
+    fn sorted(&self) -> Vec<Transfer> {
+        let slot = |direction: &Direction, peer: &Rank| self.peers.get(direction).map_or(0, |peers| peers.range(..peer).count());
+        let transfer = |(direction, tensor, peer, Region { start, extent }): &(Direction, TensorId, Rank, Region)| Transfer {
+            direction: *direction,
             tensor: *tensor,
-            slot: slot(way, peer),
+            slot: slot(direction, peer),
             start: start.clone(),
             extent: extent.clone(),
         };
-        let mut hops: Vec<Hop> = self.pieces.iter().map(hop).collect();
-        hops.sort_unstable();
-        hops
+        let mut transfers: Vec<Transfer> = self.fragments.iter().map(transfer).collect();
+        transfers.sort_unstable();
+        transfers
     }
 }
 
-/// Ranks of a stage that run one list.
+/// The ranks of a stage that share one instruction list.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct ListRanks {
     pub(super) stage: usize,
     /// Ascending.
     pub(super) ranks: Vec<Rank>,
 }
 
-/// The ranks of each stage, those apart that have other numbers of samples or do not send and receive alike, in any of the Programs.
-pub(super) fn parts(mesh: &Mesh, crossings: &[Crossings]) -> Vec<Part> {
-    let mut all = Vec::new();
+/// The ranks of every list, stage by stage. Ranks of a stage are in different lists if they have
+/// different numbers of samples, or different transfers in any of the Programs.
+pub(super) fn list_ranks(mesh: &Mesh, crossings: &[Crossings]) -> Vec<ListRanks> {
+    let mut lists = Vec::new();
     for stage in 0..mesh.stage_count() {
         let ranks = mesh.stage_ranks(stage);
-        let differ = !mesh.stage(stage).is_even() || crossings.iter().any(|one| !one.travellers.is_empty());
-        if !differ {
-            all.push(Part { stage, ranks });
+        let may_differ = !mesh.stage(stage).is_even() || crossings.iter().any(|one| !one.of_rank.is_empty());
+        if !may_differ {
+            lists.push(ListRanks { stage, ranks });
             continue;
         }
-        let mut known: BTreeMap<(usize, Vec<Vec<Hop>>), usize> = BTreeMap::new();
+        let mut known: BTreeMap<(usize, Vec<Vec<Transfer>>), usize> = BTreeMap::new();
         for rank in ranks {
             let samples = mesh.stage(stage).samples(mesh.coordinates(rank));
-            let hops = crossings.iter().map(|one| one.hops(rank)).collect();
-            let part = *known.entry((samples, hops)).or_insert_with(|| {
-                all.push(Part { stage, ranks: Vec::new() });
-                all.len() - 1
+            let transfers = crossings.iter().map(|one| one.transfers(rank)).collect();
+            let list = *known.entry((samples, transfers)).or_insert_with(|| {
+                lists.push(ListRanks { stage, ranks: Vec::new() });
+                lists.len() - 1
             });
-            all[part].ranks.push(rank);
+            lists[list].ranks.push(rank);
         }
     }
-    all
+    lists
 }

@@ -1,21 +1,23 @@
-//! What a stage keeps from step to step: parameters in buckets, their gradients and optimizer state beside them, running statistics.
+//! The state that a stage keeps from step to step: parameters in buckets, with their gradients and
+//! optimizer state, and running statistics.
 //!
-//! A bucket is a run of parameters whose gradients are complete at about the same time and are shared out alike, so that one
-//! collective reduces and one kernel updates them. ZeRO (Rajbhandari et al. 2020) is the placement of a bucket's optimizer state, gradients
-//! and parameters along the mesh's `shard` axis. Training and evaluation have the same state in the same place.
+//! A bucket is a run of parameters whose gradients are complete at about the same time and have the
+//! same placements. One collective reduces it and one kernel updates it. ZeRO (Rajbhandari et al. 2020)
+//! is the placement of a bucket's optimizer state, gradients and parameters along the mesh axis
+//! `shard`. Training and evaluation have the same state at the same offsets.
 
-use super::Lowering;
 use super::cuts::Cuts;
-use super::repeats::Gathers;
+use super::lowering::Lowering;
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Plan, PlanError};
-use foretell_models::{Operator, Role, TensorId};
+use foretell_models::{Operator, OperatorKind, Role, TensorId};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// Elements to which a parameter's start is aligned: 64 bytes in single precision, a cache line.
+/// The alignment of a parameter's start in its bucket, in elements: 64 bytes in single precision, a
+/// cache line.
 pub const BUCKET_ALIGNMENT: usize = 16;
 
 /// One parameter of a bucket.
@@ -23,6 +25,7 @@ pub const BUCKET_ALIGNMENT: usize = 16;
 pub(super) struct Member {
     pub(super) parameter: TensorId,
     pub(super) name: String,
+    /// The shape on one rank.
     pub(super) shape: Vec<usize>,
     pub(super) placements: Placements,
     /// The first element within the bucket.
@@ -33,65 +36,74 @@ pub(super) struct Member {
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
     pub(super) members: Vec<Member>,
-    /// Elements with padding.
+    /// The number of elements, padding included.
     pub(super) elements: usize,
-    /// Into how many equal parts ZeRO cuts what it shards; 1 without.
+    /// The number of equal parts that ZeRO cuts the bucket into; 1 without ZeRO.
     pub(super) shards: usize,
-    /// Where ZeRO shards parameters, too: the block that they are gathered for.
+    /// The block that the parameters are gathered for, if ZeRO shards them too.
     block: Option<usize>,
-    /// How the gradients lie when the stage has made them.
+    /// The placements of the gradients as the stage's operators leave them, with every sharded
+    /// dimension replaced by 0.
     pub(super) gradient: Placements,
-    /// All stages that have the parameters, where they are more than one.
+    /// The stages that have these parameters, ascending.
     pub(super) stages: Vec<usize>,
-    /// Operators that add to the gradients, for one micro-batch.
+    /// The number of operators that add to the gradients, for one micro-batch.
     pub(super) writers: usize,
 }
 
-/// Running statistics of one norm.
+/// The running statistics of one batch norm.
 #[derive(Clone, Debug)]
-pub(super) struct Running {
+pub(super) struct RunningStatistics {
     pub(super) tensor: TensorId,
     pub(super) name: String,
+    /// The shape on one rank.
     pub(super) shape: Vec<usize>,
     pub(super) placements: Placements,
-    /// The sums of batch statistics that update them: the tensor's name.
+    /// The name of the tensor with the sums of batch statistics that update them.
     pub(super) statistics: String,
     pub(super) statistics_placements: Placements,
-    /// Groups of samples that one micro-batch adds to the statistics, over all ranks.
+    /// The number of sample groups that one micro-batch adds to the statistics, over all ranks.
     pub(super) contributions: usize,
 }
 
-/// Everything a stage keeps.
+/// The persistent state of a stage.
 #[derive(Clone, Debug)]
 pub(super) struct StageState {
     pub(super) buckets: Vec<Bucket>,
     /// The bucket of each gradient tensor.
-    bucket_of: FxHashMap<TensorId, usize>,
-    /// The bucket of each parameter.
+    bucket_of_gradient: FxHashMap<TensorId, usize>,
+    /// The bucket of each parameter, by name: evaluation numbers its tensors differently.
     bucket_of_parameter: FxHashMap<String, usize>,
-    /// Whether each rank keeps only its shard of the gradients from micro-batch to micro-batch (ZeRO 2).
-    pub(super) shards_gradients: bool,
-    /// Whether each rank keeps only its shard of the parameters from step to step: ZeRO 3, and where updated parameters are gathered beside the
-    /// next step's kernels (Megatron's overlapped parameter gather).
-    pub(super) shards_parameters: bool,
-    /// Whether gathered parameters are dropped when no operator near needs them, to be gathered again (ZeRO 3).
-    pub(super) drops_parameters: bool,
-    pub(super) running: Vec<Running>,
-    /// Format of the parameters that operators read.
+    /// Whether each rank keeps only its shard of the gradients between micro-batches (ZeRO 2).
+    shards_gradients: bool,
+    pub(super) gathers: ParameterGathers,
+    pub(super) running: Vec<RunningStatistics>,
+    /// The number format of the parameters that operators read.
     pub(super) precision: DataType,
-    /// Whether a single-precision copy is kept beside them.
-    pub(super) master: bool,
-    /// Optimizer values for each parameter.
+    /// Whether the optimizer state has a single-precision copy of the parameters.
+    pub(super) has_master_copy: bool,
+    /// The number of optimizer values for each parameter, without the single-precision copy.
     pub(super) optimizer_states: usize,
 }
 
+/// When parameters that are kept as shards are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ParameterGathers {
+    /// Never: every rank keeps whole parameters.
+    Never,
+    /// Once in a step, before the first pass that reads them: Megatron's overlapped parameter gather.
+    Once,
+    /// Whenever a block needs them. They are dropped when no nearby operator reads them (ZeRO 3).
+    EveryPass,
+}
+
 impl Bucket {
-    /// The elements of one shard.
+    /// The number of elements of one shard.
     pub(super) fn shard_elements(&self) -> usize {
         self.elements / self.shards
     }
 
-    /// The runs of elements that belong to no parameter: where they start and how long they are.
+    /// The start and length of every run of elements that belongs to no parameter.
     pub(super) fn gaps(&self) -> Vec<(usize, usize)> {
         let mut gaps = Vec::new();
         let mut end = 0;
@@ -106,108 +118,42 @@ impl Bucket {
         }
         gaps
     }
+
+    /// Whether the reduction over `axis` leaves each rank only its shard.
+    pub(super) fn scatters_over(&self, axis: Axis) -> bool {
+        axis == Axis::Shard && self.shards > 1
+    }
 }
 
 impl StageState {
-    pub(super) fn plan(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let stage_of_block = cuts.stage_of_block.clone();
-        let graph = &lowering.graph;
-        // Of each parameter its gradient and who adds to it last; then in the order in which the backward pass completes them.
-        let mut last: FxHashMap<TensorId, (usize, usize, TensorId)> = FxHashMap::default();
-        for (index, operator) in graph.operators.iter().enumerate() {
-            if stage_of_block[operator.block] != stage {
-                continue;
-            }
-            for (position, output) in operator.outputs.iter().enumerate() {
-                if let Role::ParameterGradient(parameter) = graph.tensor(output.tensor).role {
-                    last.insert(parameter, (index, position, output.tensor));
-                }
-            }
-        }
-        let mut complete: Vec<(usize, usize, TensorId, TensorId)> =
-            last.into_iter().map(|(parameter, (index, position, gradient))| (index, position, parameter, gradient)).collect();
-        // Parameters that several stages share come last, in an order that all of these have: they make the same buckets of them.
-        complete.sort_unstable_by_key(|&(index, position, parameter, _)| {
-            if stages_with(lowering, parameter, &stage_of_block).len() > 1 {
-                (true, parameter.0, 0)
-            } else {
-                (false, index, position)
-            }
-        });
-        let mut bucket_of = FxHashMap::default();
-        let mut bucket_of_parameter = FxHashMap::default();
-        let mut buckets: Vec<Bucket> = Vec::new();
+    pub(super) fn new(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
         let shards = lowering.mesh.size(Axis::Shard);
-        let drops_parameters = shards > 1 && plan.layout.zero == 3;
-        let shards_parameters = drops_parameters || (shards > 1 && plan.layout.zero > 0 && plan.overlap.parameters);
-        for (index, _, parameter, gradient) in complete {
-            let placements = lowering.sharding.settled(parameter);
-            let gradient_placements = lowering.sharding.produced(gradient);
-            let stages = stages_with(lowering, parameter, &stage_of_block);
-            if let Some(&other) = stages.iter().find(|&&other| !mesh.stage(other).is_as_large_as(mesh.stage(stage))) {
-                return Err(PlanError::Invalid {
-                    field: "stages",
-                    reason: format!(
-                        "stages {stage} and {other} share `{}`, and their meshes are not as large as each other",
-                        graph.tensor(parameter).name
-                    ),
-                    hint: "give them the same sizes, or a model that shares no parameters (`tied_embeddings: false`)".into(),
-                });
-            }
-            // What is dropped is gathered block by block.
-            let block = (drops_parameters && stages.len() == 1).then(|| graph.operators[index].block);
-            let tensor = graph.tensor(parameter);
-            let full: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
-            let shape = placements.local_shape(&full, &lowering.mesh);
-            let elements: usize = shape.iter().product();
-            let padded = elements.next_multiple_of(BUCKET_ALIGNMENT);
-            let whole_bucket = plan.layout.bucket.count() as usize / 4;
-            let kind = kind_of(gradient_placements);
-            let found = buckets
-                .iter()
-                .rposition(|bucket| bucket.stages == stages && bucket.gradient == kind && bucket.block == block)
-                .filter(|&index| buckets[index].elements + padded <= whole_bucket);
-            let index = match found {
-                Some(index) => index,
-                None => {
-                    buckets.push(Bucket {
-                        members: Vec::new(),
-                        elements: 0,
-                        shards: if kind.get(Axis::Shard) == Placement::Partial { shards } else { 1 },
-                        block,
-                        gradient: kind,
-                        stages,
-                        writers: 0,
-                    });
-                    buckets.len() - 1
-                }
-            };
-            bucket_of.insert(gradient, index);
-            bucket_of_parameter.insert(tensor.name.clone(), index);
-            let bucket = &mut buckets[index];
-            let name = tensor.name.clone();
-            bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
-            bucket.elements += padded;
+        let gathers = if shards > 1 && plan.layout.zero == 3 {
+            ParameterGathers::EveryPass
+        } else if shards > 1 && plan.layout.zero > 0 && plan.overlap.parameters {
+            ParameterGathers::Once
+        } else {
+            ParameterGathers::Never
+        };
+        let mut state = Self {
+            buckets: Vec::new(),
+            bucket_of_gradient: FxHashMap::default(),
+            bucket_of_parameter: FxHashMap::default(),
+            shards_gradients: shards > 1 && plan.layout.zero >= 2,
+            gathers,
+            running: running_statistics(lowering, cuts, stage, plan),
+            precision: plan.storage(),
+            has_master_copy: plan.storage().size() < Bytes::new(4),
+            optimizer_states: plan.optimizer_states(),
+        };
+        for completed in completed_gradients(lowering, cuts, stage) {
+            refuse_unequal_meshes(lowering, &completed, stage, mesh)?;
+            state.add_to_bucket(lowering, completed, plan.layout.bucket);
         }
-        for bucket in &mut buckets {
+        for bucket in &mut state.buckets {
             bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards);
         }
-        let running = running(lowering, stage, &stage_of_block, plan)?;
-        let mixed = plan.storage().size() < Bytes::new(4);
-        let optimizer_states = plan.optimizer_states();
-        let mut state = Self {
-            buckets,
-            bucket_of,
-            bucket_of_parameter,
-            shards_gradients: shards > 1 && plan.layout.zero >= 2,
-            shards_parameters,
-            drops_parameters,
-            running,
-            precision: plan.storage(),
-            master: mixed,
-            optimizer_states,
-        };
-        for operator in graph.operators.iter().filter(|operator| stage_of_block[operator.block] == stage) {
+        for operator in lowering.graph.operators.iter().filter(|operator| cuts.stage(operator) == stage) {
             for bucket in state.buckets_written(operator) {
                 state.buckets[bucket].writers += 1;
             }
@@ -215,77 +161,163 @@ impl StageState {
         Ok(state)
     }
 
-    /// What is done for parameters beside operators.
-    pub(super) fn gathers(&self) -> Gathers {
-        match (self.shards_parameters, self.drops_parameters) {
-            (_, true) => Gathers::Always,
-            (true, false) => Gathers::Once,
-            (false, false) => Gathers::Nothing,
-        }
+    /// Adds a parameter to the last bucket of its kind, or to a new one if that bucket would become
+    /// larger than `limit`.
+    fn add_to_bucket(&mut self, lowering: &Lowering, completed: CompletedGradient, limit: Bytes) {
+        let CompletedGradient { operator, parameter, gradient, stages, .. } = completed;
+        let placements = lowering.sharding.settled(parameter);
+        // Parameters that are dropped after use are gathered block by block.
+        let is_dropped = self.gathers == ParameterGathers::EveryPass && stages.len() == 1;
+        let block = is_dropped.then(|| lowering.graph.operators[operator].block);
+        let shape = placements.local_shape(&lowering.shape(parameter), &lowering.mesh);
+        let elements: usize = shape.iter().product();
+        let padded = elements.next_multiple_of(BUCKET_ALIGNMENT);
+        let most_elements = limit.count() as usize / 4;
+        let kind = bucket_kind(lowering.sharding.produced(gradient));
+        let open = self
+            .buckets
+            .iter()
+            .rposition(|bucket| bucket.stages == stages && bucket.gradient == kind && bucket.block == block)
+            .filter(|&index| self.buckets[index].elements + padded <= most_elements);
+        let index = open.unwrap_or_else(|| {
+            let is_sharded = kind.get(Axis::Shard) == Placement::Partial;
+            let shards = if is_sharded { lowering.mesh.size(Axis::Shard) } else { 1 };
+            self.buckets.push(Bucket { members: Vec::new(), elements: 0, shards, block, gradient: kind, stages, writers: 0 });
+            self.buckets.len() - 1
+        });
+        let name = lowering.graph.tensor(parameter).name.clone();
+        self.bucket_of_gradient.insert(gradient, index);
+        self.bucket_of_parameter.insert(name.clone(), index);
+        let bucket = &mut self.buckets[index];
+        bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
+        bucket.elements += padded;
     }
 
-    /// The bucket of a gradient.
+    /// Whether each rank keeps only its shard of a bucket's gradients between micro-batches.
+    pub(super) fn shards_gradients(&self, bucket: usize) -> bool {
+        self.shards_gradients && self.buckets[bucket].shards > 1
+    }
+
+    /// Whether each rank keeps only its shard of a bucket's parameters between steps.
+    pub(super) fn shards_parameters(&self, bucket: usize) -> bool {
+        self.gathers != ParameterGathers::Never && self.buckets[bucket].shards > 1
+    }
+
+    /// The bucket of a gradient tensor.
     pub(super) fn bucket_of_gradient(&self, gradient: TensorId) -> Option<usize> {
-        self.bucket_of.get(&gradient).copied()
+        self.bucket_of_gradient.get(&gradient).copied()
     }
 
-    /// The bucket of a parameter, by its name: evaluation's graph numbers tensors otherwise.
-    pub(super) fn bucket_of_parameter(&self, parameter: &str) -> Option<usize> {
-        self.bucket_of_parameter.get(parameter).copied()
+    /// The bucket of a parameter.
+    pub(super) fn bucket_of_parameter(&self, name: &str) -> Option<usize> {
+        self.bucket_of_parameter.get(name).copied()
     }
 
-    /// The buckets to whose gradients an operator adds, in order.
+    /// The buckets whose gradients an operator adds to, ascending.
     pub(super) fn buckets_written(&self, operator: &Operator) -> BTreeSet<usize> {
-        operator.outputs.iter().filter_map(|output| self.bucket_of.get(&output.tensor).copied()).collect()
+        operator.outputs.iter().filter_map(|output| self.bucket_of_gradient(output.tensor)).collect()
     }
 }
 
-/// The placements by which buckets are told apart: which axes hold parts, not which dimension they cut.
-fn kind_of(placements: Placements) -> Placements {
+/// A parameter, and where its stage completes its gradient.
+struct CompletedGradient {
+    /// The index of the last operator that adds to the gradient.
+    operator: usize,
+    /// The position of the gradient among that operator's outputs.
+    output: usize,
+    parameter: TensorId,
+    gradient: TensorId,
+    /// The stages that have the parameter, ascending.
+    stages: Vec<usize>,
+}
+
+/// The parameters of a stage in the order in which the backward pass completes their gradients.
+/// Parameters of several stages come last, by id: all of these stages make the same buckets of them.
+fn completed_gradients(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<CompletedGradient> {
+    let graph = &lowering.graph;
+    let mut last: FxHashMap<TensorId, (usize, usize, TensorId)> = FxHashMap::default();
+    for (index, operator) in graph.operators.iter().enumerate().filter(|(_, operator)| cuts.stage(operator) == stage) {
+        for (position, output) in operator.outputs.iter().enumerate() {
+            if let Role::ParameterGradient(parameter) = graph.tensor(output.tensor).role {
+                last.insert(parameter, (index, position, output.tensor));
+            }
+        }
+    }
+    let mut completed: Vec<CompletedGradient> = last
+        .into_iter()
+        .map(|(parameter, (operator, output, gradient))| {
+            let stages = stages_with(lowering, cuts, parameter);
+            CompletedGradient { operator, output, parameter, gradient, stages }
+        })
+        .collect();
+    completed.sort_unstable_by_key(|one| {
+        if one.stages.len() > 1 { (true, one.parameter.0, 0) } else { (false, one.operator, one.output) }
+    });
+    completed
+}
+
+/// Refuses a parameter of several stages whose meshes have different sizes.
+fn refuse_unequal_meshes(lowering: &Lowering, completed: &CompletedGradient, stage: usize, mesh: &Mesh) -> Result<(), PlanError> {
+    let has_other_sizes = |&&other: &&usize| !mesh.stage(other).has_sizes_of(mesh.stage(stage));
+    let Some(other) = completed.stages.iter().find(has_other_sizes) else { return Ok(()) };
+    Err(PlanError::Invalid {
+        field: "stages",
+        reason: format!(
+            "stages {stage} and {other} share `{}`, but their meshes have different sizes",
+            lowering.graph.tensor(completed.parameter).name
+        ),
+        hint: "give them the same sizes, or use a model that shares no parameters (`tied_embeddings: false`)".into(),
+    })
+}
+
+/// The placements that distinguish buckets: which axes hold parts, whatever dimension they shard.
+fn bucket_kind(placements: Placements) -> Placements {
     Axis::WITHIN_STAGE.iter().fold(placements, |kind, &axis| match placements.get(axis) {
         Placement::Shard(_) => kind.with(axis, Placement::Shard(0)),
         _ => kind,
     })
 }
 
-/// The stages whose operators use a parameter.
-fn stages_with(lowering: &Lowering, parameter: TensorId, stage_of_block: &[usize]) -> Vec<usize> {
-    let mut stages: Vec<usize> =
-        lowering.consumers[parameter.0].iter().map(|&id| stage_of_block[lowering.graph.operators[id.0].block]).collect();
+/// The stages whose operators read a parameter, ascending.
+fn stages_with(lowering: &Lowering, cuts: &Cuts, parameter: TensorId) -> Vec<usize> {
+    let readers = lowering.consumers[parameter.0].iter();
+    let mut stages: Vec<usize> = readers.map(|&id| cuts.stage(&lowering.graph.operators[id.0])).collect();
     stages.sort_unstable();
     stages.dedup();
     stages
 }
 
-/// The running statistics of a stage's norms, each with the sums that update it.
-fn running(lowering: &Lowering, stage: usize, stage_of_block: &[usize], plan: &Plan) -> Result<Vec<Running>, PlanError> {
+/// The running statistics of a stage's batch norms, each with the sums that update it.
+fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan) -> Vec<RunningStatistics> {
     let graph = &lowering.graph;
     let mut all = Vec::new();
     for operator in &graph.operators {
-        if operator.kind != foretell_models::OperatorKind::BatchNorm || stage_of_block[operator.block] != stage {
+        if operator.kind != OperatorKind::BatchNorm || cuts.stage(operator) != stage {
             continue;
         }
         let statistics = &operator.outputs[2];
         let name = format!("{}.running", operator.name);
-        let Some(index) = graph.tensors.iter().position(|tensor| tensor.name == name) else { continue };
-        let produced = lowering.sharding.produced(statistics.tensor);
-        let placements = produced.partial_axes().fold(produced, |kept, axis| kept.with(axis, Placement::Replicate));
-        let full: Vec<usize> = graph.tensors[index].dimensions.iter().map(|one| one.extent).collect();
+        let Some(tensor) = graph.tensors.iter().position(|tensor| tensor.name == name).map(TensorId) else { continue };
+        let statistics_placements = lowering.sharding.produced(statistics.tensor);
+        let placements = statistics_placements
+            .partial_axes()
+            .fold(statistics_placements, |summed, axis| summed.with(axis, Placement::Replicate));
         let groups = operator.loops[0].extent;
-        // Groups of a stated size are as many as there are samples for; else each rank's samples are one.
+        // Groups of a stated size scale with the samples of all ranks. Otherwise each rank's samples are
+        // one group.
         let contributions = match plan.batch_norm_group {
             Some(_) => groups * plan.layout.samples_at_once() / lowering.mesh.samples_at_once(),
             None => groups,
         };
-        all.push(Running {
-            tensor: TensorId(index),
+        all.push(RunningStatistics {
+            tensor,
             name,
-            shape: placements.local_shape(&full, &lowering.mesh),
+            shape: placements.local_shape(&lowering.shape(tensor), &lowering.mesh),
             placements,
             statistics: graph.tensor(statistics.tensor).name.clone(),
-            statistics_placements: produced,
+            statistics_placements,
             contributions,
         });
     }
-    Ok(all)
+    all
 }

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// Has no kernel of a list make a copy that no instruction reads.
-pub(super) fn leave_out(program: &mut StageProgram) {
+pub(super) fn remove_unread_copies(program: &mut StageProgram) {
     let quantises = |operation: &Operation| matches!(operation, Operation::Compute { kernel: Kernel::Quantise { .. }, .. });
     if !program.instructions.iter().any(|instruction| quantises(&instruction.operation)) {
         return;

@@ -83,7 +83,7 @@ impl Fusion<'_> {
     /// A GELU's gradient, into the product that made the gradient of what the GELU made.
     fn gradient_through_gelu(&mut self, id: OperatorId) {
         let [upstream, argument] = &self.graph.operators[id.0].inputs[..] else { return };
-        let Some(product_id) = self.makers[upstream.tensor.0] else { return };
+        let Some(product_id) = self.producers[upstream.tensor.0] else { return };
         let product = &self.graph.operators[product_id.0];
         let [made] = &product.outputs[..] else { return };
         let is_product = matches!(product.kind, OperatorKind::MatmulInputGradient(_));

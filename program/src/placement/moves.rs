@@ -2,7 +2,7 @@
 //! is not the first in memory.
 
 use super::{Conversion, Placement, conversion};
-use crate::program::Collective;
+use crate::collective::Collective;
 use foretell_models::Kernel;
 
 /// One thing that is done to a rank's part of a tensor.
@@ -10,8 +10,8 @@ use foretell_models::Kernel;
 pub enum Action {
     /// A kernel puts the elements into another order, or takes the rank's own of them.
     Rearrange(Kernel),
-    /// The ranks along the axis exchange; an all-reduce leaves the sum in the place of the summands.
-    Exchange(Collective),
+    /// The ranks along the axis run a collective. An all-reduce works in place.
+    Collective(Collective),
 }
 
 /// An action, and the shape of the part that it leaves.
@@ -26,7 +26,7 @@ pub struct Move {
 /// What turns a part of a shape that is placed as `from` among `parts` ranks into one that is placed as `to`, in order. `None` where nothing does.
 pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> Option<Vec<Move>> {
     let one = |action, shape| Move { action, shape };
-    let exchange = |kind, shape: &[usize]| one(Action::Exchange(kind), shape.to_vec());
+    let collective = |kind, shape: &[usize]| one(Action::Collective(kind), shape.to_vec());
     let cut = |shape: &[usize], dimension: usize| {
         let mut shape = shape.to_vec();
         shape[dimension] /= parts;
@@ -56,19 +56,19 @@ pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> O
         }
         Conversion::Collective { kind: kind @ Collective::AllGather, from, .. } => {
             let whole = joined(shape, from);
-            [exchange(kind, &whole)].into_iter().chain(put_together(shape, from, &whole)).collect()
+            [collective(kind, &whole)].into_iter().chain(put_together(shape, from, &whole)).collect()
         }
         Conversion::Collective { kind: kind @ Collective::ReduceScatter, to, .. } => {
             let part = cut(shape, to);
-            ordered(&part, to, shape).into_iter().chain([exchange(kind, &part)]).collect()
+            ordered(&part, to, shape).into_iter().chain([collective(kind, &part)]).collect()
         }
         Conversion::Collective { kind: kind @ Collective::AllToAll, from, to } => {
             let scattered = cut(shape, to);
             let result = joined(&scattered, from);
             let last = put_together(&scattered, from, &result);
-            ordered(&scattered, to, shape).into_iter().chain([exchange(kind, &result)]).chain(last).collect()
+            ordered(&scattered, to, shape).into_iter().chain([collective(kind, &result)]).chain(last).collect()
         }
-        Conversion::Collective { kind, .. } => vec![exchange(kind, shape)],
+        Conversion::Collective { kind, .. } => vec![collective(kind, shape)],
     })
 }
 

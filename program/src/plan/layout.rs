@@ -1,6 +1,7 @@
 //! The layout of a plan: the sizes of the mesh, of all stages or of each, and the choices of placement and order.
 
 use super::{OperatorShares, PlanError};
+use crate::collective::CollectiveAlgorithm;
 use crate::mesh::{Axis, StageMesh};
 use crate::schedule::Schedule;
 use foretell_units::Bytes;
@@ -442,37 +443,5 @@ impl Offload {
     /// Whether activations do.
     pub const fn is_of_activations(self) -> bool {
         matches!(self, Offload::Activations | Offload::Both)
-    }
-}
-
-/// How sums over all ranks of a group are made. Collectives of other kinds go round rings or are messages between all pairs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CollectiveAlgorithm {
-    /// Each the way that is the fastest for its size and its group.
-    #[default]
-    Automatic,
-    /// Round rings: a reduce-scatter and an all-gather (Patarasuk and Yuan 2009).
-    Ring,
-    /// Up and down two binary trees (Sanders, Speck and Traeff 2009): fewer steps, for many ranks and few bytes.
-    Tree,
-}
-
-impl CollectiveAlgorithm {
-    /// Every choice there is.
-    pub const ALL: [Self; 3] = [Self::Automatic, Self::Ring, Self::Tree];
-
-    /// Whether it is left open.
-    pub fn is_automatic(&self) -> bool {
-        *self == Self::Automatic
-    }
-
-    /// The name in plans.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CollectiveAlgorithm::Automatic => "automatic",
-            CollectiveAlgorithm::Ring => "ring",
-            CollectiveAlgorithm::Tree => "tree",
-        }
     }
 }

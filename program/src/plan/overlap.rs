@@ -1,6 +1,7 @@
 //! What communication runs beside kernels.
 
-use crate::program::{CollectiveRole, Operation};
+use crate::collective::CollectiveRole;
+use crate::program::Operation;
 use serde::{Deserialize, Serialize};
 
 /// What communication runs beside kernels; what does not, they wait for. Our executor has all of it beside them; frameworks differ (DDP's and

@@ -29,7 +29,7 @@ impl Chooser<'_> {
         if only_additions {
             return produced;
         }
-        let maker = self.makers[tensor.0].map(|id| self.graph.operators[id.0].pass);
+        let maker = self.producers[tensor.0].map(|id| self.graph.operators[id.0].pass);
         produced.partial_axes().fold(produced, |settled, axis| {
             let wanted = match maker {
                 Some(Pass::Forward) | None => self.sequence_shard(tensor, axis).or_else(|| self.asked_by_readers(tensor, axis)),
@@ -118,7 +118,7 @@ impl Chooser<'_> {
 
     /// How a tensor will be left if it is no sum of gradients; else that sum is to be looked at.
     fn known_of<'a>(&'a self, tensor: TensorId, open: &mut Vec<OpenSum<'a>>) -> Option<Placements> {
-        let maker = self.makers[tensor.0].map(|id| &self.graph.operators[id.0]);
+        let maker = self.producers[tensor.0].map(|id| &self.graph.operators[id.0]);
         let forward = maker.and_then(|maker| maker.forward);
         match (maker, forward) {
             (Some(maker), Some(forward)) => {

@@ -36,11 +36,7 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
         (small.clone(), plan(Layout { micro_batch: max, data: 2, ..layout.clone() }, 1 << 32), "is not divisible by"),
         (small.clone(), plan(Layout { data: max, tensor: max, ..layout.clone() }, 1 << 32), "global_batch (4294967296)"),
         (small.clone(), plan(Layout { tensor: max, pipeline: max, ..layout.clone() }, 8), "multiply to more than"),
-        (
-            small.clone(),
-            plan(Layout { pipeline: 2, cuts: Some(vec![max, 3]), ..layout.clone() }, 8),
-            "does not share out 2 blocks",
-        ),
+        (small.clone(), plan(Layout { pipeline: 2, cuts: Some(vec![max, 3]), ..layout.clone() }, 8), "does not divide 2 blocks"),
         (Model::Mlp { widths: vec![2; 2000] }, plan(Layout { pipeline: 1500, ..layout.clone() }, 8), "use 1024 stages or less"),
         (
             Model::Mlp { widths: vec![1 << 24, 1 << 16, 4] },

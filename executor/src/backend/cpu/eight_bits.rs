@@ -7,7 +7,7 @@ use foretell_models::{EightBits, Kernel, WeightLayout};
 use super::CpuBackend;
 use super::memory::{Number, Scratch, floats, floats_mut, halves, numbers, numbers_mut};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
-use crate::eight_bits::{nearest, scale_and_factor, to_single};
+use crate::fp8::{nearest, scale_and_factor, to_single};
 use crate::half::Half;
 
 impl Number for u8 {

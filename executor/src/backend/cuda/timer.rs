@@ -3,7 +3,6 @@
 use super::driver::{DeviceAddress, Driver, EventHandle, StreamHandle};
 use super::{CudaBackend, CudaError};
 use crate::backend::{BackendError, KernelCall};
-use crate::error::ExecutorError;
 use foretell_units::Seconds;
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,16 +64,15 @@ impl CudaTimer {
         calls: &[KernelCall<'_>],
         patience: Seconds,
         counts: Range<usize>,
-    ) -> Result<Vec<f64>, ExecutorError> {
+    ) -> Result<Vec<f64>, BackendError> {
         let Some(first) = calls.first() else { return Ok(Vec::new()) };
-        let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
         self.backend.tell(first.hyperparameters)?;
         // What is loaded, allocated and chosen at the first time is not captured.
         for call in calls {
             // SAFETY: the caller's promise.
-            unsafe { self.backend.enqueue(call) }.map_err(failed)?;
+            unsafe { self.backend.enqueue(call) }?;
         }
-        self.backend.check().map_err(failed)?;
+        self.backend.check()?;
         let stream = self.backend.stream();
         self.driver.begin_capture(stream)?;
         let rounds = calls.len().max(IN_A_ROW);
@@ -85,7 +83,7 @@ impl CudaTimer {
         }
         // The capture ends whatever became of it.
         let graph = self.driver.end_capture(stream);
-        queued.map_err(failed)?;
+        queued?;
         let graph = graph?;
         let (mut seconds, mut spent, mut is_warm) = (Vec::new(), 0.0, false);
         while seconds.len() < counts.start || (spent < patience.value() && seconds.len() < counts.end) {
@@ -100,7 +98,7 @@ impl CudaTimer {
             }
             is_warm = true;
         }
-        self.backend.check().map_err(failed)?;
+        self.backend.check()?;
         self.driver.forget_graph(graph);
         Ok(seconds)
     }
@@ -109,15 +107,14 @@ impl CudaTimer {
     ///
     /// # Safety
     /// As for [`CudaBackend::enqueue`], of each call.
-    pub(crate) unsafe fn queue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), ExecutorError> {
+    pub(crate) unsafe fn queue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), BackendError> {
         let Some(first) = calls.first() else { return Ok(()) };
-        let failed = |source: BackendError| ExecutorError::Kernel { instruction: 0, name: first.kernel.name().into(), source };
         self.backend.tell(first.hyperparameters)?;
         let stream = self.backend.stream();
         self.span.begin(stream)?;
         for call in calls.iter().cycle().take(count) {
             // SAFETY: the caller's promise.
-            unsafe { self.backend.enqueue(call) }.map_err(failed)?;
+            unsafe { self.backend.enqueue(call) }?;
         }
         Ok(self.span.end(stream)?)
     }

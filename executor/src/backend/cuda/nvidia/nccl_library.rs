@@ -1,7 +1,8 @@
 //! NCCL itself: those of its functions that are called, with the declarations of `nccl.h`. It is loaded by its soname, `libnccl.so.2`, which is the one
 //! name that PyTorch's package and NVIDIA's both have; cudarc looks for names without a version, or with one of CUDA's.
 
-use crate::loading::SharedLibrary;
+use crate::loading;
+use libloading::Library;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
@@ -70,6 +71,8 @@ pub(in crate::backend::cuda) struct Nccl {
     receive: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, CommunicatorPointer, StreamPointer) -> c_int,
     group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
+    /// Keeps the functions valid.
+    _library: Library,
 }
 
 impl Nccl {
@@ -80,22 +83,24 @@ impl Nccl {
     }
 
     fn open(name: &OsStr) -> Option<Self> {
-        let library = SharedLibrary::open(name).ok()?;
+        // SAFETY: NCCL only sets up its own state when it is loaded.
+        let library = unsafe { loading::open(name) }.ok()?;
         // SAFETY: so `nccl.h` declares them.
         unsafe {
             Some(Self {
-                version: library.function(c"ncclGetVersion")?,
-                error_string: library.function(c"ncclGetErrorString")?,
-                unique_id: library.function(c"ncclGetUniqueId")?,
-                init_rank: library.function(c"ncclCommInitRank")?,
-                abort: library.function(c"ncclCommAbort")?,
-                all_reduce: library.function(c"ncclAllReduce")?,
-                reduce_scatter: library.function(c"ncclReduceScatter")?,
-                all_gather: library.function(c"ncclAllGather")?,
-                send: library.function(c"ncclSend")?,
-                receive: library.function(c"ncclRecv")?,
-                group_start: library.function(c"ncclGroupStart")?,
-                group_end: library.function(c"ncclGroupEnd")?,
+                version: loading::function(&library, "ncclGetVersion")?,
+                error_string: loading::function(&library, "ncclGetErrorString")?,
+                unique_id: loading::function(&library, "ncclGetUniqueId")?,
+                init_rank: loading::function(&library, "ncclCommInitRank")?,
+                abort: loading::function(&library, "ncclCommAbort")?,
+                all_reduce: loading::function(&library, "ncclAllReduce")?,
+                reduce_scatter: loading::function(&library, "ncclReduceScatter")?,
+                all_gather: loading::function(&library, "ncclAllGather")?,
+                send: loading::function(&library, "ncclSend")?,
+                receive: loading::function(&library, "ncclRecv")?,
+                group_start: loading::function(&library, "ncclGroupStart")?,
+                group_end: loading::function(&library, "ncclGroupEnd")?,
+                _library: library,
             })
         }
     }

@@ -3,10 +3,10 @@
 use crate::backend::cuda::arguments::Arguments;
 use crate::backend::cuda::driver::Launch;
 use crate::backend::cuda::sources::{COMMON, SOURCES, precision_number};
-use crate::loading::SharedLibrary;
+use crate::loading;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ type Emulate = unsafe extern "C" fn(*mut c_void, *const c_uint, c_uint, c_uint, 
 
 /// The kernels of one precision.
 struct Library {
-    loaded: SharedLibrary,
+    loaded: libloading::Library,
     emulate: Emulate,
     /// Kernels that were looked up.
     functions: HashMap<&'static str, *mut c_void>,
@@ -54,8 +54,8 @@ impl Emulator {
     pub(crate) fn has(&self, launch: &Launch) -> bool {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = libraries.entry(precision).or_insert_with(|| Library::open(precision)).loaded;
-        loaded.address(&CString::new(launch.function).unwrap()).is_some()
+        let loaded = &libraries.entry(precision).or_insert_with(|| Library::open(precision)).loaded;
+        kernel(loaded, launch.function).is_some()
     }
 
     /// Runs a launch to its end.
@@ -63,8 +63,9 @@ impl Emulator {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
         let library = libraries.entry(precision).or_insert_with(|| Library::open(precision));
-        let loaded = library.loaded;
-        let function = *library.functions.entry(launch.function).or_insert_with(|| kernel(loaded, launch.function));
+        let loaded = &library.loaded;
+        let found = || kernel(loaded, launch.function).unwrap_or_else(|| panic!("there is no kernel `{}`", launch.function));
+        let function = *library.functions.entry(launch.function).or_insert_with(found);
         // SAFETY: the function takes this structure, by which all it touches is described: that it is valid is the launch's promise.
         let status = unsafe {
             (library.emulate)(function, launch.grid.as_ptr(), launch.block, launch.shared, &raw const launch.arguments)
@@ -78,11 +79,12 @@ impl Emulator {
 
 impl Library {
     fn open(precision: u32) -> Self {
-        let loaded = SharedLibrary::open(compiled(precision).as_os_str()).unwrap();
+        // SAFETY: the emulator has no initialisers.
+        let loaded = unsafe { loading::open(compiled(precision).as_os_str()) }.unwrap();
         // SAFETY: the emulator has this function, with this type; so below.
-        let emulate: Emulate = unsafe { loaded.function(c"foretell_emulate") }.unwrap();
+        let emulate: Emulate = unsafe { loading::function(&loaded, "foretell_emulate") }.unwrap();
         // SAFETY: as above.
-        let size: unsafe extern "C" fn() -> c_uint = unsafe { loaded.function(c"foretell_arguments_size") }.unwrap();
+        let size: unsafe extern "C" fn() -> c_uint = unsafe { loading::function(&loaded, "foretell_arguments_size") }.unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { size() } as usize, size_of::<Arguments>(), "the structure of arguments is another in common.cuh");
         Self { loaded, emulate, functions: HashMap::new() }
@@ -90,9 +92,9 @@ impl Library {
 }
 
 /// Where a kernel is.
-fn kernel(loaded: SharedLibrary, name: &str) -> *mut c_void {
-    let found = loaded.address(&CString::new(name).unwrap());
-    found.unwrap_or_else(|| panic!("there is no kernel `{name}`")).as_ptr()
+fn kernel(loaded: &libloading::Library, name: &str) -> Option<*mut c_void> {
+    // SAFETY: a function's address is a pointer, whatever its type.
+    unsafe { loading::function(loaded, name) }
 }
 
 /// Whether a compiler was there, which compiles what it is given; whoever goes on without says so, or fails where it must be there.

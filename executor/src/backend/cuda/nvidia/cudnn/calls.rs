@@ -2,7 +2,7 @@
 //! finalised. A trait, so that tests see each call; what attributes are of which type is NVIDIA's header's (`cudnn_graph_v9.h`).
 
 use crate::backend::cuda::libraries::{OLDEST_CUDNN, cudnn_version};
-use crate::loading::SharedLibrary;
+use crate::loading;
 use cudarc::cudnn::sys;
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
@@ -157,8 +157,9 @@ fn usable() -> Result<(), Failure> {
 fn have_cublas_lt() -> Result<(), Failure> {
     // SAFETY: the library is there.
     let name = format!("libcublasLt.so.{}", unsafe { sys::cudnnGetCudartVersion() } / 1000);
-    SharedLibrary::open(OsStr::new(&name))
-        .map(|_| ())
+    // SAFETY: cuBLASLt only sets up its own state when it is loaded. It stays loaded: cuDNN uses it.
+    unsafe { loading::open(OsStr::new(&name)) }
+        .map(std::mem::forget)
         .map_err(|reason| Failure { doing: "looking for what cuDNN needs", reason: format!("{name} cannot be loaded: {reason}") })
 }
 

@@ -1,7 +1,7 @@
 //! What the device's library computes, in double precision.
 
 use crate::backend::cuda::driver::{DeviceAddress, Factor, Last, Product, Sums};
-use crate::eight_bits::to_single;
+use crate::fp8::to_single;
 use crate::half::Half;
 use foretell_units::DataType;
 

@@ -1,0 +1,21 @@
+//! The hyperparameters of a training step, as the plan and the seed determine them.
+
+use crate::backend::Hyperparameters;
+use foretell_program::Plan;
+
+/// What kernels are told at a step, counted from 0.
+pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize) -> Hyperparameters {
+    Hyperparameters {
+        learning_rate: plan.learning_rate(),
+        momentum: plan.training.momentum,
+        weight_decay: plan.training.weight_decay,
+        beta1: plan.training.beta1,
+        beta2: plan.training.beta2,
+        epsilon: plan.training.epsilon,
+        gradient_scale: 1.0,
+        clip_norm: plan.training.clip_norm.unwrap_or(f32::INFINITY),
+        growth_interval: plan.training.loss_scale.growth_interval,
+        step: step as u64 + 1,
+        seed,
+    }
+}

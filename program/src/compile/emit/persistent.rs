@@ -1,0 +1,223 @@
+//! The persistent buffers of a stage: parameters, gradients, optimizer state, running statistics and
+//! sums. Training and evaluation declare the same buffers in the same order.
+
+use super::list::ListBuilder;
+use super::stage::Stage;
+use crate::compile::state::{Bucket, Member, RunningStatistics};
+use crate::mesh::Axis;
+use crate::placement::{Placement, Placements};
+use crate::program::{BufferId, BufferRole, Initial, InitialShare, MemoryKind, Metric, MetricKind};
+use foretell_models::{Control, Role};
+use foretell_units::DataType;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// The numbers of the update control that a run reports.
+const CONTROL_METRICS: [(Control, MetricKind); 3] = [
+    (Control::LossScale, MetricKind::LossScale),
+    (Control::SquaredGradientNorm, MetricKind::SquaredGradientNorm),
+    (Control::SkippedSteps, MetricKind::SkippedSteps),
+];
+
+/// The persistent buffers of a stage.
+#[derive(Default)]
+pub(super) struct PersistentBuffers {
+    /// Parameters, gradients, running statistics and sums, by tensor name. Tensors that are kept as
+    /// shards of a bucket have no entry.
+    by_name: FxHashMap<String, BufferId>,
+    pub(super) buckets: Vec<BucketBuffers>,
+    pub(super) norms: Vec<SquaredNorms>,
+    /// The input and state of gradient clipping and loss scaling, if the plan has either.
+    pub(super) control: Option<BufferId>,
+    pub(super) statistics: Vec<BatchStatistics>,
+}
+
+/// The persistent buffers of a bucket.
+pub(super) struct BucketBuffers {
+    /// All parameters, or the rank's shard if ZeRO shards parameters.
+    pub(super) parameters: BufferId,
+    /// All gradients, or the rank's shard if ZeRO shards gradients.
+    pub(super) gradients: BufferId,
+    /// The optimizer's values, each for the rank's shard. The single-precision copy comes last.
+    pub(super) states: Vec<BufferId>,
+}
+
+/// The sums of squared gradients of buckets with equal placements after reduction.
+pub(super) struct SquaredNorms {
+    pub(super) placements: Placements,
+    /// One number for each bucket.
+    pub(super) root: BufferId,
+    /// Each bucket, and its number within `root`.
+    pub(super) buckets: Vec<(usize, BufferId)>,
+}
+
+/// The sums of batch statistics that are reduced together.
+pub(super) struct BatchStatistics {
+    /// The axes to reduce over; none if every rank has whole sums.
+    pub(super) axes: Vec<Axis>,
+    pub(super) root: BufferId,
+}
+
+impl PersistentBuffers {
+    /// Declares all persistent buffers of a stage.
+    pub(super) fn declare(list: &mut ListBuilder, stage: &Stage<'_>) -> Self {
+        let mut buffers = Self::default();
+        for index in 0..stage.state.buckets.len() {
+            buffers.declare_bucket(list, stage, index);
+        }
+        buffers.norms = squared_norms(list, stage);
+        buffers.control = update_control(list, stage);
+        buffers.declare_statistics(list, stage);
+        buffers.declare_sums(list, stage);
+        buffers
+    }
+
+    /// The buffer of a tensor, by its name.
+    pub(super) fn find(&self, name: &str) -> Option<BufferId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Parameters, gradients and optimizer state of one bucket.
+    fn declare_bucket(&mut self, list: &mut ListBuilder, stage: &Stage<'_>, index: usize) {
+        let state = stage.state;
+        let bucket = &state.buckets[index];
+        let shape = |is_sharded: bool| vec![if is_sharded { bucket.shard_elements() } else { bucket.elements }];
+        let (shards_parameters, shards_gradients) = (state.shards_parameters(index), state.shards_gradients(index));
+        let name = format!("parameters {index}");
+        let parameters = list.add_persistent(&name, BufferRole::Parameter, shape(shards_parameters), state.precision);
+        let name = format!("gradients {index}");
+        let gradients = list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32);
+        let is_offloaded = stage.plan.layout.offload.is_of_optimizer();
+        let memory = if is_offloaded { MemoryKind::Host } else { MemoryKind::Device };
+        let states: Vec<BufferId> = (0..state.optimizer_states + usize::from(state.has_master_copy))
+            .map(|number| {
+                let name = format!("optimizer state {index}.{number}");
+                let buffer = list.add_persistent(&name, BufferRole::OptimizerState, shape(true), DataType::Fp32);
+                list.set_memory(buffer, memory);
+                buffer
+            })
+            .collect();
+        if shards_parameters {
+            list.set_initial(parameters, initial_bucket(bucket));
+        }
+        if let Some(&master) = states.last().filter(|_| state.has_master_copy) {
+            list.set_initial(master, initial_bucket(bucket));
+        }
+        for member in &bucket.members {
+            if !shards_parameters {
+                let parameter = list.add_view(&member.name, parameters, member.offset, member.shape.clone());
+                list.set_initial(parameter, Initial::Share(initial_share(member)));
+                self.by_name.insert(member.name.clone(), parameter);
+            }
+            if !shards_gradients {
+                let name = format!("{}.gradient", member.name);
+                let gradient = list.add_view(&name, gradients, member.offset, member.shape.clone());
+                self.by_name.insert(name, gradient);
+            }
+        }
+        self.buckets.push(BucketBuffers { parameters, gradients, states });
+    }
+
+    /// Running statistics, and the sums of batch statistics that update them. Sums over the same axes
+    /// share a buffer, so that one collective reduces them.
+    fn declare_statistics(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
+        let mut by_axes: BTreeMap<Vec<Axis>, Vec<&RunningStatistics>> = BTreeMap::new();
+        for running in &stage.state.running {
+            by_axes.entry(running.statistics_placements.partial_axes().collect()).or_default().push(running);
+        }
+        for (axes, members) in by_axes {
+            let elements: usize = members.iter().map(|one| one.shape.iter().product::<usize>()).sum();
+            let root = list.add_persistent("batch statistics", BufferRole::Sum, vec![elements], DataType::Fp32);
+            let mut offset = 0;
+            for running in members {
+                let statistics = list.add_view(&running.statistics, root, offset, running.shape.clone());
+                self.by_name.insert(running.statistics.clone(), statistics);
+                offset += running.shape.iter().product::<usize>();
+                let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
+                let share = InitialShare { tensor: running.tensor, placements: running.placements };
+                list.set_initial(buffer, Initial::Share(share));
+                self.by_name.insert(running.name.clone(), buffer);
+            }
+            self.statistics.push(BatchStatistics { axes, root });
+        }
+    }
+
+    /// The loss, the number of correct predictions and the number of dropped tokens, in the stage that
+    /// computes them.
+    fn declare_sums(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
+        for id in stage.forward_operators() {
+            for output in &stage.operator(id).outputs {
+                let tensor = stage.lowering.graph.tensor(output.tensor);
+                if tensor.role != Role::Sum || self.by_name.contains_key(&tensor.name) {
+                    continue;
+                }
+                let buffer = list.add_persistent(&tensor.name, BufferRole::Sum, vec![1], DataType::Fp32);
+                self.by_name.insert(tensor.name.clone(), buffer);
+                let kind = match tensor.name.as_str() {
+                    "loss" => MetricKind::Loss,
+                    "dropped" => MetricKind::Dropped,
+                    _ => MetricKind::Correct,
+                };
+                let placements = stage.lowering.sharding.produced(output.tensor);
+                list.add_metric(Metric { kind, buffer, placements });
+            }
+        }
+    }
+}
+
+fn initial_share(member: &Member) -> InitialShare {
+    InitialShare { tensor: member.parameter, placements: member.placements }
+}
+
+/// The initial contents of a rank's shard of a bucket.
+fn initial_bucket(bucket: &Bucket) -> Initial {
+    Initial::Bucket {
+        members: bucket.members.iter().map(|member| (member.offset, initial_share(member))).collect(),
+        axis: (bucket.shards > 1).then_some(Axis::Shard),
+    }
+}
+
+/// The buffers for squared gradient norms. Parameters of several stages count in the first of them.
+fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms> {
+    let mut by_placements: BTreeMap<Placements, Vec<usize>> = BTreeMap::new();
+    for (index, bucket) in stage.state.buckets.iter().enumerate() {
+        if bucket.stages.first() == Some(&stage.index) {
+            by_placements.entry(placements_after_reduction(bucket)).or_default().push(index);
+        }
+    }
+    let norms = by_placements.into_iter().enumerate().map(|(number, (placements, buckets))| {
+        let name = format!("squared norms {number}");
+        let root = list.add_persistent(&name, BufferRole::Sum, vec![buckets.len()], DataType::Fp32);
+        let view = |(place, index): (usize, usize)| (index, list.add_view(&name, root, place, vec![1]));
+        let buckets = buckets.into_iter().enumerate().map(view).collect();
+        SquaredNorms { placements, root, buckets }
+    });
+    norms.collect()
+}
+
+/// The placements of a bucket's gradients after their reduction.
+fn placements_after_reduction(bucket: &Bucket) -> Placements {
+    bucket.gradient.partial_axes().fold(bucket.gradient, |reduced, axis| {
+        reduced.with(axis, if bucket.scatters_over(axis) { Placement::Shard(0) } else { Placement::Replicate })
+    })
+}
+
+/// The buffer of the update control: what gradient clipping and loss scaling keep from step to step.
+fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId> {
+    let scales_loss = stage.plan.scales_loss();
+    if stage.plan.training.clip_norm.is_none() && !scales_loss {
+        return None;
+    }
+    let control = list.add_persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);
+    let scale = if scales_loss { stage.plan.training.loss_scale.initial } else { 1.0 };
+    list.set_initial(control, Initial::Values(vec![scale]));
+    // The control is equal on all ranks: the first stage reports it.
+    if stage.index == 0 {
+        let reported = CONTROL_METRICS.into_iter().filter(|(_, kind)| scales_loss || *kind == MetricKind::SquaredGradientNorm);
+        for (number, kind) in reported {
+            let buffer = list.add_view("update control", control, number.place(), vec![1]);
+            list.add_metric(Metric { kind, buffer, placements: Placements::default() });
+        }
+    }
+    Some(control)
+}

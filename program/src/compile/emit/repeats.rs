@@ -1,0 +1,425 @@
+//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next, in
+//! other buffers. So one micro-batch is emitted, and the instructions and buffers that it left are copied
+//! for the others.
+//!
+//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later ones add
+//! to, the last completes gradients that are then reduced, and before the first of a pass sharded
+//! parameters are gathered. All other micro-batches with the same passes in the same order repeat the
+//! first of them, their template.
+//!
+//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's passes come
+//! in a fixed order and its messages anywhere between them, so a buffer is identified by the segment that
+//! added it and its number within the segment. Instructions mean nothing here, except for those that
+//! depend on the index of a sample.
+
+use crate::compile::messages::Receive;
+use crate::compile::state::ParameterGathers;
+use crate::program::{Buffer, BufferId, Few, Instruction, Operation, StageProgram};
+use crate::schedule::{StagePass, Task};
+use foretell_models::TensorId;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The micro-batches of a list that repeat others.
+pub(super) struct Repeats {
+    /// Indexed by micro-batch.
+    repetitions: Vec<Repetition>,
+    templates: Vec<Template>,
+    /// The number of instructions and buffers that are still to be copied, as far as it is known.
+    left: ListEnd,
+}
+
+/// How a micro-batch relates to others.
+enum Repetition {
+    /// No other micro-batch is like it.
+    Unique,
+    /// Others repeat it. The index in [`Repeats::templates`].
+    Template(usize),
+    /// It repeats a template.
+    Copy {
+        template: usize,
+        /// The id of the first buffer of each of its segments, counted from 1; the entry of [`OUTSIDE`] is 0.
+        first_buffers: Vec<u32>,
+        /// The number of its passes so far.
+        passes: usize,
+    },
+}
+
+/// A micro-batch that others repeat.
+struct Template {
+    /// The number of its passes in the whole list.
+    passes: usize,
+    /// The tensor and sending stage of each message that it receives, ascending.
+    messages: Vec<(TensorId, usize)>,
+    /// Its segments: passes in order, then messages.
+    segments: Vec<RecordedSegment>,
+    /// The runs of buffers that its segments added so far, ascending.
+    added: Vec<AddedBuffers>,
+    /// The number of its passes so far.
+    emitted_passes: usize,
+    /// The number of micro-batches that repeat it.
+    copies: usize,
+}
+
+/// A run of buffers that one segment of a template added.
+struct AddedBuffers {
+    first: u32,
+    count: u32,
+    /// The segment, counted from 1.
+    segment: u32,
+}
+
+/// What is about to be emitted for a micro-batch.
+#[derive(Clone, Copy)]
+pub(super) enum Segment<'a> {
+    Pass,
+    Message(&'a Receive),
+}
+
+/// How the next segment of a micro-batch is emitted.
+pub(super) enum Next {
+    /// By emitting it.
+    Emit,
+    /// By emitting it and passing the result to [`Repeats::record`].
+    EmitAndRecord(SegmentId),
+    /// By [`Repeats::copy`].
+    Copy(SegmentId),
+}
+
+/// A segment of a template.
+#[derive(Clone, Copy)]
+pub(super) struct SegmentId {
+    template: usize,
+    /// Counted from 0.
+    segment: usize,
+}
+
+/// The buffers and instructions of one segment of a template.
+#[derive(Default)]
+struct RecordedSegment {
+    /// Each buffer, with its parent.
+    buffers: Vec<(Buffer, Option<BufferReference>)>,
+    instructions: Vec<RecordedInstruction>,
+    /// The reads and then the writes of each instruction, one after the other.
+    operands: Vec<BufferReference>,
+}
+
+/// An instruction whose operands are the next `reads + writes` entries of
+/// [`RecordedSegment::operands`]. Its own lists of operands are empty.
+struct RecordedInstruction {
+    instruction: Instruction,
+    reads: u32,
+    writes: u32,
+    /// Whether the operation depends on the index of the first sample.
+    counts_samples: bool,
+}
+
+/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`, from 1,
+/// added. With segment [`OUTSIDE`] it is the buffer with id `number`.
+#[derive(Clone, Copy)]
+struct BufferReference {
+    segment: u32,
+    number: u32,
+}
+
+/// The segment of buffers that a template did not add.
+const OUTSIDE: u32 = 0;
+
+/// The length of a list.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ListEnd {
+    instructions: usize,
+    buffers: usize,
+}
+
+impl ListEnd {
+    pub(super) fn of(program: &StageProgram) -> Self {
+        Self { instructions: program.instructions.len(), buffers: program.buffers.len() }
+    }
+}
+
+/// The segments of a micro-batch, and when each of them comes in the list.
+#[derive(Default)]
+struct Itinerary {
+    /// The chunk and pass of each pass in order, and whether the backward pass of the same chunk follows
+    /// at once.
+    passes: Vec<(usize, StagePass, bool)>,
+    /// The tensor and sending stage of each message, ascending.
+    messages: Vec<(TensorId, usize)>,
+    /// The positions of the passes among all segments of the list.
+    pass_positions: Vec<usize>,
+    /// The positions of the messages among all segments of the list.
+    message_positions: Vec<usize>,
+}
+
+impl Itinerary {
+    /// Whether `earlier` has the same segments, each of them earlier.
+    fn repeats(&self, earlier: &Self) -> bool {
+        let all_later = |own: &[usize], others: &[usize]| own.iter().zip(others).all(|(own, other)| own > other);
+        self.passes == earlier.passes
+            && self.messages == earlier.messages
+            && all_later(&self.pass_positions, &earlier.pass_positions)
+            && all_later(&self.message_positions, &earlier.message_positions)
+    }
+}
+
+impl Repeats {
+    /// No micro-batch repeats another.
+    #[cfg(test)]
+    pub(super) fn none() -> Self {
+        Self { repetitions: Vec::new(), templates: Vec::new(), left: ListEnd::default() }
+    }
+
+    /// Finds the repetitions among a stage's tasks. `receives` has the messages before each task.
+    pub(super) fn new(tasks: &[Task], receives: &[Vec<Receive>], gathers: ParameterGathers) -> Self {
+        let itineraries = itineraries(tasks, receives);
+        let mut repeats =
+            Self { repetitions: Vec::with_capacity(itineraries.len()), templates: Vec::new(), left: ListEnd::default() };
+        let unique = unique_micro_batches(tasks, gathers);
+        let mut of_templates: Vec<&Itinerary> = Vec::new();
+        for (micro_batch, itinerary) in itineraries.iter().enumerate() {
+            if gathers == ParameterGathers::EveryPass || itinerary.passes.is_empty() || unique.contains(&micro_batch) {
+                repeats.repetitions.push(Repetition::Unique);
+                continue;
+            }
+            let segments = itinerary.passes.len() + itinerary.messages.len();
+            repeats.repetitions.push(match of_templates.iter().position(|template| itinerary.repeats(template)) {
+                Some(template) => {
+                    repeats.templates[template].copies += 1;
+                    Repetition::Copy { template, first_buffers: vec![0; segments + 1], passes: 0 }
+                }
+                None => {
+                    of_templates.push(itinerary);
+                    repeats.templates.push(Template {
+                        passes: itinerary.passes.len(),
+                        messages: itinerary.messages.clone(),
+                        segments: (0..segments).map(|_| RecordedSegment::default()).collect(),
+                        added: Vec::new(),
+                        emitted_passes: 0,
+                        copies: 0,
+                    });
+                    Repetition::Template(repeats.templates.len() - 1)
+                }
+            });
+        }
+        repeats
+    }
+
+    /// How the next segment of a micro-batch is emitted.
+    pub(super) fn next(&mut self, micro_batch: usize, segment: Segment<'_>) -> Next {
+        let Self { repetitions, templates, .. } = self;
+        let (template, passes_of_copy) = match repetitions.get_mut(micro_batch) {
+            Some(Repetition::Copy { template, passes, .. }) => (*template, Some(passes)),
+            Some(Repetition::Template(template)) => (*template, None),
+            Some(Repetition::Unique) | None => return Next::Emit,
+        };
+        let is_copy = passes_of_copy.is_some();
+        let known = &mut templates[template];
+        let segment = match segment {
+            Segment::Pass => {
+                let passes = passes_of_copy.unwrap_or(&mut known.emitted_passes);
+                *passes += 1;
+                Some(*passes - 1)
+            }
+            Segment::Message(receive) => {
+                let key = (receive.tensor, receive.from);
+                known.messages.binary_search(&key).ok().map(|message| known.passes + message)
+            }
+        };
+        match segment {
+            Some(segment) if is_copy => Next::Copy(SegmentId { template, segment }),
+            Some(segment) => Next::EmitAndRecord(SegmentId { template, segment }),
+            None => Next::Emit,
+        }
+    }
+
+    /// Records a segment of a template: everything that the list has beyond `start`.
+    pub(super) fn record(&mut self, SegmentId { template, segment }: SegmentId, program: &mut StageProgram, start: ListEnd) {
+        let Self { templates, left, .. } = self;
+        let Template { segments, added, copies, .. } = &mut templates[template];
+        let count = (program.buffers.len() - start.buffers) as u32;
+        added.push(AddedBuffers { first: start.buffers as u32, count, segment: segment as u32 + 1 });
+        let reference = |id: BufferId| {
+            let last = added.partition_point(|run| run.first <= id.0).checked_sub(1).map(|last| &added[last]);
+            let own = last.filter(|run| id.0 - run.first < run.count);
+            own.map_or(BufferReference { segment: OUTSIDE, number: id.0 }, |run| BufferReference {
+                segment: run.segment,
+                number: id.0 - run.first,
+            })
+        };
+        let recorded = &mut segments[segment];
+        let buffers = program.buffers[start.buffers..].iter();
+        recorded.buffers = buffers.map(|buffer| (buffer.clone(), buffer.parent.map(reference))).collect();
+        for instruction in &program.instructions[start.instructions..] {
+            recorded.operands.extend(instruction.reads.iter().chain(&instruction.writes).map(|&id| reference(id)));
+            let (reads, writes) = (instruction.reads.len() as u32, instruction.writes.len() as u32);
+            let counts_samples = from_sample(&instruction.operation, usize::MAX).is_some();
+            let instruction = Instruction { reads: Few::new(), writes: Few::new(), ..instruction.clone() };
+            recorded.instructions.push(RecordedInstruction { instruction, reads, writes, counts_samples });
+        }
+        // Reserve space for all copies that are known to come: lists are long, and growing them step by step
+        // would copy as much as the copies themselves.
+        left.instructions += *copies * recorded.instructions.len();
+        left.buffers += *copies * recorded.buffers.len();
+        program.instructions.reserve(left.instructions);
+        program.buffers.reserve(left.buffers);
+    }
+
+    /// Copies a segment for a micro-batch whose first sample is `first_sample`.
+    pub(super) fn copy(
+        &mut self,
+        SegmentId { template, segment }: SegmentId,
+        micro_batch: usize,
+        first_sample: usize,
+        program: &mut StageProgram,
+    ) {
+        let Some(Repetition::Copy { first_buffers, .. }) = self.repetitions.get_mut(micro_batch) else { return };
+        let recorded = &self.templates[template].segments[segment];
+        self.left.instructions = self.left.instructions.saturating_sub(recorded.instructions.len());
+        self.left.buffers = self.left.buffers.saturating_sub(recorded.buffers.len());
+        first_buffers[segment + 1] = program.buffers.len() as u32;
+        let buffer = |reference: &BufferReference| BufferId(first_buffers[reference.segment as usize] + reference.number);
+        program
+            .buffers
+            .extend(recorded.buffers.iter().map(|(one, parent)| Buffer { parent: parent.as_ref().map(buffer), ..one.clone() }));
+        let mut operands = recorded.operands.as_slice();
+        let mut take = |count: u32| {
+            let (own, rest) = operands.split_at(count as usize);
+            operands = rest;
+            buffer_ids(own, buffer)
+        };
+        program.instructions.extend(recorded.instructions.iter().map(|recorded| {
+            let RecordedInstruction { instruction, reads, writes, counts_samples } = recorded;
+            let operation = if *counts_samples { from_sample(&instruction.operation, first_sample).map(Arc::new) } else { None };
+            Instruction {
+                name: instruction.name,
+                operation: operation.unwrap_or_else(|| Arc::clone(&instruction.operation)),
+                stream: instruction.stream,
+                after: Few::new(),
+                reads: take(*reads),
+                writes: take(*writes),
+                micro_batch: instruction.micro_batch.map(|_| micro_batch as u32),
+                phase: instruction.phase,
+            }
+        }));
+    }
+}
+
+/// The ids of some operands. Most instructions have at most four, which need no heap and no iterator.
+fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) -> BufferId) -> Few<BufferId> {
+    let mut ids = [BufferId(0); 4];
+    if operands.len() > ids.len() {
+        return operands.iter().map(buffer).collect();
+    }
+    ids.iter_mut().zip(operands).for_each(|(id, reference)| *id = buffer(reference));
+    Few::from_buf_and_len(ids, operands.len())
+}
+
+/// The itinerary of each micro-batch.
+fn itineraries(tasks: &[Task], receives: &[Vec<Receive>]) -> Vec<Itinerary> {
+    let count = tasks.iter().map(|task| task.micro_batch + 1).max().unwrap_or(0);
+    let mut itineraries: Vec<Itinerary> = (0..count).map(|_| Itinerary::default()).collect();
+    let mut messages: Vec<Vec<(TensorId, usize, usize)>> = vec![Vec::new(); count];
+    let mut position = 0;
+    for (index, task) in tasks.iter().enumerate() {
+        for receive in receives.get(index).into_iter().flatten() {
+            position += 1;
+            if let Some(messages) = messages.get_mut(receive.micro_batch) {
+                messages.push((receive.tensor, receive.from, position));
+            }
+        }
+        position += 1;
+        let itinerary = &mut itineraries[task.micro_batch];
+        let returns = tasks.get(index + 1).is_some_and(|next| task.returns_with(next));
+        itinerary.passes.push((task.chunk, task.pass, returns));
+        itinerary.pass_positions.push(position);
+    }
+    for (itinerary, mut messages) in itineraries.iter_mut().zip(messages) {
+        messages.sort_unstable();
+        itinerary.messages = messages.iter().map(|&(tensor, from, _)| (tensor, from)).collect();
+        itinerary.message_positions = messages.iter().map(|&(.., position)| position).collect();
+    }
+    itineraries
+}
+
+/// The micro-batches for which a stage does something that it does for no other.
+fn unique_micro_batches(tasks: &[Task], gathers: ParameterGathers) -> BTreeSet<usize> {
+    let mut unique = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    for (index, task) in tasks.iter().enumerate() {
+        if seen.insert((task.chunk, task.pass)) {
+            unique.insert(task.micro_batch);
+            // The first parameters that a pass reads are gathered during the task before it.
+            let before = index.checked_sub(1).filter(|_| gathers == ParameterGathers::Once);
+            unique.extend(before.map(|before| tasks[before].micro_batch));
+        }
+    }
+    for task in tasks.iter().rev() {
+        if seen.remove(&(task.chunk, task.pass)) {
+            unique.insert(task.micro_batch);
+        }
+    }
+    unique
+}
+
+/// The same operation for another first sample; `None` if it does not depend on samples.
+fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> {
+    match *operation {
+        Operation::Compute { kernel, accumulate, group } => {
+            let moved = kernel.from_sample(first_sample);
+            (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
+        }
+        Operation::Load { input, samples, .. } => Some(Operation::Load { input, first_sample, samples }),
+        Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } | Operation::Copy { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::compile::Compiler;
+    use crate::compile::emit::Emission;
+    use crate::plan::Plan;
+    use crate::program::Program;
+    use foretell_models::Model;
+
+    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch emitted.
+    fn both(model: &str, rest: &str) -> [Vec<Program>; 2] {
+        let model: Model = serde_json::from_str(model).expect("a model");
+        let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");
+        [Emission::Once, Emission::Each]
+            .map(|emission| Compiler::new(&model, "m").programs(&plan, emission).expect("a plan that fits the model"))
+    }
+
+    #[test]
+    fn copied_micro_batches_equal_emitted_ones() {
+        let models = [
+            r#"{"family": "gpt", "layers": 8, "hidden": 16, "heads": 4, "vocab": 32, "sequence": 8, "dropout": 0.1}"#,
+            r#"{"family": "gpt", "layers": 8, "hidden": 16, "heads": 4, "vocab": 32, "sequence": 8, "tied_embeddings": true}"#,
+            r#"{"family": "resnet", "depth": 18, "stem": "small", "image": 8, "channels": 1, "classes": 10, "width": 4}"#,
+        ];
+        let schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
+        for model in models {
+            for (number, schedule) in schedules.into_iter().enumerate() {
+                for zero in 0..4 {
+                    let chunks = if number == 2 || number == 4 { 2 } else { 1 };
+                    let recompute = ["none", "selective", "full"][(number + zero) % 3];
+                    let overlap = zero % 2 == 0;
+                    // ResNets have no product of eight bits.
+                    let precision = if model.contains("gpt") && (number + zero) % 2 == 0 { "fp8" } else { "bf16" };
+                    let offload = if (number + zero) % 4 == 1 { "activations" } else { "none" };
+                    let rest = format!(
+                        r#""global_batch": 18, "precision": "{precision}", "overlap": {{"gradients": {overlap}, "parameters": {overlap}}},
+                        "layout": {{"data": 2, "pipeline": 2, "micro_batch": 1, "schedule": "{schedule}", "virtual_stages": {chunks},
+                        "zero": {zero}, "recompute": "{recompute}", "offload": "{offload}"}}"#
+                    );
+                    let [once, each] = both(model, &rest);
+                    // Not with assert_eq, which would print them.
+                    assert!(
+                        format!("{once:?}") == format!("{each:?}"),
+                        "{schedule}, zero {zero}, {recompute}, offload {offload}, of {model}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The end of a step: the gradient norm, the update of all parameters, and the update of running
+//! statistics.
+//!
+//! If ZeRO shards a bucket, each rank updates its shard. Ranks that keep whole parameters gather them at
+//! once. Otherwise they are gathered in the next step, before kernels that read them.
+
+use super::buckets::GradientBuckets;
+use super::list::{Label, ListBuilder};
+use super::optimizer_states::StagedStates;
+use super::persistent::{BatchStatistics, PersistentBuffers, SquaredNorms};
+use super::stage::Stage;
+use crate::collective::Collective;
+use crate::mesh::{Axis, Group};
+use crate::plan::Optimizer;
+use crate::program::{BufferId, BufferRole, Metric, MetricKind, Phase};
+use foretell_models::Kernel;
+use foretell_units::DataType;
+
+/// Appends the update of one stage to a list, after all gradients are reduced.
+pub(super) struct Update<'a> {
+    pub(super) list: &'a mut ListBuilder,
+    pub(super) stage: &'a Stage<'a>,
+    pub(super) persistent: &'a PersistentBuffers,
+    pub(super) gradients: &'a GradientBuckets,
+}
+
+impl Update<'_> {
+    pub(super) fn run(&mut self) {
+        self.gradient_norm();
+        let mut staged = StagedStates::new(self.list, self.persistent);
+        for bucket in 0..self.stage.state.buckets.len() {
+            self.update_bucket(bucket, staged.as_ref());
+            if let Some(staged) = &mut staged {
+                staged.take_out(self.list, self.persistent, bucket);
+            }
+        }
+        self.update_running_statistics();
+    }
+
+    fn compute(&mut self, name: &str, kernel: Kernel, reads: &[BufferId], writes: &[BufferId]) {
+        self.list.compute(Label::of_step(name, Phase::Update), kernel, reads, writes);
+    }
+
+    /// Takes this rank's part of a buffer that `group` has equal parts of.
+    fn slice(&mut self, name: &str, (parts, elements): (usize, usize), group: Group, from: BufferId, to: BufferId) {
+        let group = self.list.group(group);
+        let kernel = Kernel::Slice { outer: 1, parts, inner: elements };
+        self.list.compute_in_group(Label::of_step(name, Phase::Update), kernel, Some(group), &[from], &[to]);
+    }
+
+    /// Sums the squares of all reduced gradients, bucket by bucket. If the update depends on the norm, also
+    /// sums them over buckets, ranks with other shards, and stages.
+    fn gradient_norm(&mut self) {
+        let persistent = self.persistent;
+        let (norms, is_controlled) = (&persistent.norms, persistent.control.is_some());
+        let count = norms.len().max(1);
+        let totals = self.list.add_buffer("squared norms", BufferRole::Sum, vec![count], DataType::Fp32);
+        if is_controlled && norms.is_empty() {
+            self.compute("squared norms", Kernel::Zero { elements: 1 }, &[], &[totals]);
+        }
+        for (number, SquaredNorms { placements, root, buckets }) in norms.iter().enumerate() {
+            let name = format!("squared norms {number}");
+            for &(bucket, norm) in buckets {
+                let Some(gradient) = self.gradients.reduced(bucket) else { continue };
+                let elements = self.list.elements(gradient);
+                self.compute(&name, Kernel::SumOfSquares { elements }, &[gradient], &[norm]);
+                if !is_controlled {
+                    let kind = MetricKind::SquaredGradientNorm;
+                    self.list.add_metric(Metric { kind, buffer: norm, placements: *placements });
+                }
+            }
+            if is_controlled {
+                let axes: Vec<Axis> = placements.sharded_axes().collect();
+                let sum = self.list.add_view("squared norms", totals, number, vec![1]);
+                self.compute(&name, Kernel::Sum { elements: buckets.len() }, &[*root], &[sum]);
+                if !axes.is_empty() {
+                    self.list.all_reduce_of_step(&name, Group::over(axes), sum);
+                }
+            }
+        }
+        if let Some(control) = persistent.control {
+            self.decide_update(totals, count, control);
+        }
+    }
+
+    /// Sums the squares over all stages, and decides from the norm whether and how parameters are updated.
+    fn decide_update(&mut self, totals: BufferId, elements: usize, control: BufferId) {
+        let name = "squared norm";
+        let norm = self.list.add_buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
+        let (mesh, plan) = (self.stage.mesh, self.stage.plan);
+        let stages = 0..mesh.stage_count();
+        if stages.clone().all(|stage| mesh.stage(stage).has_sizes_of(mesh.stage(0))) {
+            self.compute(name, Kernel::Sum { elements }, &[totals], &[norm]);
+            if stages.len() > 1 {
+                self.list.all_reduce_of_step(name, Group::across(stages.collect()), norm);
+            }
+        } else {
+            // The all-reduce is over all ranks of all stages. In each stage, one rank contributes the stage's
+            // sum and the others contribute zero.
+            let ranks = self.stage.lowering.mesh.ranks();
+            let contributions = self.list.add_buffer(name, BufferRole::Sum, vec![ranks], DataType::Fp32);
+            let first = self.list.add_view(name, contributions, 0, vec![1]);
+            self.compute(name, Kernel::Zero { elements: ranks }, &[], &[contributions]);
+            self.compute(name, Kernel::Sum { elements }, &[totals], &[first]);
+            self.slice(name, (ranks, 1), Group::over(Axis::WITHIN_STAGE.to_vec()), contributions, norm);
+            self.list.all_reduce_of_step(name, Group::everyone(mesh), norm);
+        }
+        let kernel = Kernel::UpdateControl { clip: plan.training.clip_norm.is_some(), scaled: plan.scales_loss() };
+        self.compute("update control", kernel, &[norm], &[control]);
+    }
+
+    fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) {
+        let (state, persistent) = (self.stage.state, self.persistent);
+        let (bucket, buffers) = (&state.buckets[index], &persistent.buckets[index]);
+        let elements = bucket.shard_elements();
+        let gradients = self.gradients.reduced(index).unwrap_or(buffers.gradients);
+        let states = staged.map_or(buffers.states.as_slice(), |staged| staged.of_bucket(index));
+        let name = format!("parameters {index}");
+        // A rank that keeps whole parameters updates a copy of its shard, which is then gathered.
+        let gathers = bucket.shards > 1 && !state.shards_parameters(index);
+        let updated = if gathers {
+            let shard = self.list.add_buffer(&name, BufferRole::Workspace, vec![elements], state.precision);
+            // With a single-precision copy the update does not read the shard.
+            if !state.has_master_copy {
+                let group = Group::along(Axis::Shard);
+                self.slice(&name, (bucket.shards, elements), group, buffers.parameters, shard);
+            }
+            shard
+        } else {
+            buffers.parameters
+        };
+        let training = self.stage.plan.training;
+        let controlled = persistent.control.is_some();
+        let kernel = match self.stage.plan.optimizer {
+            Optimizer::Sgd => {
+                Kernel::Sgd { elements, momentum: training.momentum != 0.0, nesterov: training.nesterov, controlled }
+            }
+            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements, controlled },
+        };
+        let reads: Vec<BufferId> = std::iter::once(gradients).chain(persistent.control).collect();
+        let writes: Vec<BufferId> = std::iter::once(updated).chain(states.iter().copied()).collect();
+        self.compute(&name, kernel, &reads, &writes);
+        if gathers {
+            let buffers = [updated, buffers.parameters];
+            self.list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), buffers, Phase::Update);
+        }
+    }
+
+    fn update_running_statistics(&mut self) {
+        for BatchStatistics { axes, root } in self.persistent.statistics.iter().filter(|one| !one.axes.is_empty()) {
+            self.list.all_reduce_of_step("batch statistics", Group::over(axes.clone()), *root);
+        }
+        let micro_batches = self.stage.plan.global_batch / self.stage.plan.layout.samples_at_once();
+        for running in &self.stage.state.running {
+            let buffers = [&running.statistics, &running.name].map(|name| self.persistent.find(name));
+            let [Some(statistics), Some(buffer)] = buffers else { continue };
+            let channels = running.shape.last().copied().unwrap_or(1);
+            let kernel = Kernel::RunningStatistics { channels, contributions: running.contributions * micro_batches };
+            self.compute(&running.name, kernel, &[statistics], &[buffer]);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Lowering a model onto a stage's mesh: its graph with gradients, the placement of every tensor,
+//! fusion, and eight-bit operands.
+//!
+//! A lowering covers the whole model, as if every stage had this mesh. Each stage later takes its
+//! own blocks from the lowering of its mesh.
+
+use crate::fusion::{Fusions, fuse};
+use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
+use crate::plan::{Layout, Plan, PlanError, Share};
+use crate::quantisation::quantise;
+use crate::strategy::{Sharding, consumers, producers};
+use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
+use std::sync::Arc;
+
+/// The use of a Program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Purpose {
+    /// A training step.
+    Training,
+    /// The loss and the number of correct predictions, without gradients.
+    Evaluation,
+}
+
+/// The graph of one micro-batch, sharded over a stage's mesh and fused, before it is cut into stages.
+pub(super) struct Lowering {
+    /// The mesh that the whole model is sharded over, with the same number of samples on every rank.
+    pub(super) mesh: StageMesh,
+    pub(super) graph: Graph,
+    pub(super) sharding: Sharding,
+    /// The operators that read each tensor, indexed by tensor.
+    pub(super) consumers: Vec<Vec<OperatorId>>,
+    /// The operator that writes each tensor, indexed by tensor.
+    pub(super) producers: Vec<Option<OperatorId>>,
+}
+
+impl Lowering {
+    pub(super) fn new(
+        model: &Model,
+        name: &str,
+        plan: &Plan,
+        mesh: StageMesh,
+        vocabulary_parts: usize,
+        purpose: Purpose,
+    ) -> Result<Self, PlanError> {
+        let graph = graph(model, name, plan, &mesh, vocabulary_parts, purpose)?;
+        let sharding = Sharding::choose(&graph, &mesh, &plan.layout)?;
+        let (mut graph, mut sharding) = fuse(&graph, sharding, Fusions::of(plan));
+        if plan.quantises() {
+            (graph, sharding) = quantise(graph, sharding)?;
+        }
+        Ok(Self { consumers: consumers(&graph), producers: producers(&graph), graph, sharding, mesh })
+    }
+
+    /// The stages other than `stage` whose operators read a tensor, ascending.
+    pub(super) fn other_readers(&self, tensor: TensorId, stage: usize, stage_of_block: &[usize]) -> Vec<usize> {
+        let mut stages: Vec<usize> = self.consumers[tensor.0]
+            .iter()
+            .map(|&id| stage_of_block[self.graph.operators[id.0].block])
+            .filter(|&reader| reader != stage)
+            .collect();
+        stages.sort_unstable();
+        stages.dedup();
+        stages
+    }
+
+    pub(super) fn is_activation(&self, tensor: TensorId) -> bool {
+        self.graph.tensor(tensor).role == Role::Activation
+    }
+
+    /// The global shape of a tensor.
+    pub(super) fn shape(&self, tensor: TensorId) -> Vec<usize> {
+        self.graph.tensor(tensor).dimensions.iter().map(|dimension| dimension.extent).collect()
+    }
+}
+
+/// The lowerings of a plan: one for each distinct mesh of a stage and each distinct number of
+/// samples on a rank. Tensor ids mean the same in all of them.
+pub(super) struct Lowerings(Vec<Arc<Lowering>>);
+
+impl Lowerings {
+    /// Collects the lowerings of all distinct stage meshes; `lowering` makes the one of a mesh.
+    pub(super) fn new(
+        mesh: &Mesh,
+        mut lowering: impl FnMut(StageMesh) -> Result<Arc<Lowering>, PlanError>,
+    ) -> Result<Self, PlanError> {
+        let mut lowerings: Vec<Arc<Lowering>> = Vec::new();
+        for stage in mesh.distinct_stages() {
+            for samples in stage.distinct_samples() {
+                let even = stage.with_even_samples(samples);
+                if !lowerings.iter().any(|known| known.mesh == even) {
+                    lowerings.push(lowering(even)?);
+                }
+            }
+        }
+        Ok(Self(lowerings))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Lowering> {
+        self.0.iter().map(Arc::as_ref)
+    }
+
+    /// One of them, for facts that all share: which blocks and stages produce and read a tensor.
+    pub(super) fn any(&self) -> &Lowering {
+        &self.0[0]
+    }
+
+    /// The lowering of the rank at `coordinates` of a stage's mesh.
+    pub(super) fn of(&self, mesh: &StageMesh, coordinates: Coordinates) -> &Lowering {
+        let even = mesh.with_even_samples(mesh.samples(coordinates));
+        self.0.iter().find(|lowering| lowering.mesh == even).map_or(self.any(), Arc::as_ref)
+    }
+}
+
+/// The graph of a training micro-batch on the first stage's mesh, and that mesh. Nothing is sharded
+/// or fused yet.
+pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(Graph, StageMesh), PlanError> {
+    plan.validate()?;
+    let mesh = plan.mesh()?;
+    let first = mesh.stage(0);
+    let stage = first.with_even_samples(first.distinct_samples()[0]);
+    let graph = graph(model, name, plan, &stage, vocabulary_parts(plan, &mesh), Purpose::Training)?;
+    Ok((graph, stage))
+}
+
+/// The number of parts that the head's vocabulary is cut into: the `tensor` size of the stage that
+/// has the last block. Only that stage has a head.
+pub(super) fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
+    let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
+    let positions = pipeline.saturating_mul(virtual_stages);
+    let (last_stage, _) = schedule.place(pipeline, virtual_stages, positions.saturating_sub(1));
+    mesh.stage(last_stage).size(Axis::Tensor)
+}
+
+/// The graph of one micro-batch over all ranks of a stage's mesh.
+fn graph(
+    model: &Model,
+    name: &str,
+    plan: &Plan,
+    mesh: &StageMesh,
+    vocabulary_parts: usize,
+    purpose: Purpose,
+) -> Result<Graph, PlanError> {
+    let inference = purpose == Purpose::Evaluation;
+    let options = GraphOptions {
+        batch: mesh.samples_at_once(),
+        normalization_groups: normalization_groups(model, plan, mesh)?,
+        inference,
+        vocabulary_parts,
+    };
+    let forward = model.graph(name, &options)?;
+    // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24 predictions.
+    let normalizer = plan.global_batch * forward.predictions_per_sample;
+    Ok(if inference { forward } else { differentiate(&forward, normalizer) })
+}
+
+/// The number of sample groups that share batch statistics, over all ranks of a stage.
+///
+/// Without a `batch_norm_group`, a group is the samples that one rank has. Where `tensor` shards
+/// some operators along samples, that is a `tensor` rank's part of them.
+fn normalization_groups(model: &Model, plan: &Plan, mesh: &StageMesh) -> Result<usize, PlanError> {
+    let samples = mesh.samples_at_once() / mesh.batch_parts();
+    let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else {
+        let shards_batch = plan.layout.operators.iter().any(|(_, share)| share == Share::Batch);
+        let parts = if shards_batch && model.has_batch_norm() { mesh.size(Axis::Tensor) } else { 1 };
+        if !samples.is_multiple_of(parts) {
+            return Err(PlanError::Indivisible {
+                what: "micro_batch".into(),
+                value: samples,
+                by: "tensor, which shards samples".into(),
+                divisor: parts,
+                hint: "choose a micro-batch that is a multiple of it, or state a `batch_norm_group`".into(),
+            });
+        }
+        return Ok(mesh.batch_parts() * parts);
+    };
+    if group == 0 || !samples.is_multiple_of(group) {
+        return Err(PlanError::Indivisible {
+            what: "micro_batch".into(),
+            value: samples,
+            by: "batch_norm_group".into(),
+            divisor: group,
+            hint: "samples that share statistics lie on one rank: choose a group that divides the micro-batch".into(),
+        });
+    }
+    Ok(mesh.samples_at_once() / group)
+}

@@ -1,0 +1,197 @@
+//! From lowerings to Programs: which ranks share an instruction list, then every list by itself.
+
+use super::cache::LoweringCache;
+use super::cuts::Cuts;
+use super::emit::{Emission, Stage, StageEmitter};
+use super::lowering::{Lowering, Lowerings, Purpose};
+use super::messages::{self, Receive};
+use super::reshard::{Crossings, ListRanks, list_ranks};
+use super::state::StageState;
+use super::{dependencies, limits, unread};
+use crate::memory;
+use crate::mesh::{Mesh, Rank};
+use crate::plan::{Plan, PlanError};
+use crate::program::{Operation, Program, StageProgram};
+use crate::schedule::{StagePass, Task};
+use foretell_units::{Bytes, Flops};
+use rayon::prelude::*;
+
+/// The Programs of a run. Both use one arena: persistent buffers lie at the same offsets in both.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// One training step.
+    pub training: Program,
+    /// The loss and the number of correct predictions of one global batch, without gradients.
+    pub evaluation: Program,
+}
+
+impl Compiled {
+    /// The size of each stage's largest arena, over training and evaluation.
+    pub fn arenas(&self) -> Vec<Bytes> {
+        let both = self.training.arenas().into_iter().zip(self.evaluation.arenas());
+        both.map(|(training, evaluation)| training.max(evaluation)).collect()
+    }
+
+    /// The size of each stage's largest host arena, over training and evaluation.
+    pub fn host_arenas(&self) -> Vec<Bytes> {
+        let both = self.training.host_arenas().into_iter().zip(self.evaluation.host_arenas());
+        both.map(|(training, evaluation)| training.max(evaluation)).collect()
+    }
+
+    /// The size of a rank's host arena.
+    pub fn host_arena_of(&self, rank: Rank) -> Bytes {
+        self.training.list_of(rank).host_arena.max(self.evaluation.list_of(rank).host_arena)
+    }
+
+    /// The size of a rank's arena.
+    pub fn arena_of(&self, rank: Rank) -> Bytes {
+        self.training.list_of(rank).arena.max(self.evaluation.list_of(rank).arena)
+    }
+}
+
+/// Whether buffers get offsets in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offsets {
+    Planned,
+    None,
+}
+
+/// Compiles the Programs for `purposes`, over one arena.
+///
+/// Persistent buffers are always those of the training step. If evaluation is compiled, ranks share
+/// a list only if they do the same in training and in evaluation.
+pub(super) fn programs<const COUNT: usize>(
+    cache: &LoweringCache<'_>,
+    plan: &Plan,
+    purposes: [Purpose; COUNT],
+    emission: Emission,
+    offsets: Offsets,
+) -> Result<[Program; COUNT], PlanError> {
+    plan.validate()?;
+    let mesh = plan.mesh()?;
+    let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
+    for lowering in training.iter() {
+        limits::check(lowering, plan)?;
+    }
+    let cuts = Cuts::new(&training.any().graph, plan)?;
+    let mut lowered = vec![(Purpose::Training, training)];
+    if purposes.contains(&Purpose::Evaluation) {
+        lowered.push((Purpose::Evaluation, cache.lowerings(plan, &mesh, Purpose::Evaluation)?));
+    }
+    let crossings =
+        lowered.iter().map(|(_, lowerings)| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
+    let lists = list_ranks(&mesh, &crossings);
+    let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0].1, list, &mesh), &cuts, list.stage, plan, &mesh);
+    let states = lists.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
+    let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets };
+    let wanted = lowered.iter().zip(&crossings).filter(|((purpose, _), _)| purposes.contains(purpose));
+    let programs = wanted
+        .map(|((purpose, lowerings), crossings)| compilation.program(lowerings, crossings, *purpose))
+        .collect::<Result<Vec<_>, PlanError>>()?;
+    Ok(programs.try_into().unwrap_or_else(|_| unreachable!("one Program was compiled for each purpose")))
+}
+
+/// The lowering of the ranks that share a list.
+fn lowering_of<'a>(lowerings: &'a Lowerings, list: &ListRanks, mesh: &Mesh) -> &'a Lowering {
+    let first = list.ranks.first();
+    first.map_or(lowerings.any(), |&rank| lowerings.of(mesh.stage(list.stage), mesh.coordinates(rank)))
+}
+
+/// The inputs that all lists of a compilation share.
+struct Compilation<'a> {
+    plan: &'a Plan,
+    mesh: &'a Mesh,
+    cuts: &'a Cuts,
+    lists: &'a [ListRanks],
+    /// The persistent state of each list, in the order of `lists`.
+    states: &'a [StageState],
+    emission: Emission,
+    offsets: Offsets,
+}
+
+impl Compilation<'_> {
+    fn program(&self, lowerings: &Lowerings, crossings: &Crossings, purpose: Purpose) -> Result<Program, PlanError> {
+        let Compilation { plan, mesh, cuts, .. } = *self;
+        let micro_batches = plan.micro_batches()?;
+        let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
+        if purpose == Purpose::Evaluation {
+            // Orders without a cyclic wait have none after passes are removed.
+            orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
+        }
+        let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &orders);
+        let compile_list = |(list, state): (&ListRanks, &StageState)| {
+            let order = (orders[list.stage].as_slice(), receives[list.stage].as_slice());
+            let program = self.list(lowering_of(lowerings, list, mesh), crossings, list, state, order, purpose);
+            (hardware_flops(&program) * list.ranks.len() as f64, program)
+        };
+        // Lists are independent. Rayon may run other tasks of its pool inside these loops, so a caller
+        // must hold no lock that such a task takes. Without offsets the caller is the planner, which
+        // already compiles many Programs in parallel: a nested parallel loop here could start another
+        // whole Program while it waits, and nest without bound.
+        let compiled: Vec<(Flops, StageProgram)> = match self.offsets {
+            Offsets::Planned => self.lists.par_iter().zip(self.states).map(compile_list).collect(),
+            Offsets::None => self.lists.iter().zip(self.states).map(compile_list).collect(),
+        };
+        let mut list_of_rank = vec![0; mesh.world_size()];
+        for (number, list) in (0..).zip(self.lists) {
+            list.ranks.iter().for_each(|rank| list_of_rank[rank.0] = number);
+        }
+        let (flops, lists): (Vec<Flops>, Vec<StageProgram>) = compiled.into_iter().unzip();
+        let any = lowerings.any();
+        let samples_at_once = plan.layout.samples_at_once() as f64;
+        let graph_flops: Flops = any.graph.model_flops() * (samples_at_once / any.mesh.samples_at_once() as f64);
+        Ok(Program {
+            mesh: mesh.clone(),
+            precision: plan.storage(),
+            format: plan.precision,
+            hardware_flops: flops.into_iter().sum(),
+            lists,
+            list_of_rank,
+            samples: plan.global_batch,
+            predictions: plan.global_batch * any.graph.predictions_per_sample,
+            tokens: any.graph.tokens_per_sample.map(|tokens| tokens * plan.global_batch),
+            model_flops: graph_flops * micro_batches as f64,
+        })
+    }
+
+    /// One list: emitted, freed of unread copies, with dependencies and a memory plan. `tasks` are
+    /// those of the stage, and `receives` has the messages that it takes before each of them.
+    fn list(
+        &self,
+        lowering: &Lowering,
+        crossings: &Crossings,
+        list: &ListRanks,
+        state: &StageState,
+        (tasks, receives): (&[Task], &[Vec<Receive>]),
+        purpose: Purpose,
+    ) -> StageProgram {
+        let Compilation { plan, mesh, cuts, .. } = *self;
+        let routes = crossings.routes(list.stage, &list.ranks);
+        let stage = Stage::new(lowering, plan, mesh, cuts, list.stage, state, &routes);
+        let mut emitter = StageEmitter::new(&stage);
+        emitter.tasks(tasks, receives, self.emission);
+        if purpose == Purpose::Training {
+            emitter.update();
+        }
+        let mut program = emitter.finish();
+        unread::remove_unread_copies(&mut program);
+        dependencies::connect(&mut program, &plan.overlap);
+        if self.offsets == Offsets::Planned {
+            memory::plan(&mut program);
+        }
+        dependencies::prune(&mut program);
+        program
+    }
+}
+
+/// The matrix-product FLOPs that one rank executes, counted as for model FLOPs (attention in full).
+/// The two differ by recomputation and by work that several ranks duplicate, and by nothing else.
+fn hardware_flops(list: &StageProgram) -> Flops {
+    list.instructions
+        .iter()
+        .filter_map(|instruction| match &*instruction.operation {
+            Operation::Compute { kernel, .. } => Some(kernel.model_flops()),
+            _ => None,
+        })
+        .sum()
+}

@@ -1,0 +1,206 @@
+//! The critical path: the chain of instructions, across ranks, of which each had to wait for the one before, from the end of
+//! the step back to its start. What stands on it is what the step time is made of; the rest could be slower for nothing.
+//!
+//! It works on a timeline and a Program alone, so it answers for a measured step as well as for a foretold one.
+
+use crate::error::SimulationError;
+use crate::lowering::{Action, LoweredList, Messages};
+use foretell_program::{InstructionId, Operation, PeerId, Phase, Program, Rank, StageProgram, Timeline};
+use foretell_units::{Picoseconds, Seconds};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A stretch of the critical path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PathSegment {
+    /// Whose instruction.
+    pub rank: Rank,
+    /// Which instruction of the rank's stage.
+    pub instruction: InstructionId,
+    /// When the path enters it: its beginning, or for an exchange when the last of its members had reached it.
+    pub start: Picoseconds,
+    /// When the path leaves it.
+    pub end: Picoseconds,
+}
+
+/// What the step time is made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CriticalPath {
+    /// From the start of the step to its end. Between two of them lie handoffs, after the last the step's overhead.
+    pub segments: Vec<PathSegment>,
+    /// The time on the path by what is done (a kernel's name, `all_reduce`, `send`), longest first.
+    pub by_kind: Vec<(String, Seconds)>,
+    /// The same by the kinds of time of a step's breakdown, all of them: with `between` these sum to the step too.
+    pub by_time: PathTime,
+    /// The step less all segments: handoffs and overheads.
+    #[serde(with = "crate::si")]
+    pub between: Seconds,
+}
+
+/// The time on the path by what it is spent on, whatever else goes on beside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PathTime {
+    /// Kernels of the forward and backward pass.
+    #[serde(with = "crate::si")]
+    pub compute: Seconds,
+    /// Kernels that update the parameters.
+    #[serde(with = "crate::si")]
+    pub optimizer: Seconds,
+    /// Collectives and messages, from when the last member has reached them.
+    #[serde(with = "crate::si")]
+    pub communication: Seconds,
+    /// Samples being read.
+    #[serde(with = "crate::si")]
+    pub data: Seconds,
+}
+
+/// Follows a step back from its end.
+///
+/// # Errors
+/// [`SimulationError::Malformed`] where the Program contradicts itself, and [`SimulationError::Unmatched`] where the timeline is
+/// not one of this Program.
+pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
+    let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
+    let path = Path { timeline, program, waits: program.lists.iter().map(waits).collect(), lists };
+    path.check()?;
+    let mut segments = Vec::new();
+    let mut at = path.last();
+    // Every segment lies before the one after it, so there are at most as many as instructions.
+    let most: usize = timeline.ranks.iter().map(|rank| rank.spans.len()).sum();
+    while let Some((rank, instruction)) = at
+        && segments.len() < most
+    {
+        // The member that came last is the one that an exchange waited for.
+        let (rank, instruction) = path.latest_partner(rank, instruction);
+        let span = &timeline.ranks[rank.0].spans[instruction];
+        segments.push(PathSegment { rank, instruction: span.instruction, start: span.start, end: span.end });
+        at = path.latest_before(rank, instruction);
+    }
+    segments.reverse();
+    Ok(path.summary(segments))
+}
+
+/// For each instruction of a list those that it waits for: the one before it in its stream, and those that it names.
+fn waits(list: &StageProgram) -> Vec<Vec<u32>> {
+    let mut last_of_stream: Vec<Option<u32>> = vec![None; list.streams.len()];
+    let waits = (0..).zip(&list.instructions).map(|(index, instruction)| {
+        let last = last_of_stream[instruction.stream.0 as usize].replace(index);
+        last.into_iter().chain(instruction.after.iter().map(|before| before.0)).collect()
+    });
+    waits.collect()
+}
+
+struct Path<'a> {
+    timeline: &'a Timeline,
+    program: &'a Program,
+    lists: Vec<LoweredList>,
+    /// For each list and instruction, those that it waits for.
+    waits: Vec<Vec<Vec<u32>>>,
+}
+
+impl Path<'_> {
+    fn check(&self) -> Result<(), SimulationError> {
+        let fits = self.timeline.ranks.len() == self.program.mesh.world_size()
+            && self.program.list_of_rank.len() == self.timeline.ranks.len()
+            && self.program.list_of_rank.iter().all(|&list| (list as usize) < self.lists.len())
+            && self
+                .timeline
+                .ranks
+                .iter()
+                .enumerate()
+                .all(|(rank, timeline)| timeline.spans.len() == self.lists[self.list(Rank(rank))].actions.len());
+        if fits {
+            return Ok(());
+        }
+        Err(SimulationError::Unmatched {
+            left: "the timeline".into(),
+            right: "the Program".into(),
+            reason: "they differ in ranks or in instructions".into(),
+        })
+    }
+
+    fn list(&self, rank: Rank) -> usize {
+        self.program.list_index(rank)
+    }
+
+    /// The last instruction to finish on the last rank to finish.
+    fn last(&self) -> Option<(Rank, usize)> {
+        let ranks = self.timeline.ranks.iter().enumerate();
+        let (rank, timeline) = ranks.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)))?;
+        let spans = timeline.spans.iter().enumerate();
+        let (instruction, _) = spans.max_by_key(|(_, span)| (span.end, span.start))?;
+        Some((Rank(rank), instruction))
+    }
+
+    /// Of those that an instruction waits for the one that finished last.
+    fn latest_before(&self, rank: Rank, instruction: usize) -> Option<(Rank, usize)> {
+        let spans = &self.timeline.ranks[rank.0].spans;
+        let before = self.waits[self.list(rank)][instruction].iter().map(|&index| index as usize);
+        before.max_by_key(|&index| (spans[index].end, spans[index].start)).map(|index| (rank, index))
+    }
+
+    /// The member of an exchange that reached it last; for everything else the instruction itself.
+    fn latest_partner(&self, rank: Rank, instruction: usize) -> (Rank, usize) {
+        let mesh = &self.program.mesh;
+        let list = self.list(rank);
+        let own = (rank, instruction);
+        let opposite = |peer: PeerId, nth: u32, messages: fn(&LoweredList) -> &[Messages]| {
+            let other = self.program.lists[list].peers.get(peer.0 as usize)?.of(mesh, rank);
+            let theirs = self.list(other);
+            let peers = &self.program.lists[theirs].peers;
+            let is_ours = |one: &&Messages| peers.get(one.peer.0 as usize).is_some_and(|peer| peer.of(mesh, other) == rank);
+            let messages = messages(&self.lists[theirs]).iter().find(is_ours)?;
+            Some((other, *messages.instructions.get(nth as usize)? as usize))
+        };
+        let partners: Vec<(Rank, usize)> = match self.lists[list].actions[instruction] {
+            Action::Compute | Action::Load | Action::Copy => Vec::new(),
+            Action::Send { peer, nth } => {
+                opposite(self.lists[list].sends[peer as usize].peer, nth, |one| &one.receives).into_iter().collect()
+            }
+            Action::Receive { peer, nth } => {
+                opposite(self.lists[list].receives[peer as usize].peer, nth, |one| &one.sends).into_iter().collect()
+            }
+            Action::Collective { group, nth } => {
+                let group = &self.program.lists[list].groups[group as usize];
+                let members = group.members(mesh, rank).into_iter();
+                members
+                    .filter_map(|member| {
+                        let other = self.list(member);
+                        let number = self.program.lists[other].groups.iter().position(|one| one == group)?;
+                        Some((member, *self.lists[other].collectives[number].get(nth as usize)? as usize))
+                    })
+                    .collect()
+            }
+        };
+        let start = |&(rank, instruction): &(Rank, usize)| self.timeline.ranks[rank.0].spans[instruction].start;
+        let latest = partners.into_iter().max_by_key(|one| (start(one), std::cmp::Reverse(one.0)));
+        // Only a later one was waited for: of equals the path stays with its own rank. One that came when this had ended, as
+        // the receiver of a buffered message may, was not waited for either.
+        let end = self.timeline.ranks[rank.0].spans[instruction].end;
+        latest.filter(|one| start(one) > start(&own) && start(one) <= end).unwrap_or(own)
+    }
+
+    fn summary(&self, segments: Vec<PathSegment>) -> CriticalPath {
+        let mut by_kind: BTreeMap<&str, Picoseconds> = BTreeMap::new();
+        let mut by_time = PathTime::default();
+        let mut total = Picoseconds::ZERO;
+        for segment in &segments {
+            let stage = &self.program.lists[self.list(segment.rank)];
+            let duration = segment.end.saturating_sub(segment.start);
+            let instruction = stage.instruction(segment.instruction);
+            *by_kind.entry(instruction.operation.kind()).or_default() += duration;
+            let spent_on = match *instruction.operation {
+                Operation::Compute { .. } if instruction.phase == Phase::Update => &mut by_time.optimizer,
+                Operation::Compute { .. } => &mut by_time.compute,
+                Operation::Load { .. } => &mut by_time.data,
+                _ => &mut by_time.communication,
+            };
+            *spent_on += Seconds::from(duration);
+            total += duration;
+        }
+        let mut by_kind: Vec<(String, Seconds)> =
+            by_kind.into_iter().map(|(kind, time)| (kind.to_string(), time.into())).collect();
+        by_kind.sort_by(|one, two| two.1.value().total_cmp(&one.1.value()));
+        CriticalPath { segments, by_kind, by_time, between: self.timeline.step().saturating_sub(total).into() }
+    }
+}

@@ -1,0 +1,199 @@
+//! What each instruction of a Program takes when nothing else goes on: what no simulation of it can be faster than.
+//!
+//! It must not know what waits for what: that is for whoever adds durations up, the planner for its bounds.
+
+use crate::cost::{CollectiveCall, CostModel, Quantile};
+use crate::engine::ResolvedCosts;
+use crate::equivalence::one_rank_per_stage;
+use crate::error::SimulationError;
+use crate::lowering::{Action, Draft, JobOffset, Lowered, LoweredList, Oversubscription, SimulatedRank, Threads, Work};
+use crate::network::Collectives;
+use foretell_program::{CollectiveRole, Program, Rank};
+use foretell_topologies::{DeviceId, Topology};
+use foretell_units::{Bytes, Picoseconds, Seconds};
+use std::collections::BTreeMap;
+
+/// What the instructions of one list take alone, on the fastest of the devices that run it: on a rank that has no less to do than any other, where
+/// ranks have uneven parts of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeastTimes {
+    /// Of each instruction: a kernel's time on its device; a collective's once all have reached it; a message's, at its sender.
+    pub durations: Vec<Picoseconds>,
+    /// The same, but that collectives of gradients and parameters are taken for their bytes' share of what a full bucket takes: so much they
+    /// take at least where a longer model's buckets are fuller.
+    pub in_full_buckets: Vec<Picoseconds>,
+    /// Of each collective, what it takes of its members' processors beside kernels that want them, in all.
+    pub processor: Vec<Picoseconds>,
+    /// When the host has launched each instruction, if it never waits; empty where launches take no time.
+    pub launched: Vec<Picoseconds>,
+    /// How much later what another stream has finished is seen.
+    pub handoff: Picoseconds,
+}
+
+/// What the instructions of every list take alone, at the median. Buckets are full from so many bytes on.
+///
+/// # Errors
+/// [`SimulationError`]: the Program contradicts itself, or there are too few devices.
+pub fn least_times(
+    program: &Program,
+    topology: &Topology,
+    costs: &CostModel,
+    oversubscription: Oversubscription,
+    bucket: Bytes,
+) -> Result<Vec<LeastTimes>, SimulationError> {
+    let stages = program.mesh.stage_count();
+    let kind_of = |rank: usize| topology.kind_index(DeviceId(rank % topology.device_count().max(1)));
+    let are_known = (0..topology.device_kinds().len()).all(|kind| costs.knows_collectives(kind));
+    let enough = program.mesh.world_size() <= topology.device_count() || oversubscription != Oversubscription::Refused;
+    if are_known && enough && program.lists.len() == stages {
+        // The profiles say what exchanges take: one rank a stage and kind of device is enough to ask.
+        let mut kinds: Vec<Vec<usize>> = vec![Vec::new(); stages];
+        for rank in 0..program.mesh.world_size() {
+            let (of_stage, kind) = (&mut kinds[program.mesh.stage_of(Rank(rank))], kind_of(rank));
+            if !of_stage.contains(&kind) {
+                of_stage.push(kind);
+            }
+        }
+        let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
+        let mut fastest: Option<Vec<LeastTimes>> = None;
+        for turn in 0..most {
+            let found = least_times_on(program, costs, bucket, |stage| kinds[stage][turn % kinds[stage].len()])?;
+            fastest = Some(match fastest {
+                Some(before) => before.into_iter().zip(found).map(|(one, other)| one.faster(other)).collect(),
+                None => found,
+            });
+        }
+        return Ok(fastest.unwrap_or_default());
+    }
+    let draft = Draft::new(program, topology, costs, oversubscription, JobOffset::default(), Threads::Caller)?;
+    let lowered = draft.lower(None, Collectives::Flow)?.with_resources_numbered(topology);
+    Ok(durations(program, &lowered, bucket))
+}
+
+/// The same on devices of kinds that `kind_of_stage` says, where the profiles of GPUs say what exchanges take: as if there were no others.
+///
+/// # Errors
+/// [`SimulationError::NoRepresentative`] where they do not, and as [`least_times`].
+pub fn least_times_on(
+    program: &Program,
+    costs: &CostModel,
+    bucket: Bytes,
+    kind_of_stage: impl Fn(usize) -> usize,
+) -> Result<Vec<LeastTimes>, SimulationError> {
+    Ok(durations(program, &one_rank_per_stage::lower(program, costs, kind_of_stage)?, bucket))
+}
+
+impl LeastTimes {
+    /// The shorter of each.
+    fn faster(self, other: Self) -> Self {
+        let least = |own: Vec<Picoseconds>, other: Vec<Picoseconds>| own.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
+        Self {
+            durations: least(self.durations, other.durations),
+            in_full_buckets: least(self.in_full_buckets, other.in_full_buckets),
+            processor: least(self.processor, other.processor),
+            launched: least(self.launched, other.launched),
+            handoff: self.handoff.min(other.handoff),
+        }
+    }
+}
+
+fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<LeastTimes> {
+    let prices = ResolvedCosts::new(lowered, Quantile::Median);
+    let calls = lowered.groups.iter().flat_map(|group| group.collectives.distinct()).filter(|call| is_bucketed(call));
+    // A bucket is closed by the tensor that makes it full.
+    let full = bucket.value() + calls.map(|call| call.bytes).fold(0.0, f64::max);
+    let mut lists: Vec<Option<LeastTimes>> = vec![None; program.lists.len()];
+    for rank in those_with_most(lowered) {
+        let found = of_rank(lowered, &prices, rank, full);
+        let list = &mut lists[rank.list];
+        *list = Some(match list.take() {
+            Some(before) => before.faster(found),
+            None => found,
+        });
+    }
+    lists.into_iter().flatten().collect()
+}
+
+/// Of the ranks of each list on each kind of device those that have the most to do: where parts of a sequence are uneven the others wait for them.
+fn those_with_most<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
+    let total = |list: &LoweredList, work: &Work| -> Picoseconds {
+        (0..list.actions.len() as u32).map(|instruction| work.duration(list, instruction, Quantile::Median)).sum()
+    };
+    let totals =
+        |(list, work): (&LoweredList, &Vec<Work>)| -> Vec<Picoseconds> { work.iter().map(|work| total(list, work)).collect() };
+    let totals: Vec<Vec<Picoseconds>> = lowered.lists.iter().zip(&lowered.work).map(totals).collect();
+    let total = move |rank: &SimulatedRank| totals[rank.list][rank.work];
+    let mut most: BTreeMap<(usize, usize), Picoseconds> = BTreeMap::new();
+    for rank in &lowered.ranks {
+        let known = most.entry((rank.list, rank.kind)).or_default();
+        *known = (*known).max(total(rank));
+    }
+    lowered.ranks.iter().filter(move |rank| most.get(&(rank.list, rank.kind)) == Some(&total(rank)))
+}
+
+fn is_bucketed(call: &CollectiveCall) -> bool {
+    matches!(call.role, CollectiveRole::Gradients | CollectiveRole::Parameters)
+}
+
+fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRank, full: f64) -> LeastTimes {
+    let list = &lowered.lists[rank.list];
+    let work = &lowered.work[rank.list][rank.work];
+    let parameters = lowered.costs.parameters(rank.kind);
+    let quota = lowered.quota(rank);
+    let at_best = |time: Picoseconds| quota.map_or(time, |speed| Picoseconds((time.0 as f64 * speed).floor() as u64));
+    let price = |party: u32, which: u32| {
+        let price = prices.of(party, which);
+        price.latency + price.flow
+    };
+    let of_group = |group: u32, nth: u32| {
+        let party = rank.groups[group as usize];
+        (party, lowered.groups[party as usize].collectives.which(nth as usize))
+    };
+    let processor = |action: &Action| match *action {
+        Action::Collective { group, nth } => {
+            let (party, which) = of_group(group, nth);
+            at_best(ResolvedCosts::processor_time(lowered, prices.of(party, which), rank.kind))
+        }
+        _ => Picoseconds::ZERO,
+    };
+    let duration = |(instruction, action): (u32, &Action)| match *action {
+        // With a share of a processor it takes no longer, if it comes when there is budget.
+        Action::Compute | Action::Load | Action::Copy => at_best(work.duration(list, instruction, Quantile::Median)),
+        Action::Collective { group, nth } => {
+            let (party, which) = of_group(group, nth);
+            price(party, which)
+        }
+        Action::Send { peer, nth } => {
+            let channel = rank.sends[peer as usize];
+            let party = channel + lowered.groups.len() as u32;
+            price(party, lowered.channels[channel as usize].bytes.which(nth as usize))
+        }
+        Action::Receive { .. } => Picoseconds::ZERO,
+    };
+    let durations: Vec<Picoseconds> = (0..).zip(&list.actions).map(duration).collect();
+    let mut known: Vec<(CollectiveCall, u32, f64)> = Vec::new();
+    let in_full_bucket = |(action, &duration): (&Action, &Picoseconds)| {
+        let Action::Collective { group, nth } = *action else { return duration };
+        let group = rank.groups[group as usize];
+        let call = lowered.groups[group as usize].collectives.get(nth as usize);
+        if !is_bucketed(&call) || call.bytes >= full {
+            return duration;
+        }
+        let whole = CollectiveCall { bytes: full, ..call };
+        let found = known.iter().find(|(other, of, _)| *other == whole && *of == group).map(|&(.., share)| share);
+        let per_byte = found.unwrap_or_else(|| {
+            let cost = lowered.groups[group as usize].cost_of(lowered.costs, whole, Quantile::Median).0;
+            let per_byte = (cost.latency + cost.flow).value() / full;
+            known.push((whole, group, per_byte));
+            per_byte
+        });
+        duration.min(Seconds::new(per_byte * call.bytes).into())
+    };
+    LeastTimes {
+        in_full_buckets: list.actions.iter().zip(&durations).map(in_full_bucket).collect(),
+        processor: list.actions.iter().map(processor).collect(),
+        durations,
+        launched: work.launched.clone(),
+        handoff: at_best(parameters.stream_handoff.at(Quantile::Median).into()),
+    }
+}

@@ -1,0 +1,25 @@
+//! The questions that the crate answers.
+
+mod critical_path;
+mod disturbance;
+mod failures;
+mod input;
+mod jobs;
+mod least_times;
+mod memory;
+mod prediction;
+mod running_cost;
+mod simulation;
+mod what_if;
+
+pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
+pub use disturbance::Disturbance;
+pub use failures::{FailingRun, Reliability};
+pub use input::{InputBound, InputPipeline, InputRun};
+pub use jobs::{Job, simulate_jobs};
+pub use least_times::{LeastTimes, least_times, least_times_on};
+pub use memory::{HostMemory, device_memory, device_memory_by_stage, host_memory};
+pub use prediction::{Prediction, predict, predict_step, predict_with};
+pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, reliability, running_cost};
+pub use simulation::{Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
+pub use what_if::{WhatIf, WhatIfError};

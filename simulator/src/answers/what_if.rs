@@ -1,0 +1,232 @@
+//! What-if questions: the same Program with devices, links or overheads that are so many times what they are.
+//!
+//! Where costs come from a data sheet they are asked again of the changed one. Where they were measured they change as the data sheet's answer
+//! changes: a kernel that the sheet has bound by memory gains nothing from a higher peak. Of an exchange that was measured, the
+//! time of the smallest message changes with the latency and the rest with the bandwidth. It must not know Programs.
+
+use crate::cost::{CostModel, CostScale};
+use foretell_topologies::{LinkScale, Topology, TopologyError};
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// Something that can be asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Quantity {
+    Peak,
+    MemoryBandwidth,
+    DeviceSpeed,
+    Bandwidth,
+    IntraNodeBandwidth,
+    InterNodeBandwidth,
+    Latency,
+    IntraNodeLatency,
+    InterNodeLatency,
+    Launch,
+    Handoff,
+    Step,
+    ExchangeOverhead,
+    Loading,
+    Storage,
+}
+
+impl Quantity {
+    /// Its names, the first the usual one, and what it is.
+    const NAMES: [(Self, &'static [&'static str], &'static str); 15] = [
+        (Self::Peak, &["device.peak", "peak"], "what devices compute at most, in every number format"),
+        (Self::MemoryBandwidth, &["device.memory_bandwidth", "memory_bandwidth"], "how fast devices read and write their memory"),
+        (Self::DeviceSpeed, &["device.speed", "speed"], "every kernel, whatever bounds it"),
+        (Self::Bandwidth, &["bandwidth"], "all links"),
+        (Self::IntraNodeBandwidth, &["intra_node.bandwidth"], "links between the devices of a node"),
+        (Self::InterNodeBandwidth, &["inter_node.bandwidth"], "network interfaces, and the switches' uplinks with them"),
+        (Self::Latency, &["latency"], "the latency of all links"),
+        (Self::IntraNodeLatency, &["intra_node.latency"], "the latency between the devices of a node"),
+        (Self::InterNodeLatency, &["inter_node.latency"], "the latency between nodes"),
+        (Self::Launch, &["host.launch", "launch"], "what starting a kernel costs"),
+        (Self::Handoff, &["host.handoff", "handoff"], "going from one stream to another"),
+        (Self::Step, &["host.step"], "what a step costs beside its instructions"),
+        (
+            Self::ExchangeOverhead,
+            &["exchange.overhead"],
+            "what a collective or message costs beyond its hops, where it was not measured",
+        ),
+        (Self::Loading, &["data.load", "load"], "copying samples into a step"),
+        (Self::Storage, &["storage.bandwidth"], "what storage carries, where the plan says how samples are read"),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|one| one.0 == self).map_or("", |one| one.1[0])
+    }
+
+    /// Whether none of it leaves a step that ends.
+    fn may_be_zero(self) -> bool {
+        use Quantity::*;
+        !matches!(self, Peak | MemoryBandwidth | DeviceSpeed | Bandwidth | IntraNodeBandwidth | InterNodeBandwidth | Storage)
+    }
+}
+
+/// Why a question is none.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum WhatIfError {
+    /// Not of the form that questions have.
+    #[error("`{0}` is no what-if question; hint: write a name, `*` or `/`, and a number, such as `inter_node.bandwidth*2`")]
+    Form(String),
+    /// A name that means nothing.
+    #[error("there is no `{name}` to ask about; hint: there are {known}")]
+    UnknownName {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A factor that leaves nothing that could work.
+    #[error("`{quantity}` times {factor} leaves no cluster that works; hint: use a factor above 0")]
+    Factor {
+        /// Of what.
+        quantity: &'static str,
+        /// The factor.
+        factor: f64,
+    },
+}
+
+/// One question: some changes made together, such as `inter_node.bandwidth*2, latency/2`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WhatIf {
+    changes: Vec<(Quantity, f64)>,
+}
+
+impl WhatIf {
+    /// What can be asked about, one line each, for help texts.
+    pub fn quantities() -> impl Iterator<Item = (&'static str, &'static str)> {
+        Quantity::NAMES.iter().map(|(_, names, what)| (names[0], *what))
+    }
+
+    /// The cluster that the question is about.
+    ///
+    /// # Errors
+    /// Never for a topology that there is.
+    pub fn topology(&self, topology: &Topology) -> Result<Topology, TopologyError> {
+        let scale = self.scale();
+        let topology = topology.clone().with_storage_scaled(self.factor(Quantity::Storage))?;
+        topology.with_links_scaled(&scale.links)?.with_devices_scaled(scale.peak, scale.memory_bandwidth)
+    }
+
+    /// What things cost there. These are the costs on the cluster as it is.
+    pub fn costs(&self, costs: &CostModel) -> CostModel {
+        let mut costs = costs.clone();
+        costs.rescale(self.scale());
+        let factor = |quantity| self.factor(quantity);
+        for kind in 0..costs.kind_count() {
+            let parameters = costs.parameters_mut(kind);
+            parameters.instruction_overhead = parameters.instruction_overhead.times(factor(Quantity::Launch));
+            parameters.launch = parameters.launch * factor(Quantity::Launch);
+            parameters.stream_handoff = parameters.stream_handoff.times(factor(Quantity::Handoff));
+            parameters.step_overhead = parameters.step_overhead.times(factor(Quantity::Step));
+            parameters.exchange_overhead = parameters.exchange_overhead * factor(Quantity::ExchangeOverhead);
+            parameters.load_seconds_per_byte = parameters.load_seconds_per_byte * factor(Quantity::Loading);
+        }
+        costs
+    }
+
+    fn scale(&self) -> CostScale {
+        use Quantity::*;
+        let factor = |quantity| self.factor(quantity);
+        CostScale {
+            peak: factor(Peak),
+            memory_bandwidth: factor(MemoryBandwidth),
+            speed: factor(DeviceSpeed),
+            launch: factor(Launch),
+            exchange_overhead: factor(ExchangeOverhead),
+            links: LinkScale {
+                intra_node_bandwidth: factor(Bandwidth) * factor(IntraNodeBandwidth),
+                inter_node_bandwidth: factor(Bandwidth) * factor(InterNodeBandwidth),
+                intra_node_latency: factor(Latency) * factor(IntraNodeLatency),
+                inter_node_latency: factor(Latency) * factor(InterNodeLatency),
+            },
+        }
+    }
+
+    /// The product of what is said of a quantity.
+    fn factor(&self, wanted: Quantity) -> f64 {
+        self.changes.iter().filter(|(quantity, _)| *quantity == wanted).map(|(_, factor)| factor).product()
+    }
+}
+
+impl FromStr for WhatIf {
+    type Err = WhatIfError;
+
+    fn from_str(text: &str) -> Result<Self, WhatIfError> {
+        let changes = text.split(',').map(|one| change(one.trim())).collect::<Result<_, _>>()?;
+        Ok(Self { changes })
+    }
+}
+
+fn change(text: &str) -> Result<(Quantity, f64), WhatIfError> {
+    let form = || WhatIfError::Form(text.into());
+    let sign = text.find(['*', '/']).ok_or_else(form)?;
+    let (name, rest) = (text[..sign].trim(), &text[sign..]);
+    let (is_product, number) = (rest.starts_with('*'), rest[1..].trim());
+    let number: f64 = number.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0).ok_or_else(form)?;
+    let known = Quantity::NAMES.iter().find(|(_, names, _)| names.contains(&name));
+    let &(quantity, _, _) = known.ok_or_else(|| {
+        let known: Vec<String> = WhatIf::quantities().map(|(name, _)| format!("`{name}`")).collect();
+        WhatIfError::UnknownName { name: name.into(), known: known.join(", ") }
+    })?;
+    let factor = if is_product { number } else { 1.0 / number };
+    if !factor.is_finite() || (factor == 0.0 && !quantity.may_be_zero()) {
+        return Err(WhatIfError::Factor { quantity: quantity.name(), factor });
+    }
+    Ok((quantity, factor))
+}
+
+impl fmt::Display for WhatIf {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, (quantity, factor)) in self.changes.iter().enumerate() {
+            let separator = if place > 0 { ", " } else { "" };
+            // Whole divisors as they were written: 1/3 is no number that anyone wants to read.
+            let divisor = (1.0 / factor).round();
+            if *factor < 1.0 && *factor > 0.0 && (divisor * factor - 1.0).abs() < 1e-12 {
+                write!(formatter, "{separator}{}/{divisor}", quantity.name())?;
+            } else {
+                write!(formatter, "{separator}{}*{factor}", quantity.name())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> String {
+        text.parse::<WhatIf>().map_or_else(|error| error.to_string(), |what_if| what_if.to_string())
+    }
+
+    #[test]
+    fn questions_are_read_as_people_write_them() {
+        assert_eq!(shown("inter_node.bandwidth*2"), "inter_node.bandwidth*2");
+        assert_eq!(shown(" latency / 3 ,memory_bandwidth * 1.5"), "latency/3, device.memory_bandwidth*1.5");
+        assert_eq!(shown("host.launch*0"), "host.launch*0");
+    }
+
+    #[test]
+    fn what_means_nothing_is_answered_with_the_mend() {
+        assert!(shown("warp*2").starts_with("there is no `warp` to ask about; hint: there are `device.peak`, "));
+        assert!(shown("latency").contains("write a name, `*` or `/`, and a number"));
+        assert!(shown("latency*-1").contains("no what-if question"));
+        assert!(shown("latency*NaN").contains("no what-if question"));
+        assert!(shown("bandwidth*0").contains("above 0"));
+        assert!(shown("bandwidth/0").contains("above 0"));
+    }
+
+    #[test]
+    fn every_name_is_its_own() {
+        let names: Vec<&str> = Quantity::NAMES.iter().flat_map(|one| one.1.iter().copied()).collect();
+        let mut distinct = names.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), names.len());
+        assert_eq!(Quantity::NAMES.map(|one| one.0.name()).len(), 15);
+    }
+}

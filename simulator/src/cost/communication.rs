@@ -1,0 +1,200 @@
+//! How long an exchange takes alone: by the samples of a profile, or by the alpha-beta model (Hockney 1994; for collectives
+//! Thakur, Rabenseifner and Gropp 2005) over the links that it uses.
+//!
+//! The answer is a latency, during which nothing is shared, and then a flow that shares links and processors with others.
+
+use super::estimate::{Estimate, Source};
+use super::quantile::Quantile;
+use foretell_program::{Collective, CollectiveAlgorithm, CollectiveRole, Exchange, ExchangeSample, Reach};
+use foretell_units::Seconds;
+use std::collections::BTreeMap;
+
+/// What an exchange takes alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CommunicationCost {
+    /// From when all have reached it until data flow.
+    pub(crate) latency: Seconds,
+    /// How long data flow.
+    pub(crate) flow: Seconds,
+    /// Bytes that each flow carries.
+    pub(crate) bytes: f64,
+    /// The share of each member's processor that it takes while data flow; as measured, or unknown.
+    pub(crate) processor_share: Option<f64>,
+    /// Where it comes from.
+    pub(crate) source: Source,
+}
+
+impl CommunicationCost {
+    /// At least what the fabric between the nodes takes: for a rule that knows of nodes and what joins them only that they are many.
+    pub(crate) fn through_fabric(self, fabric_seconds_per_byte: f64) -> Self {
+        Self { flow: self.flow.max(Seconds::new(self.bytes * fabric_seconds_per_byte)), ..self }
+    }
+}
+
+/// A collective of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CollectiveCall {
+    pub(crate) kind: Collective,
+    /// What it is for.
+    pub(crate) role: CollectiveRole,
+    /// Of the whole tensor.
+    pub(crate) bytes: f64,
+    /// How it is made.
+    pub(crate) algorithm: CollectiveAlgorithm,
+}
+
+/// The samples of exchanges of devices of one kind.
+#[derive(Clone, Debug)]
+pub(crate) struct CommunicationTable {
+    /// By exchange, reach and group size; each list by bytes.
+    curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    bytes: f64,
+    time: Estimate,
+    processor: Seconds,
+}
+
+impl CommunicationTable {
+    /// `None` where there are no samples.
+    pub(crate) fn new(samples: &[ExchangeSample]) -> Option<Self> {
+        let mut curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>> = BTreeMap::new();
+        for sample in samples.iter().filter(|sample| sample.ranks > 1 && sample.time.median > Seconds::ZERO) {
+            let point =
+                Point { bytes: sample.bytes.max(1) as f64, time: Estimate::measured(&sample.time), processor: sample.processor };
+            curves.entry((sample.exchange, sample.reach, sample.ranks)).or_default().push(point);
+        }
+        for curve in curves.values_mut() {
+            curve.sort_by(|one, two| one.bytes.total_cmp(&two.bytes));
+            curve.dedup_by(|later, earlier| later.bytes == earlier.bytes);
+        }
+        (!curves.is_empty()).then_some(Self { curves })
+    }
+
+    /// What the samples say, if this exchange was measured among any number of ranks that are as far apart.
+    pub(crate) fn cost(
+        &self,
+        (exchange, reach): (Exchange, Reach),
+        ranks: usize,
+        bytes: f64,
+        flow_bytes: f64,
+        quantile: Quantile,
+    ) -> Option<CommunicationCost> {
+        // The measured group size nearest by ratio; of two equally near the smaller.
+        let ratio = |measured: usize| (measured as f64 / ranks as f64).ln().abs();
+        let (&(_, _, measured), curve) = self
+            .curves
+            .iter()
+            .filter(|((kind, distance, _), _)| *kind == exchange && *distance == reach)
+            .min_by(|((_, _, one), _), ((_, _, two), _)| ratio(*one).total_cmp(&ratio(*two)))?;
+        // A ring takes as many more steps as it has members more.
+        let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
+        let (first, last) = (curve.first()?, curve.last()?);
+        let interpolated = |value: &dyn Fn(&Point) -> f64| interpolate(curve, bytes, value) * scale;
+        let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
+        let processor = interpolated(&|point| point.processor.value());
+        // What even the smallest message took is latency; but at least half of the time something is done, so that two small
+        // exchanges on one processor hinder each other.
+        let latency = (first.time.at(quantile) * scale).min(total / 2.0);
+        let flow = total - latency;
+        let source = if measured != ranks || bytes > last.bytes * 2.0 {
+            Source::Extrapolated
+        } else if curve.iter().any(|point| point.bytes == bytes) {
+            Source::Measured
+        } else {
+            Source::Interpolated
+        };
+        let was_timed = curve.iter().any(|point| point.processor > Seconds::ZERO);
+        let processor_share = (was_timed && flow > Seconds::ZERO).then(|| (processor / flow.value()).clamp(0.0, 1.0));
+        Some(CommunicationCost { latency, flow, bytes: flow_bytes, processor_share, source })
+    }
+}
+
+/// A value at a size: linear between the logarithms of its neighbours, constant below the smallest, proportional above the
+/// largest.
+fn interpolate(curve: &[Point], bytes: f64, value: &dyn Fn(&Point) -> f64) -> f64 {
+    let above = curve.partition_point(|point| point.bytes < bytes);
+    match (above.checked_sub(1).and_then(|below| curve.get(below)), curve.get(above)) {
+        (Some(below), Some(above)) => {
+            let (low, high) = (value(below), value(above));
+            let position = (bytes / below.bytes).ln() / (above.bytes / below.bytes).ln();
+            if low > 0.0 && high > 0.0 { low * (high / low).powf(position) } else { low + (high - low) * position }
+        }
+        (Some(last), None) => value(last) * bytes / last.bytes,
+        (None, Some(first)) => value(first),
+        (None, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_program::Sample;
+
+    fn sample(ranks: usize, bytes: u64, seconds: f64) -> ExchangeSample {
+        let median = Seconds::new(seconds);
+        let time = Sample { median, p10: median / 2.0, p90: median * 2.0, count: 9 };
+        ExchangeSample { exchange: Exchange::AllReduce, reach: Reach::Node, ranks, bytes, time, processor: median / 2.0 }
+    }
+
+    fn alone(table: &CommunicationTable, ranks: usize, bytes: f64) -> (f64, Source) {
+        let cost = table.cost((Exchange::AllReduce, Reach::Node), ranks, bytes, bytes, Quantile::Median).expect("was measured");
+        ((cost.latency + cost.flow).value(), cost.source)
+    }
+
+    #[test]
+    fn alone_an_exchange_takes_what_was_measured() {
+        let table = CommunicationTable::new(&[sample(2, 1 << 20, 1e-3), sample(2, 1 << 10, 1e-5)]).expect("samples");
+        let (time, source) = alone(&table, 2, f64::from(1 << 20));
+        assert!((time - 1e-3).abs() < 1e-12);
+        assert_eq!(source, Source::Measured);
+        // Halfway in logarithms.
+        let (time, source) = alone(&table, 2, f64::from(1 << 15));
+        assert!((time - 1e-4).abs() < 1e-12, "{time}");
+        assert_eq!(source, Source::Interpolated);
+    }
+
+    #[test]
+    fn a_share_of_the_processor_counts_where_data_flow_and_is_the_devices_where_exchanges_have_none_of_their_own() {
+        let both = [sample(2, 1 << 10, 1e-5), sample(2, 1 << 20, 1e-3)];
+        let table = |processor: fn(f64) -> f64| {
+            let of =
+                |one: &ExchangeSample| ExchangeSample { processor: Seconds::new(processor(one.time.median.value())), ..*one };
+            CommunicationTable::new(&both.each_ref().map(of)).expect("samples")
+        };
+        let share = |table: &CommunicationTable, bytes: f64| {
+            let cost = table.cost((Exchange::AllReduce, Reach::Node), 2, bytes, bytes, Quantile::Median).expect("was measured");
+            cost.processor_share
+        };
+        // A fifth of all of the time: the long one has 1 % of latency, the short one a half.
+        let of_all = table(|time| time * 0.2);
+        assert!(share(&of_all, f64::from(1 << 20)).is_some_and(|share| (share - 0.2 / 0.99).abs() < 1e-9));
+        assert!(share(&of_all, 1024.0).is_some_and(|share| (share - 0.4).abs() < 1e-9));
+        assert_eq!([1 << 10, 1 << 20].map(|bytes| share(&table(|_| 0.0), f64::from(bytes))), [None, None]);
+    }
+
+    #[test]
+    fn beyond_the_samples_it_says_so() {
+        let table = CommunicationTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
+        assert_eq!(alone(&table, 2, f64::from(1 << 20)).1, Source::Extrapolated);
+        assert_eq!(alone(&table, 4, f64::from(1 << 10)).1, Source::Extrapolated);
+        assert!(table.cost((Exchange::AllGather, Reach::Node), 2, 8.0, 8.0, Quantile::Median).is_none());
+        assert!(CommunicationTable::new(&[]).is_none());
+    }
+
+    #[test]
+    fn what_was_measured_nearby_says_nothing_of_what_is_far() {
+        let near = sample(2, 1 << 10, 1e-5);
+        let far = ExchangeSample { reach: Reach::Fabric, ..sample(2, 1 << 10, 1e-3) };
+        let table = CommunicationTable::new(&[near, far]).expect("samples");
+        let time = |reach| {
+            let cost = table.cost((Exchange::AllReduce, reach), 2, 1024.0, 1024.0, Quantile::Median)?;
+            Some((cost.latency + cost.flow).value())
+        };
+        assert!(time(Reach::Node).is_some_and(|time| (time - 1e-5).abs() < 1e-12));
+        assert!(time(Reach::Fabric).is_some_and(|time| (time - 1e-3).abs() < 1e-12));
+        assert_eq!(time(Reach::Switch), None);
+    }
+}

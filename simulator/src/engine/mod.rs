@@ -1,0 +1,75 @@
+//! The engine: runs a lowered Program and finds when each instruction begins and ends.
+//!
+//! A list is first cut into [`blocks`], which ranks that run it share. The [`interpreter`] then runs
+//! the blocks of every simulated rank from an [`event_queue`], at one quantile of all durations.
+
+mod block_work;
+mod blocks;
+mod breakdown;
+mod event_queue;
+mod interpreter;
+mod order;
+mod resolved_costs;
+mod scenario;
+
+pub use breakdown::Breakdown;
+pub use event_queue::EventQueue;
+pub(crate) use interpreter::interpret;
+pub(crate) use resolved_costs::ResolvedCosts;
+#[cfg(test)]
+pub(crate) use scenario::FastPath;
+pub use scenario::{Deadline, Recording};
+pub(crate) use scenario::{QuotaPeriods, Scenario};
+
+use crate::lowering::{Lowered, LoweredList};
+use blocks::{BlockList, Joins};
+use foretell_program::{StageProgram, Timeline};
+use interpreter::fast_path::ForcedOrder;
+use order::Order;
+use rayon::prelude::*;
+
+/// A lowered Program whose lists have been cut into blocks.
+#[derive(Debug)]
+pub(crate) struct Runnable<'a> {
+    pub(crate) lowered: Lowered<'a>,
+    /// The blocks of each list.
+    block_lists: Vec<BlockList>,
+}
+
+impl<'a> Runnable<'a> {
+    /// Cuts the lists of a Program into blocks.
+    pub(crate) fn new(lowered: Lowered<'a>) -> Self {
+        let lists = lowered.sources.par_iter().zip(&lowered.lists).zip(&lowered.work);
+        let block_lists = lists.map(|((source, list), work)| {
+            // Where the host's launches say when a kernel may begin, each kernel is a block.
+            let is_launched_ahead = work.iter().all(|work| work.launched.is_empty());
+            block_list(source, list, if is_launched_ahead { Joins::Kernels } else { Joins::Nothing })
+        });
+        Self { block_lists: block_lists.collect(), lowered }
+    }
+}
+
+fn block_list(source: &StageProgram, list: &LoweredList, joins: Joins) -> BlockList {
+    let order = Order::new(source, list);
+    let forced = ForcedOrder::new(list, &order);
+    let successor = |order: &Order, instruction| forced.successor(list, order, instruction);
+    BlockList::new(list, order, joins, (&forced.slot_of, forced.slots), successor)
+}
+
+/// The outcome of one run.
+#[derive(Debug)]
+pub(crate) struct RunOutcome {
+    /// Without spans if none were recorded.
+    pub(crate) timeline: Timeline,
+    /// For each simulated rank, how it spent the step.
+    pub(crate) breakdowns: Vec<Breakdown>,
+    /// Events that the run took, including ends of blocks that the fast path worked out.
+    pub(crate) events: u64,
+    /// Events that came from the queue.
+    #[cfg(test)]
+    pub(crate) queue_events: u64,
+    /// Collectives and messages that no sample covers.
+    pub(crate) uncalibrated: Vec<String>,
+    /// Where devices with a quota are in their periods after the step.
+    pub(crate) periods: QuotaPeriods,
+}

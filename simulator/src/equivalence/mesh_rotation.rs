@@ -1,0 +1,108 @@
+//! Finds a cyclic rotation of one mesh axis that leaves a Program unchanged.
+
+use crate::network::MeshRotation;
+use foretell_program::{Axis, GroupId, Program, StageProgram};
+use foretell_topologies::Topology;
+use std::collections::BTreeSet;
+
+/// The rotation along the longest axis along which ranks on the topology's first devices, one on each, may be moved on; none where they may not. Ranks go at
+/// these paces, and kernels do more on one member than on another of the groups of each list that are `uneven`.
+pub(super) fn find_rotation(
+    program: &Program,
+    topology: &Topology,
+    paces: &[f64],
+    uneven: &[BTreeSet<GroupId>],
+) -> Option<MeshRotation> {
+    let nodes = topology.alike_nodes()?;
+    let along = |&axis: &Axis| {
+        let rotation = MeshRotation::along(axis, &program.mesh, nodes)?;
+        (has_even_kernels(&rotation, program, uneven) && leaves_unchanged(&rotation, program, paces)).then_some(rotation)
+    };
+    Axis::WITHIN_STAGE.iter().filter_map(along).max_by_key(MeshRotation::period)
+}
+
+/// Whether no kernel does more on one rank of an orbit than on another.
+fn has_even_kernels(rotation: &MeshRotation, program: &Program, uneven: &[BTreeSet<GroupId>]) -> bool {
+    let is_shifted = |list: &StageProgram, group: &GroupId| {
+        list.groups.get(group.0 as usize).is_some_and(|group| group.axes.contains(&rotation.axis))
+    };
+    program.lists.iter().zip(uneven).all(|(list, uneven)| !uneven.iter().any(|group| is_shifted(list, group)))
+}
+
+/// Whether all ranks of an orbit run one list at one pace, and send to ranks of the same position.
+fn leaves_unchanged(rotation: &MeshRotation, program: &Program, paces: &[f64]) -> bool {
+    let of_rank = &program.list_of_rank;
+    program.lists.iter().flat_map(|list| &list.peers).all(|peer| peer.ranks.is_none())
+        && of_rank.len() == program.mesh.world_size()
+        && rotation.leaves_unchanged(of_rank)
+        && rotation.leaves_unchanged(paces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::CostModel;
+    use crate::lowering::{LoweredList, uneven_groups};
+    use crate::network::Collectives;
+    use crate::{Folding, Options, simulate};
+    use foretell_models::Model;
+    use foretell_program::{Plan, compile_training};
+
+    fn nodes_of(devices: usize, network: &str) -> Topology {
+        let text = format!(
+            "name: test\n\
+             devices:\n  one: {{architecture: gpu, memory: 1GiB, memory_bandwidth: 1GB/s, peak: {{fp32: 1GFLOP/s}}, link: 1GB/s}}\n\
+             nodes:\n  - {{name: node, count: 8, devices: {{kind: one, count: {devices}}}, link: nvswitch-1GB/s, \
+             nics: {{count: 1, bandwidth: 1GB/s}}}}\n\
+             network: {network}\n"
+        );
+        Topology::from_yaml(&text, "test.yaml").expect("a topology")
+    }
+
+    fn program_of(layout: &str) -> Program {
+        let model = r#"{"family": "gpt", "layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "sequence": 4096}"#;
+        let model: Model = serde_json::from_str(model).expect("a model");
+        let plan: Plan = serde_json::from_str(&format!(r#"{{"global_batch": 8, "layout": {{{layout}}}}}"#)).expect("a plan");
+        compile_training(&model, "m", &plan).expect("it can be laid out")
+    }
+
+    /// The axis that is turned along and by how many turns, of ranks at one pace but for one.
+    fn turned(layout: &str, topology: &Topology, pace_of_the_third: f64) -> Option<(Axis, usize)> {
+        let program = program_of(layout);
+        let mut paces = vec![1.0; program.mesh.world_size()];
+        if let Some(third) = paces.get_mut(2) {
+            *third = pace_of_the_third;
+        }
+        let uneven: Vec<_> =
+            program.lists.iter().map(|list| uneven_groups(list, &LoweredList::new(list).expect("a list that ends"))).collect();
+        find_rotation(&program, topology, &paces, &uneven).map(|rotation| (rotation.axis, rotation.period()))
+    }
+
+    #[test]
+    fn the_longest_axis_of_whole_nodes_is_turned_along() {
+        let switch = "{kind: switch, latency: 10us}";
+        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 8)));
+        assert_eq!(turned(r#""data": 4, "tensor": 2, "micro_batch": 1"#, &nodes_of(2, switch), 1.0), Some((Axis::Data, 4)));
+        // Half a node, another pace, and nodes that lie otherwise to some than to others.
+        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(2, switch), 1.0), None);
+        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.1), None);
+        let leaves = "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}";
+        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, leaves), 1.0), None);
+        // Causal attention of a part of the positions: the last has the most before it.
+        assert_eq!(turned(r#""data": 2, "context": 4, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 2)));
+    }
+
+    #[test]
+    fn parts_of_unequal_work_are_simulated_each() {
+        let topology = nodes_of(1, "{kind: switch, latency: 10us}");
+        for layout in [r#""context": 4, "micro_batch": 1"#, r#""data": 2, "context": 4, "micro_batch": 1"#] {
+            let program = program_of(layout);
+            let costs = CostModel::new(None, &topology);
+            let step = |folding| {
+                let options = Options { folding, collectives: Collectives::Steps, ..Options::default() };
+                simulate(&program, &topology, &costs, &options).expect("it fits").step
+            };
+            assert_eq!(step(Folding::On), step(Folding::Off), "{layout}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Decides which ranks are equivalent, so that one of them is simulated for all.
+//!
+//! [`lower`] is the entry point. It works in two stages, both exact:
+//!
+//! 1. Before lowering, [`mesh_rotation`] looks for a cyclic rotation of one mesh axis that leaves the
+//!    Program, the topology and the ranks' paces unchanged. Only one rank of each orbit is lowered,
+//!    so neither time nor memory grows with the ranks that it stands for.
+//! 2. After lowering, [`folding`] builds a graph of ranks, groups, channels, links and processors.
+//!    Colour refinement ([`colour_refinement`]) finds the classes of nodes that no simulation can
+//!    tell apart, and one node of each class is kept.
+//!
+//! [`one_rank_per_stage`] is the third way: it takes equivalence as given and lowers one rank of
+//! each stage, for callers that know the cluster to be uniform.
+
+mod colour_refinement;
+mod folding;
+mod mesh_rotation;
+pub(crate) mod one_rank_per_stage;
+
+use crate::cost::CostModel;
+use crate::error::SimulationError;
+use crate::lowering::{Draft, JobOffset, Lowered, Oversubscription, Threads};
+use crate::network::Collectives;
+use foretell_program::Program;
+use foretell_topologies::Topology;
+
+/// Whether equivalent ranks are simulated once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Folding {
+    /// Simulate one representative of each class of equivalent ranks. The answer is the same.
+    #[default]
+    On,
+    /// Simulate every rank.
+    Off,
+}
+
+/// Lowers a Program and, with folding, keeps one representative of each class of equivalent ranks.
+/// `paces` has the pace of each rank, and is empty if all go at the pace of their costs.
+pub(crate) fn lower<'a>(
+    program: &'a Program,
+    topology: &'a Topology,
+    costs: &'a CostModel,
+    (oversubscription, collectives): (Oversubscription, Collectives),
+    folding: Folding,
+    paces: &[f64],
+) -> Result<Lowered<'a>, SimulationError> {
+    let draft = Draft::new(program, topology, costs, oversubscription, JobOffset::default(), Threads::All)?;
+    if folding == Folding::Off {
+        return Ok(draft.lower(None, collectives)?.with_resources_numbered(topology));
+    }
+    let rotation = if draft.has_own_processors() {
+        mesh_rotation::find_rotation(program, topology, paces, draft.uneven_groups())
+    } else {
+        None
+    };
+    Ok(fold(draft.lower(rotation, collectives)?.with_resources_numbered(topology), paces))
+}
+
+/// Keeps one representative of each class of equivalent ranks of a Program that has been lowered.
+pub(crate) fn fold<'a>(lowered: Lowered<'a>, paces: &[f64]) -> Lowered<'a> {
+    lowered.folded(paces)
+}

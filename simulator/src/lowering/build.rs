@@ -1,0 +1,193 @@
+//! Lowers one Program: checks it, reads its lists, pairs its communication and prices its kernels.
+
+use super::Lowered;
+use super::list::LoweredList;
+use super::pairing::Pairing;
+use super::ranks::{JobOffset, LoweringContext, SimulatedRank, unconnected};
+use super::work::{Work, balanced_parts, uneven_groups, work_of};
+use crate::cost::CostModel;
+use crate::error::SimulationError;
+use crate::network::{Collectives, MeshRotation};
+use foretell_program::{GroupId, Program};
+use foretell_topologies::Topology;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What to do if there are more ranks than devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Oversubscription {
+    /// Refuse the Program.
+    #[default]
+    Refused,
+    /// Run rank `r` on device `r` modulo the number of devices. Ranks of one device share it.
+    Allowed,
+}
+
+/// Threads that read the lists of a Program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Threads {
+    All,
+    /// Only the caller's thread: for callers that already run one Program per thread. A rayon join
+    /// here could pick up another such Program and nest without bound.
+    Caller,
+}
+
+/// A Program whose lists have been read and checked, before its ranks are connected.
+pub(crate) struct Draft<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) topology: &'a Topology,
+    costs: &'a CostModel,
+    offset: JobOffset,
+    /// Devices from the first one on.
+    devices: usize,
+    lists: Vec<LoweredList>,
+    /// For each list, the groups in which a kernel does more on one member than on another.
+    uneven: Vec<BTreeSet<GroupId>>,
+}
+
+impl<'a> Draft<'a> {
+    /// Reads the lists of a Program whose first rank runs on the device that `offset` names.
+    pub(crate) fn new(
+        program: &'a Program,
+        topology: &'a Topology,
+        costs: &'a CostModel,
+        oversubscription: Oversubscription,
+        offset: JobOffset,
+        threads: Threads,
+    ) -> Result<Self, SimulationError> {
+        let world = program.mesh.world_size();
+        let devices = topology.device_count().saturating_sub(offset.first_device);
+        let in_order = program.lists.windows(2).all(|pair| pair[0].stage <= pair[1].stage);
+        let known = program.list_of_rank.iter().all(|&list| (list as usize) < program.lists.len());
+        if !in_order || !known || program.list_of_rank.len() != world {
+            return Err(SimulationError::ListsOfRanks {
+                lists: program.lists.len(),
+                given: program.list_of_rank.len(),
+                ranks: world,
+            });
+        }
+        if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
+            return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
+        }
+        // Collected before errors are looked at, so that the first list's error is the one reported.
+        let lists = match threads {
+            Threads::Caller => program.lists.iter().map(LoweredList::new).collect::<Result<Vec<_>, _>>()?,
+            Threads::All => {
+                let each: Vec<Result<LoweredList, SimulationError>> = program.lists.par_iter().map(LoweredList::new).collect();
+                each.into_iter().collect::<Result<Vec<_>, _>>()?
+            }
+        };
+        let uneven = program.lists.iter().zip(&lists).map(|(stage, list)| uneven_groups(stage, list)).collect();
+        Ok(Self { program, topology, costs, offset, devices, lists, uneven })
+    }
+
+    /// For each list, the groups in which a kernel costs more on one member than on another. Empty
+    /// if the software stack balances the parts.
+    pub(crate) fn uneven_groups(&self) -> &[BTreeSet<GroupId>] {
+        let are_balanced = (0..self.costs.kind_count()).all(|kind| self.costs.balances_parts(kind));
+        if are_balanced { &[] } else { &self.uneven }
+    }
+
+    /// Whether every rank has a processor of its own, and the first is on the first device.
+    pub(crate) fn has_own_processors(&self) -> bool {
+        self.processors() == self.program.mesh.world_size() && self.offset.first_device == 0
+    }
+
+    /// Processors that the ranks use. The devices of a lab may be on fewer cores.
+    fn processors(&self) -> usize {
+        let cores = self.costs.cores.unwrap_or(usize::MAX).max(1);
+        self.program.mesh.world_size().min(self.devices).min(cores)
+    }
+
+    /// Lowers only the representatives under `rotation`, or every rank if there is no rotation, or if the
+    /// flows of some group are not symmetric under it. Links keep the topology's numbers and
+    /// processors are numbered from 0: see [`Lowered::with_resources_numbered`].
+    pub(crate) fn lower(
+        self,
+        mut rotation: Option<MeshRotation>,
+        collectives: Collectives,
+    ) -> Result<Lowered<'a>, SimulationError> {
+        let Self { program, topology, costs, offset, devices, .. } = self;
+        let (mut ranks, pairing) = loop {
+            let context = LoweringContext {
+                program,
+                topology,
+                costs,
+                first_device: offset.first_device,
+                devices,
+                rotation: rotation.as_ref(),
+            };
+            let mut ranks: Vec<SimulatedRank> =
+                context.ranks().into_iter().map(|rank| unconnected(&context, offset, rank)).collect();
+            match Pairing::new(&context, &self.lists, collectives, &mut ranks)? {
+                Some(pairing) => break (ranks, pairing),
+                // Only with a rotation.
+                None => rotation = None,
+            }
+        };
+        let (work, uncalibrated_kernels) = self.price_kernels(&mut ranks);
+        if collectives == Collectives::Steps
+            && let Some(list) = self.lists.iter().position(|list| list.communication_overlaps)
+        {
+            return Err(SimulationError::Overlapping { stage: program.lists[list].stage });
+        }
+        let processors = self.processors().min(ranks.len());
+        for (index, rank) in ranks.iter_mut().enumerate() {
+            rank.processor = (index % devices % processors) as u32;
+        }
+        let world = program.mesh.world_size();
+        let Pairing { groups, channels, hops, communications } = pairing;
+        Ok(Lowered {
+            sources: program.lists.iter().collect(),
+            costs,
+            of_rank: rotation
+                .as_ref()
+                .map_or_else(|| (0..world as u32).collect(), |rotation| rotation.representative_indices(world)),
+            ranks,
+            lists: self.lists,
+            work,
+            groups,
+            channels,
+            hops,
+            communications,
+            capacities: Vec::new(),
+            has_queue: Vec::new(),
+            processors,
+            uncalibrated_kernels,
+            rotation,
+        })
+    }
+
+    /// The durations of each list's instructions, for each different rank that runs it: by kind of
+    /// device, and by position in groups whose kernels are uneven. Also the uncalibrated kernels.
+    fn price_kernels(&self, ranks: &mut [SimulatedRank]) -> (Vec<Vec<Work>>, BTreeSet<String>) {
+        let Self { program, costs, lists, uneven, .. } = self;
+        let mut uncalibrated_kernels = BTreeSet::new();
+        let mut work: Vec<Vec<Work>> = lists.iter().map(|_| Vec::new()).collect();
+        let mut known: BTreeMap<(usize, usize, Vec<[usize; 2]>), usize> = BTreeMap::new();
+        for rank in ranks {
+            let list = &program.lists[rank.list];
+            let position = |group: &GroupId| {
+                let coordinates = program.mesh.coordinates(rank.rank);
+                let mesh = program.mesh.stage_at(coordinates);
+                let Some(group) = list.groups.get(group.0 as usize) else { return [0; 2] };
+                if costs.balances_parts(rank.kind) {
+                    balanced_parts(group.axes.iter().map(|&axis| mesh.size(axis)).product())
+                } else {
+                    [mesh.part_along(&group.axes, coordinates); 2]
+                }
+            };
+            let positions: Vec<[usize; 2]> = uneven[rank.list].iter().map(position).collect();
+            rank.work = *known.entry((rank.list, rank.kind, positions.clone())).or_insert_with(|| {
+                let positions_in = |group: GroupId| {
+                    let at = uneven[rank.list].iter().position(|&one| one == group);
+                    at.and_then(|at| positions.get(at)).copied().unwrap_or_default()
+                };
+                let list = (list, &lists[rank.list]);
+                work[rank.list].push(work_of(program, list, costs, rank.kind, &positions_in, &mut uncalibrated_kernels));
+                work[rank.list].len() - 1
+            });
+        }
+        (work, uncalibrated_kernels)
+    }
+}

@@ -1,0 +1,17 @@
+//! Which links communication loads, how long it takes alone on them, and how flows share what they meet on.
+
+mod algorithm_terms;
+mod fair_share;
+mod orders;
+mod ring_steps;
+mod rotation;
+mod saturation;
+mod shape;
+
+pub(crate) use algorithm_terms::AlgorithmTerms;
+pub use fair_share::{ActivityId, FairShare, ResourceId};
+pub use ring_steps::Collectives;
+pub(crate) use ring_steps::{Hop, goes_round, hops, set_step_costs, steps};
+pub(crate) use rotation::MeshRotation;
+pub(crate) use saturation::{LoadedLinks, links_that_can_saturate};
+pub(crate) use shape::{FlowContext, Shape, capacity, has_queue};

@@ -1,0 +1,183 @@
+//! Collectives that go round a ring, step by step: who sends to whom, over which links.
+//!
+//! Every step each member sends a part to the next and takes one from the member before it. It must not know when.
+
+use super::orders::ring_orders;
+use super::rotation::MeshRotation;
+use super::shape::{FlowContext, Shape};
+use foretell_program::{Collective, Rank};
+use foretell_topologies::{DeviceId, TopologyError};
+use foretell_units::Seconds;
+
+/// How collectives are simulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Collectives {
+    /// As one flow over all links of the algorithm, from when the last member has reached it: a few events, however many members there are.
+    #[default]
+    Flow,
+    /// All-reduce, reduce-scatter and all-gather around rings, every step of every member a message, which waits for the step before and for
+    /// the message from the neighbour. Others as flows.
+    Steps,
+}
+
+/// A member of a ring that sends to the next.
+#[derive(Clone, Debug)]
+pub(crate) struct Hop {
+    /// Whose, by its place in [`crate::lowering::Lowered::groups`].
+    pub(crate) group: u32,
+    /// The ranks that are simulated for both ends.
+    pub(crate) sender: u32,
+    pub(crate) receiver: u32,
+    /// The hop that ends where this one begins, and the one that begins where it ends.
+    pub(crate) before: u32,
+    pub(crate) after: u32,
+    pub(crate) shape: Shape,
+    /// How many hops it stands for at its sender and at its receiver.
+    pub(crate) weights: [f64; 2],
+}
+
+/// Whether a collective is one that goes round a ring.
+pub(crate) fn goes_round(collective: Collective) -> bool {
+    matches!(collective, Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather)
+}
+
+/// How many steps it takes among so many members.
+pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
+    let once = members as u32 - 1;
+    if collective == Collective::AllReduce { 2 * once } else { once }
+}
+
+/// The hops of a group's rings and how many rings these are; the first hop's number is `first`, and `place` says by whom a member is simulated. Where ranks
+/// may be turned these are the hops of those that stand for the others, or none if some ring does not turn along.
+pub(crate) fn hops(
+    around: FlowContext<'_>,
+    group: u32,
+    members: &[(Rank, DeviceId)],
+    place: impl Fn(Rank) -> u32,
+    first: u32,
+) -> Result<Option<(Vec<Hop>, u32)>, TopologyError> {
+    let devices: Vec<DeviceId> = members.iter().map(|&(_, device)| device).collect();
+    let orders = ring_orders(around.topology, &devices);
+    let mut hops: Vec<Hop> = Vec::new();
+    for order in &orders {
+        let ring: Vec<Rank> = order.iter().map(|&member| members[member].0).collect();
+        let Some(stands_for) = positions(around.rotation, &ring) else { return Ok(None) };
+        let kept = || (0..ring.len()).filter(|&position| stands_for[position] == position);
+        let mut number_at = vec![0; ring.len()];
+        (first + hops.len() as u32..).zip(kept()).for_each(|(number, position)| number_at[position] = number);
+        let number_of = |position: usize| number_at[stands_for[position % ring.len()]];
+        for position in kept() {
+            let [from, to] = [position, (position + 1) % ring.len()];
+            let Some(shape) = Shape::point_to_point(around, devices[order[from]], devices[order[to]])? else { return Ok(None) };
+            hops.push(Hop {
+                group,
+                sender: place(ring[from]),
+                receiver: place(ring[to]),
+                before: number_of(position + ring.len() - 1),
+                after: number_of(position + 1),
+                shape,
+                weights: [1.0; 2],
+            });
+        }
+    }
+    Ok(Some((hops, orders.len() as u32)))
+}
+
+/// For each position of a ring the one whose hop stands for that which begins there; none if the ring does not turn along.
+fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize>> {
+    let Some(rotation) = rotation else { return Some((0..ring.len()).collect()) };
+    // Of each rank the place of the one that stands for it, and how often that is moved on to come to it.
+    let turned: Vec<(usize, usize)> = ring.iter().map(|rank| rotation.index_and_rotations(rank.0)).collect();
+    let places = turned.iter().map(|&(place, _)| place + 1).max().unwrap_or(0);
+    let mut position_of = vec![None; places];
+    for (position, &(place, turns)) in turned.iter().enumerate() {
+        if turns == 0 {
+            position_of[place] = Some(position);
+        }
+    }
+    let after = |position: usize| turned[if position + 1 < turned.len() { position + 1 } else { 0 }];
+    let count = rotation.period();
+    let mut stands_for = Vec::with_capacity(turned.len());
+    for (position, &(place, turns)) in turned.iter().enumerate() {
+        let of_first = position_of[place]?;
+        // The next of the first, turned as often as this rank is.
+        let (next_of_first, its_turns) = after(of_first);
+        let sum = its_turns + turns;
+        let expected = if sum < count { sum } else { sum - count };
+        if after(position) != (next_of_first, expected) {
+            return None;
+        }
+        stands_for.push(of_first);
+    }
+    Some(stands_for)
+}
+
+/// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes and of its seconds where nobody else is there. Of several
+/// it takes latency and rate such that the squares of relative errors are least.
+///
+/// The rule knows the protocol (flags in eight bytes have little latency and a quarter of the rate), how far links are from their data sheets and what
+/// ranks wait for each other; hops share links as before, at that pace.
+pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
+    let Some((latency, rate)) = line(steps) else { return };
+    for hop in hops {
+        hop.shape.hop_latency = Seconds::new(latency);
+        hop.shape.seconds_per_byte = rate;
+    }
+}
+
+/// The line through points that have positive ordinates, by least squares of relative errors; neither of its values is below zero.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
+    let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();
+    let (slopes, ones) = (sum(&|slope, _| slope * slope), sum(&|_, one| one * one));
+    let (both, slope, one) = (sum(&|slope, one| slope * one), sum(&|slope, _| slope), sum(&|_, one| one));
+    if ones == 0.0 {
+        return None;
+    }
+    let determinant = slopes * ones - both * both;
+    let (latency, rate) = if determinant > 1e-9 * slopes * ones {
+        ((one * slopes - slope * both) / determinant, (slope * ones - one * both) / determinant)
+    } else {
+        // All of one size: that it is latency or flow nothing says.
+        (0.0, slope / slopes)
+    };
+    Some(match (latency < 0.0, rate < 0.0) {
+        (true, _) => (0.0, slope / slopes),
+        (_, true) => (one / ones, 0.0),
+        _ => (latency, rate),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{line, positions};
+    use crate::network::MeshRotation;
+    use foretell_program::Rank;
+
+    #[test]
+    fn a_ring_turns_along_when_every_rank_sends_where_the_one_before_it_does() {
+        let positions = |ring: [usize; 4]| positions(Some(&MeshRotation::of_blocks(1, 4)), &ring.map(Rank));
+        assert_eq!(positions([0, 1, 2, 3]), Some(vec![0; 4]));
+        assert_eq!(positions([3, 2, 1, 0]), Some(vec![3; 4]));
+        // 0 sends to the one after the next, 2 to the next.
+        assert_eq!(positions([0, 2, 3, 1]), None);
+    }
+
+    #[test]
+    fn two_sizes_give_the_line_through_both_and_more_the_nearest() {
+        let (latency, rate) = line(&[(1e3, 2e-6), (1e6, 1.1e-5)]).expect("points");
+        assert!((latency + 1e3 * rate - 2e-6).abs() < 1e-12 && (latency + 1e6 * rate - 1.1e-5).abs() < 1e-12);
+        let (latency, rate) = line(&[(1e3, 2e-6), (1e4, 2.2e-6), (1e6, 1.1e-5)]).expect("points");
+        assert!([(1e3, 2e-6), (1e4, 2.2e-6), (1e6, 1.1e-5)].iter().all(|(x, y)| ((latency + x * rate) / y - 1.0).abs() < 0.1));
+    }
+
+    #[test]
+    fn one_size_is_all_flow_and_nothing_is_below_zero() {
+        let (latency, rate) = line(&[(1e6, 1e-5)]).expect("a point");
+        assert!(latency == 0.0 && (rate / 1e-11 - 1.0).abs() < 1e-12, "{latency} {rate}");
+        assert!(line(&[(1e3, 1e-9), (1e6, 1e-5)]).is_some_and(|(latency, rate)| latency == 0.0 && rate > 0.0));
+        assert!(line(&[(1e3, 2e-5), (1e6, 1e-5)]).is_some_and(|(latency, rate)| latency > 0.0 && rate == 0.0));
+        assert_eq!(line(&[]), None);
+        assert_eq!(line(&[(0.0, 1e-5)]), None);
+    }
+}

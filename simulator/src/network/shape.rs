@@ -1,0 +1,282 @@
+//! Which links an exchange loads, and how much: the flows of ring, tree, pairwise and point-to-point algorithms over the routes
+//! of a topology.
+//!
+//! The flows of one exchange depend on each other (a ring moves at the pace of its slowest hop), so they are one [`Shape`]: the
+//! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
+
+use super::orders::{ring_orders, tree_parent};
+use super::rotation::MeshRotation;
+use crate::cost::LinkEfficiency;
+use foretell_program::Rank;
+use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
+use foretell_units::{BytesPerSecond, Seconds};
+
+/// The flows of an exchange.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Shape {
+    /// The mean latency of a hop.
+    pub(crate) hop_latency: Seconds,
+    /// Links, and the bytes that pass each for every byte that a flow of the exchange carries. Links in order of number.
+    pub(crate) loads: Vec<(usize, f64)>,
+    /// How long a byte takes where nothing else is on the links.
+    pub(crate) seconds_per_byte: f64,
+    /// The same of the links between switches alone: a fabric may be narrower than the nodes that it joins, or its routes may collide.
+    pub(crate) fabric_seconds_per_byte: f64,
+    /// Which links its routes take one after the other, each pair once; taken out when it has been looked at ([`super::saturation`]).
+    pub(crate) link_pairs: Vec<LinkPair>,
+}
+
+/// Two links that a route takes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LinkPair {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+}
+
+/// What comes before the first link of a route, and after the last.
+pub(crate) const ROUTE_END: usize = usize::MAX;
+
+impl LinkPair {
+    /// All turns of a route.
+    pub(crate) fn of_route(links: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
+        let mut from = ROUTE_END;
+        links
+            .chain([ROUTE_END])
+            .map(move |to| Self { from: std::mem::replace(&mut from, to), to })
+            .filter(|turn| turn.from != turn.to)
+    }
+}
+
+/// One flow of an exchange: from, to, and its share of the exchange's bytes.
+type Flow = (DeviceId, DeviceId, f64);
+
+impl Shape {
+    /// The links that it loads.
+    pub(crate) fn links(&self) -> impl Iterator<Item = usize> {
+        self.loads.iter().map(|&(link, _)| link)
+    }
+
+    /// A single flow; where ranks may be turned over the links that stand for its own, or none if two of them are one then.
+    pub(crate) fn point_to_point(around: FlowContext<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
+        let FlowContext { topology, links, rotation } = around;
+        let mut parts = LinkLoads::default();
+        let limit = if from == to { None } else { parts.add(topology, (from, to, 1.0))? };
+        if !parts.fold(rotation)
+            || parts.parts.iter().any(|&(link, _)| parts.parts.iter().filter(|&&(other, _)| other == link).count() > 1)
+        {
+            return Ok(None);
+        }
+        let mut shape = parts.into_shape(topology, links, 1);
+        if let Some(limit) = limit {
+            shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
+        }
+        Ok(Some(shape))
+    }
+
+    /// A ring through the members: each sends to the next what the ring carries. Between nodes that hold several members each
+    /// there are as many rings as members in a node, each leaving the node from another member, so that all network interfaces
+    /// are used, as NCCL does; each ring carries its part.
+    pub(crate) fn ring(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+        let orders = ring_orders(around.topology, members);
+        let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
+        for order in &orders {
+            for (position, &from) in order.iter().enumerate() {
+                let to = order[(position + 1) % order.len()];
+                flows.push((members[from], members[to], 1.0 / orders.len() as f64));
+            }
+        }
+        Self::of_flows(around, &flows)
+    }
+
+    /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck and Träff 2009; NCCL since
+    /// 2.4). The second is the first moved on by one member, so that who has children in one is a leaf in the other.
+    pub(crate) fn double_tree(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+        let count = members.len();
+        let mut flows: Vec<Flow> = Vec::with_capacity(4 * count);
+        for shift in [0, 1] {
+            for child in 0..count {
+                if let Some(parent) = tree_parent(child, count) {
+                    let (child, parent) = (members[(child + shift) % count], members[(parent + shift) % count]);
+                    flows.extend([(child, parent, 0.5), (parent, child, 0.5)]);
+                }
+            }
+        }
+        Self::of_flows(around, &flows)
+    }
+
+    /// Everyone sends everyone else an equal part.
+    pub(crate) fn all_pairs(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+        let part = 1.0 / members.len() as f64;
+        let others = |from: DeviceId| members.iter().filter(move |&&to| to != from).map(move |&to| (from, to, part));
+        let flows: Vec<Flow> = members.iter().flat_map(|&from| others(from)).collect();
+        Self::of_flows(around, &flows)
+    }
+
+    /// Each member sends all of it to the next, and the last to the first, in the one order that they have.
+    pub(crate) fn shift(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+        let next = members.iter().cycle().skip(1);
+        let flows: Vec<Flow> = members.iter().zip(next).map(|(&from, &to)| (from, to, 1.0)).collect();
+        let Some(mut shape) = Self::of_flows(around, &flows)? else { return Ok(None) };
+        for &(from, to, _) in flows.iter().filter(|&&(from, ..)| around.is_first(from)) {
+            if from != to
+                && let Some(limit) = around.topology.route(from, to)?.single_flow_limit
+            {
+                shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
+            }
+        }
+        Ok(Some(shape))
+    }
+
+    /// All of these flows; where the ranks may be turned those of the ranks that stand for the others, or none if the flows do not turn along.
+    fn of_flows(around: FlowContext<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
+        let FlowContext { topology, links, rotation } = around;
+        if rotation.is_some_and(|rotation| !maps_flows(rotation, flows)) {
+            return Ok(None);
+        }
+        let mut parts = LinkLoads::default();
+        let mut count = 0;
+        for &flow in flows.iter().filter(|&&(from, ..)| around.is_first(from)) {
+            count += 1;
+            if flow.0 != flow.1 {
+                parts.add(topology, flow)?;
+            }
+        }
+        Ok(if parts.fold(rotation) { Some(parts.into_shape(topology, links, count)) } else { None })
+    }
+}
+
+/// Where flows go: over which links, of what efficiency; and by which turns the ranks of a group of theirs come to each other, where that has
+/// been found ([`super::rotation`]). Ranks are then on the devices of their numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct FlowContext<'a> {
+    pub(crate) topology: &'a Topology,
+    pub(crate) links: &'a LinkEfficiency,
+    pub(crate) rotation: Option<&'a MeshRotation>,
+}
+
+impl FlowContext<'_> {
+    fn is_first(&self, device: DeviceId) -> bool {
+        self.rotation.is_none_or(|rotation| rotation.representative(device.0) == device.0)
+    }
+}
+
+/// Whether a turn takes each of these flows to another of them.
+fn maps_flows(rotation: &MeshRotation, flows: &[Flow]) -> bool {
+    // Each as the rank that stands for its sender sees it, and after how many turns.
+    let seen = |&(from, to, part): &Flow| {
+        let turns = rotation.rotations_to(from.0);
+        ((rotation.representative(from.0), rotation.rotate_back(Rank(to.0), turns), part.to_bits()), turns)
+    };
+    let mut seen: Vec<_> = flows.iter().map(seen).collect();
+    seen.sort_unstable();
+    // Of each as many after every number of turns.
+    seen.chunk_by(|one, other| one.0 == other.0).all(|alike| {
+        let each = alike.len() / rotation.period();
+        alike.len() == each * rotation.period() && alike.iter().enumerate().all(|(place, &(_, turns))| place / each == turns)
+    })
+}
+
+/// What flows load, one after the other.
+#[derive(Default)]
+struct LinkLoads {
+    parts: Vec<(usize, f64)>,
+    latency: Seconds,
+    link_pairs: Vec<LinkPair>,
+}
+
+impl LinkLoads {
+    /// Adds a flow between two devices; returns what limits it beside the links.
+    fn add(&mut self, topology: &Topology, (from, to, part): Flow) -> Result<Option<BytesPerSecond>, TopologyError> {
+        let route = topology.route(from, to)?;
+        self.latency += route.latency;
+        self.link_pairs.extend(LinkPair::of_route(route.links.iter().map(|link| link.0)));
+        self.parts.extend(route.links.iter().map(|link| (link.0, part)));
+        Ok(route.single_flow_limit)
+    }
+
+    /// Has links stand for those that they are turned to; says whether there is one for each.
+    fn fold(&mut self, rotation: Option<&MeshRotation>) -> bool {
+        let Some(rotation) = rotation else { return true };
+        self.parts.iter_mut().all(|(link, _)| rotation.representative_link(*link).map(|first| *link = first).is_some())
+    }
+
+    /// All of so many flows, of which some may stay where they are.
+    fn into_shape(self, topology: &Topology, links: &LinkEfficiency, flows: usize) -> Shape {
+        let Self { mut parts, latency, mut link_pairs } = self;
+        link_pairs.sort_unstable();
+        link_pairs.dedup();
+        // Stable, so that parts are summed in the order of flows.
+        parts.sort_by_key(|&(link, _)| link);
+        let loads: Vec<(usize, f64)> = parts
+            .chunk_by(|one, other| one.0 == other.0)
+            .filter_map(|parts| Some((parts.first()?.0, parts.iter().map(|&(_, part)| part).sum())))
+            .collect();
+        let is_fabric = |link: usize| topology.links()[link].class == LinkClass::Switch;
+        let (mut seconds_per_byte, mut fabric_seconds_per_byte) = (0.0f64, 0.0f64);
+        for &(link, load) in &loads {
+            let seconds = load / capacity(topology, links, link);
+            seconds_per_byte = seconds_per_byte.max(seconds);
+            if is_fabric(link) {
+                fabric_seconds_per_byte = fabric_seconds_per_byte.max(seconds);
+            }
+        }
+        let hop_latency = latency / flows.max(1) as f64;
+        Shape { hop_latency, loads, seconds_per_byte, fabric_seconds_per_byte, link_pairs }
+    }
+}
+
+/// What exchanges get of a link, in bytes a second.
+pub(crate) fn capacity(topology: &Topology, links: &LinkEfficiency, link: usize) -> f64 {
+    let link = &topology.links()[link];
+    link.bandwidth.value() * links.of(link.class)
+}
+
+/// Whether a link is one of a network, whose queues pass the first of a message at once and are busy with it after the last has arrived.
+pub(crate) fn has_queue(topology: &Topology, link: usize) -> bool {
+    matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::orders::along_rails;
+    use super::*;
+
+    fn ring_of(topology: &Topology, members: &[DeviceId]) -> Shape {
+        let around = FlowContext { topology, links: &LinkEfficiency::IDEAL, rotation: None };
+        Shape::ring(around, members).expect("joined").expect("nothing is turned")
+    }
+
+    #[test]
+    fn rings_keep_to_their_rails() {
+        for count in 2..=17 {
+            let cluster = Topology::library("dgx-h100-rails").expect("in the library").with_nodes(count).expect("nodes");
+            let members: Vec<DeviceId> = cluster.devices().collect();
+            let ring = ring_of(&cluster, &members);
+            let is_between_switches = |&(link, _): &(usize, f64)| cluster.links()[link].class == LinkClass::Switch;
+            assert!(!ring.loads.iter().any(is_between_switches), "a hop changes rails among {count} nodes");
+            let (mut exits, mut entries) = (vec![0; 8 * count], vec![0; 8 * count]);
+            for rotation in 0..8 {
+                let order: Vec<usize> = along_rails(&members, 8, rotation).into_iter().map(|device| device.0).collect();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert!(sorted.into_iter().eq(0..8 * count), "a ring passes everyone once");
+                for node in order.chunks(8) {
+                    entries[node[0]] += 1;
+                    exits[node[7]] += 1;
+                }
+            }
+            assert!(entries.iter().chain(&exits).all(|&count| count == 1), "each member's interface is used once each way");
+        }
+    }
+
+    #[test]
+    fn rings_between_nodes_use_every_network_interface() {
+        let cluster = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(2).expect("two nodes");
+        let members: Vec<DeviceId> = cluster.devices().collect();
+        let ring = ring_of(&cluster, &members);
+        // Eight rings leave each node by its eight interfaces of 25 GB/s; inside, each device sends in seven of them.
+        assert!((ring.seconds_per_byte - 1.0 / (8.0 * 25e9)).abs() < 1e-18, "{}", ring.seconds_per_byte);
+        let single = ring_of(&cluster, &members[..8]);
+        assert!((single.seconds_per_byte - 1.0 / 300e9).abs() < 1e-18);
+    }
+}
