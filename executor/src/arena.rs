@@ -109,7 +109,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         match &self.owner {
             // SAFETY: the memory was allocated by this driver, and nobody uses it any more.
-            Owner::Device(driver) => unsafe { driver.free(DeviceAddress::of(self.start.as_ptr())) },
+            Owner::Device(driver) => unsafe { driver.free(DeviceAddress::from_pointer(self.start.as_ptr())) },
             // SAFETY: as above.
             Owner::Pinned(driver) => unsafe { driver.free_pinned(self.start) },
             Owner::Host => {

@@ -1,8 +1,9 @@
 //! A calibration from the launcher's side: starts a rank on each core, collects what they time, makes the profile.
 
+use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Job, Overheads, Report};
-use crate::launcher::{Backend, LaunchOptions, Ranks, TransportKind};
+use crate::launcher::{LaunchOptions, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
@@ -68,7 +69,7 @@ pub fn calibrate(
     });
     let each = |part: fn(&Overheads) -> Sample| together(&overheads.iter().map(part).collect::<Vec<_>>());
     let mean = |part: fn(&Overheads) -> f64| overheads.iter().map(part).sum::<f64>() / overheads.len().max(1) as f64;
-    let cores = (!options.places.is_empty()).then(|| machine::core_count().min(devices));
+    let cores = (!options.slots.is_empty()).then(|| machine::core_count().min(devices));
     let slow_kinds = speeds
         .iter()
         .map(|(kind, speeds)| RelativeSpeed { device: kind.clone(), speed: speeds.iter().sum::<f64>() / speeds.len() as f64 });
@@ -97,7 +98,7 @@ pub fn calibrate(
         },
         // There and back again.
         interruption: each(|overheads| overheads.handoff).median * 2.0,
-        buffered_bytes: match (options.transport, options.places.is_empty()) {
+        buffered_bytes: match (options.transport, options.slots.is_empty()) {
             (_, false) => LAB_SOCKET_BYTES,
             (TransportKind::Tcp, true) => 0,
             (TransportKind::SharedMemory, true) => SegmentShape::DEFAULT_RING_BYTES as u64,
@@ -113,7 +114,7 @@ pub fn calibrate(
 fn identity(devices: usize, options: &LaunchOptions) -> MachineIdentity {
     let identity = machine::identity(devices);
     match (options.backend, crate::backend::devices()) {
-        (Backend::Cuda { .. }, Ok(gpus)) => {
+        (BackendKind::Cuda { .. }, Ok(gpus)) => {
             MachineIdentity { device: gpus.into_iter().next().map_or(identity.device, |gpu| gpu.name), ..identity }
         }
         _ => identity,

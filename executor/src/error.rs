@@ -52,11 +52,13 @@ pub enum ExecutorError {
         hint: String,
     },
     /// A rank ended before its time.
-    #[error("rank {rank} {cause}")]
+    #[error("rank {rank}{} {cause}", on_host(host))]
     RankDied {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// How.
+        /// The name of its node, if the run has several nodes.
+        host: Option<String>,
+        /// How it ended, as the rest of a sentence that begins with the rank.
         cause: String,
     },
     /// The loss is no number any more.
@@ -110,4 +112,8 @@ impl ExecutorError {
                 | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
         )
     }
+}
+
+fn on_host(host: &Option<String>) -> String {
+    host.as_ref().map_or_else(String::new, |host| format!(" on host `{host}`"))
 }

@@ -47,7 +47,7 @@ pub(crate) fn initialise(
         for (copy, &(buffer, _, place)) in copies.iter().zip(some) {
             let bytes = buffer.bytes.count() as usize;
             // SAFETY: the place lies inside the arena, and the copy is as long and lives until the stream is done.
-            unsafe { driver.copy_in(DeviceAddress::of(place), copy.as_ptr().cast(), bytes, stream) }?;
+            unsafe { driver.copy_in(DeviceAddress::from_pointer(place), copy.as_ptr().cast(), bytes, stream) }?;
         }
         driver.synchronize(stream)?;
     }
@@ -171,7 +171,7 @@ fn take_share(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_models::{GraphOptions, Model};
+    use foretell_models::{GraphOptions, Mlp, Model};
     use foretell_program::{BufferRole, Layout, Offload, Plan, Rank, compile};
     use foretell_units::DataType;
 
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn parameters_are_the_nearest_to_their_master_copies_which_start_as_in_single_precision() {
-        let model = Model::Mlp { widths: vec![12, 8, 6] };
+        let model = Model::Mlp(Mlp { widths: vec![12, 8, 6] });
         let started = |precision: DataType, offload: Offload| {
             let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, offload, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("it can be laid out");

@@ -17,6 +17,7 @@
 
 mod arena;
 pub mod backend;
+mod backend_kind;
 mod calibrate;
 mod calibration;
 mod clock;
@@ -37,18 +38,20 @@ pub mod machine;
 mod member;
 pub mod nvml;
 mod rank;
+mod rank_command;
 mod recording;
 mod rendezvous;
 mod samples;
 mod training;
 pub mod transport;
 
+pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
 pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
 pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TimedStep, TrainingJob};
-pub use launcher::{Backend, LaunchOptions, Place, TransportKind};
+pub use launcher::{LaunchOptions, Slot, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
@@ -60,7 +63,7 @@ use foretell_units::DataType;
 ///
 /// # Errors
 /// [`ExecutorError::Unsupported`], naming what can be used instead.
-pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
+pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError> {
     if plan.layout.collective == CollectiveAlgorithm::Tree {
         return Err(ExecutorError::Unsupported {
             what: "`collective: tree`".into(),
@@ -74,16 +77,18 @@ pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
         });
     }
     match (plan.precision, backend) {
-        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16 | DataType::Fp8, _) | (DataType::Tf32, Backend::Cuda { .. }) => Ok(()),
-        (DataType::Tf32, Backend::Cpu) => Err(ExecutorError::Unsupported {
+        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16 | DataType::Fp8, _) | (DataType::Tf32, BackendKind::Cuda { .. }) => {
+            Ok(())
+        }
+        (DataType::Tf32, BackendKind::Cpu) => Err(ExecutorError::Unsupported {
             what: "precision tf32 on processors, which have no such arithmetic".into(),
             hint: "use `precision: fp32`, which takes as much memory and is more exact".into(),
         }),
-        (precision, Backend::Cpu) => Err(ExecutorError::Unsupported {
+        (precision, BackendKind::Cpu) => Err(ExecutorError::Unsupported {
             what: format!("precision {precision} on processors"),
             hint: "use `precision: fp32`, `bf16`, `fp16` or `fp8`".into(),
         }),
-        (precision, Backend::Cuda { .. }) => Err(ExecutorError::Unsupported {
+        (precision, BackendKind::Cuda { .. }) => Err(ExecutorError::Unsupported {
             what: format!("precision {precision} on GPUs"),
             hint: "use `precision: fp8`, `bf16`, `fp16`, `tf32` or `fp32`".into(),
         }),

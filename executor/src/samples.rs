@@ -56,7 +56,7 @@ impl Samples {
         // SAFETY: the caller's promise.
         let integers = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), elements) };
         // A data set makes the sequences of a pair together.
-        if let SampleShape::Pair { source, target, .. } = self.dataset.wanted() {
+        if let SampleShape::Pair { source, target, .. } = self.dataset.shape() {
             let beside = |length: usize| vec![0; indices.len().saturating_mul(length)];
             match input {
                 InputKind::SourceTokens => {
@@ -74,7 +74,7 @@ impl Samples {
             }
             return Ok(());
         }
-        let has_tokens = self.dataset.wanted().tokens().is_some();
+        let has_tokens = self.dataset.shape().tokens().is_some();
         match input {
             InputKind::Images | InputKind::Features => self.dataset.fill_images(self.split, indices, floats())?,
             // A data set makes tokens and the labels that follow them together.

@@ -5,10 +5,11 @@ mod operators;
 mod overlap;
 mod training;
 
+pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Keep, Kept, Layout, Offload, Recompute, StageLayout};
 pub use operators::{OperatorShares, Share};
 pub use overlap::Overlap;
-pub use training::{LossScale, Optimizer, Training};
+pub use training::{LossScale, Training};
 
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;

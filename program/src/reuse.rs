@@ -59,11 +59,11 @@ pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
 mod tests {
     use super::*;
     use crate::{Layout, Plan, compile};
-    use foretell_models::Model;
+    use foretell_models::{Mlp, Model};
 
     #[test]
     fn what_was_just_made_is_near_and_weights_are_a_step_away() {
-        let model = Model::Mlp { widths: vec![4096, 4096, 4096, 4096] };
+        let model = Model::Mlp(Mlp { widths: vec![4096, 4096, 4096, 4096] });
         let plan = Plan::new(Layout { micro_batch: 64, ..Layout::default() }, 64);
         let compiled = compile(&model, "m", &plan).expect("a plan that fits");
         let stage = &compiled.training.lists[0];

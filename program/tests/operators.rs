@@ -1,10 +1,10 @@
 //! What a plan says of single operators (`layout.operators`): what is laid out then, and what is refused.
 
-use foretell_models::{DropoutRate, Kernel, Model, Stem};
+use foretell_models::{DropoutRate, Kernel, Mlp, Model, Resnet, Stem, Vgg};
 use foretell_program::{Axis, Collective, Layout, Operation, OperatorShares, Plan, PlanError, Share, StageProgram, compile};
 
 fn vgg() -> Model {
-    Model::Vgg {
+    Model::Vgg(Vgg {
         depth: 11,
         batch_norm: false,
         stem: Stem::Imagenet,
@@ -14,11 +14,11 @@ fn vgg() -> Model {
         width: 4,
         hidden: 64,
         dropout: DropoutRate::TENTH,
-    }
+    })
 }
 
 fn resnet() -> Model {
-    Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }
+    Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 })
 }
 
 fn plan(layout: Layout, operators: &[(&str, Share)]) -> Plan {
@@ -108,7 +108,7 @@ fn a_summed_output_goes_to_its_readers_as_all_of_them_want_it() {
 
 #[test]
 fn a_product_takes_the_bias_only_where_ranks_add_it_to_what_they_made() {
-    let model = Model::Mlp { widths: vec![8, 16, 16, 4] };
+    let model = Model::Mlp(Mlp { widths: vec![8, 16, 16, 4] });
     let layout = || Layout { tensor: 2, micro_batch: 2, ..Layout::default() };
     let biases = |operators: &[(&str, Share)]| -> Vec<String> {
         let list = list(&model, &plan(layout(), operators));

@@ -2,7 +2,7 @@
 
 mod soundness;
 
-use foretell_models::{DropoutRate, GraphOptions, Model, Stem};
+use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, Stem, Vit};
 use foretell_program::{
     ContextMethod, Footprint, Kept, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
     StageProgram, compile,
@@ -14,9 +14,10 @@ use soundness::assert_sound;
 
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
-        proptest::collection::vec(prop_oneof![Just(4usize), Just(8), Just(12)], 2..10).prop_map(|widths| Model::Mlp { widths }),
-        Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
-        (1usize..8, any::<bool>()).prop_map(|(layers, tied_embeddings)| Model::Gpt {
+        proptest::collection::vec(prop_oneof![Just(4usize), Just(8), Just(12)], 2..10)
+            .prop_map(|widths| Model::Mlp(Mlp { widths })),
+        Just(Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 })),
+        (1usize..8, any::<bool>()).prop_map(|(layers, tied_embeddings)| Model::Gpt(Gpt {
             layers,
             hidden: 16,
             heads: 4,
@@ -26,8 +27,8 @@ fn models() -> impl Strategy<Value = Model> {
             tied_embeddings,
             dropout: if layers % 2 == 0 { DropoutRate::TENTH } else { DropoutRate::NONE },
             attention_dropout: if layers % 4 < 2 { DropoutRate::TENTH } else { DropoutRate::NONE }
-        }),
-        prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama {
+        })),
+        prop_oneof![Just(1usize), Just(2), Just(4)].prop_map(|kv_heads| Model::Llama(Llama {
             layers: 2,
             hidden: 16,
             heads: 4,
@@ -38,8 +39,8 @@ fn models() -> impl Strategy<Value = Model> {
             sequence: 8,
             tied_embeddings: false,
             rope_theta: 10_000,
-        }),
-        Just(Model::Bert {
+        })),
+        Just(Model::Bert(Bert {
             layers: 2,
             hidden: 16,
             heads: 4,
@@ -48,8 +49,8 @@ fn models() -> impl Strategy<Value = Model> {
             sequence: 8,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::TENTH
-        }),
-        Just(Model::Vit {
+        })),
+        Just(Model::Vit(Vit {
             layers: 2,
             hidden: 16,
             heads: 4,
@@ -60,7 +61,7 @@ fn models() -> impl Strategy<Value = Model> {
             classes: 10,
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE
-        }),
+        })),
     ]
 }
 

@@ -2,16 +2,16 @@
 
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::Model;
+use foretell_models::{Bert, Gpt, Llama, Model, Moe};
 use foretell_program::{Layout, Recompute, Schedule};
-use foretell_simulator::gpu::StackKind;
+use foretell_simulator::gpu::StackProfile;
 
-/// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for each
-/// choice that the row does not state.
+/// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for
+/// each choice that the row does not state.
 ///
 /// # Errors
 /// [`Refusal`] if sizes contradict each other or the batch is not stated.
-pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: &mut Vec<String>) -> Result<Layout, Refusal> {
+pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumptions: &mut Vec<String>) -> Result<Layout, Refusal> {
     let size = |column| row.count(column).unwrap_or(1);
     let (tensor, pipeline) = (size("tp"), size("pp"));
     let mut context = size("cp");
@@ -42,13 +42,13 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: 
         _ => 0,
     };
     let recompute = match row.recompute.to_lowercase() {
-        _ if stack.recomputes_as_known => stack.recompute.clone(),
+        _ if stack.defaults.recomputes_as_known => stack.defaults.recompute.clone(),
         text if text.starts_with("full") => Recompute::Full,
-        text if text.starts_with("selective") => stack.selective.clone(),
+        text if text.starts_with("selective") => stack.defaults.selective.clone(),
         text if text.starts_with("none") => Recompute::None,
-        _ => stack.recompute.clone(),
+        _ => stack.defaults.recompute.clone(),
     };
-    let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.sequence_parallel, |value| value != 0.0);
+    let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.defaults.sequence_parallel, |value| value != 0.0);
     let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {
         (Some(size), _, _) => size,
         (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => batch / data / steps.unwrap_or(1),
@@ -68,22 +68,23 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: 
         zero,
         recompute,
         micro_batch,
-        bucket: stack.bucket,
+        bucket: stack.defaults.bucket,
         ..Layout::default()
     })
 }
 
-/// Whether the row states its recomputation.
+/// Returns whether the row states its recomputation.
 pub(crate) fn states_recompute(row: &Row) -> bool {
     ["full", "selective", "none"].iter().any(|word| row.recompute.to_lowercase().starts_with(word))
 }
 
 /// Returns the layout's `expert` and `expert_tensor`.
 ///
-/// Megatron's expert-parallel size divides `dp`, or `dp` x `tp` if each expert is whole on its rank.
+/// Megatron's expert-parallel size divides `dp`, or `dp` x `tp` if each expert is whole on its
+/// rank.
 fn expert_sizes(
     row: &Row,
-    stack: &StackKind,
+    stack: &StackProfile,
     data: usize,
     tensor: usize,
     assumptions: &mut Vec<String>,
@@ -103,7 +104,7 @@ fn expert_sizes(
     };
     let may_be_whole = expert_parallel.is_multiple_of(tensor) && data.is_multiple_of(expert_parallel / tensor);
     let must_be_whole = !data.is_multiple_of(expert_parallel);
-    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.whole_experts || must_be_whole) {
+    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.defaults.whole_experts || must_be_whole) {
         return Ok((expert_parallel / tensor, Some(1)));
     }
     if must_be_whole {
@@ -124,9 +125,10 @@ fn expert_sizes(
 pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usize>> {
     let chunks = layout.pipeline * layout.virtual_stages;
     let layers = match *model {
-        Model::Gpt { layers, .. } | Model::Llama { layers, .. } | Model::Moe { layers, .. } | Model::Bert { layers, .. } => {
-            layers
-        }
+        Model::Gpt(Gpt { layers, .. })
+        | Model::Llama(Llama { layers, .. })
+        | Model::Moe(Moe { layers, .. })
+        | Model::Bert(Bert { layers, .. }) => layers,
         _ => return None,
     };
     if chunks < 2 {
@@ -147,9 +149,10 @@ pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usiz
 /// Returns the blocks of each stage that a row's notes state, with the embedding and the head
 /// counted as blocks.
 ///
-/// Notes state cuts as `layers per stage [7, 9, 9, 9]`, or as `stage boundaries [0, 7, 14, 20, 30]`.
-/// The boundaries count modules of DeepSpeed's Megatron, which has six besides the layers: a cast,
-/// the embedding and a transposition before them, a transposition, the norm and the head after.
+/// Notes state cuts in one of two forms: `layers per stage [7, 9, 9, 9]`, where the embedding and
+/// the head count, or `stage boundaries [0, 7, 14, 20, 30]`. Boundaries count the modules of
+/// DeepSpeed's Megatron, which has six besides the layers: a cast, the embedding and a
+/// transposition before them, and a transposition, the norm and the head after them.
 pub(crate) fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
     let numbers = |label: &str| -> Option<Vec<usize>> {
         let rest = notes.split_once(label)?.1.split_once('[')?.1.split_once(']')?.0;

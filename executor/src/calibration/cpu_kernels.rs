@@ -206,11 +206,11 @@ impl PreparedStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_models::{CapacityFactor, DropoutRate, Model, Stem};
+    use foretell_models::{CapacityFactor, DropoutRate, Gpt, Mlp, Model, Moe, Resnet, Stem};
     use foretell_program::{Layout, Operation, Plan};
 
     fn models() -> [Model; 4] {
-        let gpt = Model::Gpt {
+        let gpt = Model::Gpt(Gpt {
             layers: 1,
             hidden: 16,
             heads: 4,
@@ -220,8 +220,8 @@ mod tests {
             tied_embeddings: true,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::NONE,
-        };
-        let moe = Model::Moe {
+        });
+        let moe = Model::Moe(Moe {
             layers: 1,
             hidden: 16,
             heads: 4,
@@ -241,9 +241,9 @@ mod tests {
             capacity_factor: CapacityFactor::default(),
             rope_theta: 10_000,
             tied_embeddings: false,
-        };
-        let resnet = Model::Resnet { depth: 18, stem: Stem::Imagenet, image: 32, channels: 3, classes: 4, width: 4 };
-        [Model::Mlp { widths: vec![64, 8, 8, 10] }, resnet, gpt, moe]
+        });
+        let resnet = Model::Resnet(Resnet { depth: 18, stem: Stem::Imagenet, image: 32, channels: 3, classes: 4, width: 4 });
+        [Model::Mlp(Mlp { widths: vec![64, 8, 8, 10] }), resnet, gpt, moe]
     }
 
     /// Runs a part of one rank's list in which one kernel is timed, in memory full of what is no index; the kernels that ran.

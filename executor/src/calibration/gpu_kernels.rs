@@ -5,14 +5,14 @@ use super::statistics::Durations;
 use super::{FEWEST, LEARNING_RATE, MOST, kernel_error};
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CudaTimer, DeviceAddress, Driver};
-use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
+use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::fp8::nearest;
 use crate::half::Half;
 use crate::job::CalibrationJob;
 use crate::member::Member;
-use foretell_models::{EightBits, Kernel};
+use foretell_models::{EightBits, Kernel, KernelOperand};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl KernelRows<'_> {
     /// GpuStreams so many.
     pub(super) fn queue(&mut self, count: usize) -> Result<(), ExecutorError> {
         // SAFETY: every operand is a place of its own in the bench's arena, but where the kernel may work in place.
-        unsafe { self.timer.queue_row(self.calls, count) }.map_err(|source| kernel_error(self.kernel, source))
+        unsafe { self.timer.enqueue_row(self.calls, count) }.map_err(|source| kernel_error(self.kernel, source))
     }
 
     /// What the last row took, once it is done.
@@ -129,31 +129,29 @@ impl GpuKernelTimer {
     /// Gives each operand as many places as it takes to come back to one after `reuse` bytes, and fills them with numbers that are usual. Where
     /// nothing is said of the reuse, as many as fill the footprint.
     fn operand_sets(&mut self, kernel: &Kernel, reuse: &[Bytes]) -> Result<OperandSets, ExecutorError> {
-        let bytes = operand_bytes(kernel, self.precision);
-        let types = operand_types(kernel, self.precision);
+        let spec = kernel.spec();
         let one = set_bytes(kernel, self.precision).max(1);
         let most = (self.footprint / one).clamp(1, MOST_SETS);
         let mut offset = 0;
-        let mut places = |index: usize, size: &Bytes, data_type: DataType, below: Option<usize>| {
+        let mut places = |index: usize, described: &KernelOperand| {
+            let (size, data_type) = (described.bytes(self.precision), described.data_type(self.precision));
+            let below = Some(described.index_limit).filter(|&limit| limit > 0);
             let count = reuse.get(index).map_or(most, |distance| (distance.count() / one).clamp(1, most));
             let mut place = || {
                 let start = offset;
                 offset += size.count().next_multiple_of(256);
-                let pointer = self.arena.at(Bytes::new(start), *size).unwrap_or(std::ptr::null_mut());
+                let pointer = self.arena.at(Bytes::new(start), size).unwrap_or(std::ptr::null_mut());
                 let operand = Operand { pointer, bytes: size.count() as usize };
                 fill_in(&self.timer, &operand, data_type, below)?;
                 Ok(operand)
             };
             (0..count).map(|_| place()).collect::<Result<Vec<Operand>, ExecutorError>>()
         };
-        let side = bytes.reads.iter().zip(&types.reads).enumerate();
-        let reads: Vec<Vec<Operand>> = side
-            .map(|(index, (size, &data_type))| places(index, size, data_type, integers_of(kernel, index)))
-            .collect::<Result<_, _>>()?;
-        let side = bytes.writes.iter().zip(&types.writes).enumerate();
-        let mut writes: Vec<Vec<Operand>> = side
-            .map(|(index, (size, &data_type))| places(reads.len() + index, size, data_type, None))
-            .collect::<Result<_, _>>()?;
+        let reads: Vec<Vec<Operand>> =
+            spec.reads().enumerate().map(|(index, read)| places(index, read)).collect::<Result<_, _>>()?;
+        let writes = spec.writes(self.precision).enumerate();
+        let mut writes: Vec<Vec<Operand>> =
+            writes.map(|(index, write)| places(reads.len() + index, write)).collect::<Result<_, _>>()?;
         if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
             write.clone_from(&reads[index]);
         }
@@ -174,30 +172,6 @@ fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
     bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(256)).sum()
 }
 
-/// What bounds the integers in a kernel's read, if they are integers.
-fn integers_of(kernel: &Kernel, read: usize) -> Option<usize> {
-    match (kernel, read) {
-        (Kernel::Embedding { vocabulary, parts, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, parts, .. }, 1) => {
-            Some(vocabulary * parts)
-        }
-        (Kernel::LogitStatistics { classes, parts, .. } | Kernel::CrossEntropyGradient { classes, parts, .. }, 1) => {
-            Some(classes * parts)
-        }
-        (Kernel::CrossEntropy { classes, .. }, 1) => Some(*classes),
-        (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
-        (Kernel::RouteGradient { experts, .. }, 2) => Some(*experts),
-        (Kernel::Dispatch(sizes) | Kernel::DispatchGradient(sizes), 1) => Some(sizes.experts),
-        (Kernel::DispatchGradient(sizes), 2) => Some(sizes.capacity),
-        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 2) => {
-            Some(sizes.experts)
-        }
-        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 3) => {
-            Some(sizes.capacity)
-        }
-        _ => None,
-    }
-}
-
 /// Fills an operand in a GPU's memory through the host's.
 fn fill_in(timer: &CudaTimer, operand: &Operand, data_type: DataType, below: Option<usize>) -> Result<(), ExecutorError> {
     // The same numbers again and again: what a kernel does with them takes as long, and the host makes them slowly.
@@ -205,7 +179,7 @@ fn fill_in(timer: &CudaTimer, operand: &Operand, data_type: DataType, below: Opt
     let mut words = vec![0_u32; length.div_ceil(4)];
     fill(&Operand { pointer: words.as_mut_ptr().cast(), bytes: length }, data_type, below);
     for start in (0..operand.bytes).step_by(FILLED) {
-        let place = DeviceAddress::of(operand.pointer).after(start);
+        let place = DeviceAddress::from_pointer(operand.pointer).offset(start);
         // SAFETY: the place lies in the operand, which lies in the arena, and the words are as long.
         unsafe { timer.copy_in(place, words.as_ptr().cast(), length.min(operand.bytes - start)) }?;
     }

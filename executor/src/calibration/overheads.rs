@@ -220,8 +220,8 @@ fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
 mod tests {
     use super::*;
     use crate::backend::cuda::Driver;
-    use crate::backend::cuda::tests::device::{TestDevice, Told};
-    use crate::transport::{Announcement, ControlClient, ControlServer, Patience, RunKey, Segment, SegmentShape, SharedMemory};
+    use crate::backend::cuda::tests::device::{DriverCall, TestDevice};
+    use crate::transport::{Announcement, ControlClient, ControlServer, RunKey, Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_program::Rank;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::time::Duration;
@@ -234,29 +234,29 @@ mod tests {
         let announcement = Announcement { address: None, machine: "test".into() };
         let control = std::thread::scope(|scope| {
             let joining = scope.spawn(|| ControlClient::join(address, &key, 0, &announcement, wait));
-            server.gather(wait).expect("the rank joins");
+            server.wait_for_ranks(wait).expect("the rank joins");
             joining.join().expect("it ends").expect("it joins").0
         });
         let segment = Segment::create(&SegmentShape::new(vec![0], crate::interpreter::STREAM_COUNT)).expect("shared memory");
-        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, Patience::default()).expect("the rank attaches"));
+        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, WaitPolicy::default()).expect("the rank attaches"));
         let device = device.map(|device| device as Arc<dyn Driver>);
         (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device }, server)
     }
 
     #[test]
     fn launches_are_timed_in_steps_that_are_launched_kernel_by_kernel() {
-        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::direct] {
+        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::with_collectives] {
             let Some(device) = make() else { return };
             let (member, _server) = alone(Some(Arc::clone(&device)));
             assert!(launch(&member).expect("it is timed") > Seconds::ZERO);
-            let told = device.told();
-            let kernels = told.iter().filter(|told| matches!(told, Told::Launch { .. })).count();
+            let told = device.take_calls();
+            let kernels = told.iter().filter(|told| matches!(told, DriverCall::Launch { .. })).count();
             assert!(kernels >= RUNS * INSTRUCTIONS, "{kernels} kernels were launched one by one");
-            assert!(!told.iter().any(|told| matches!(told, Told::Graph { .. })), "a step was launched as one");
+            assert!(!told.iter().any(|told| matches!(told, DriverCall::Graph { .. })), "a step was launched as one");
             // What an instruction takes of a step that is launched as one is another question.
             let straight = program(&member, 8, TINY, Exchanges::None).expect("a Program");
             run(&member, &straight).expect("it is timed");
-            let graphs = device.told().iter().filter(|told| matches!(told, Told::Graph { .. })).count();
+            let graphs = device.take_calls().iter().filter(|told| matches!(told, DriverCall::Graph { .. })).count();
             assert_eq!(graphs, RUNS - 2);
         }
     }

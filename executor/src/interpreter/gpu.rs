@@ -34,16 +34,16 @@ pub(super) fn load_kernels(
     let start = arena.at(Bytes::ZERO, arena.size()).ok_or(ExecutorError::OtherStream)?;
     let clear = |backend: &CudaBackend| {
         // SAFETY: the arena is the device's memory of that size, and no stream runs yet.
-        unsafe { driver.clear(DeviceAddress::of(start), arena.size().count() as usize, backend.stream()) }
+        unsafe { driver.clear(DeviceAddress::from_pointer(start), arena.size().count() as usize, backend.stream()) }
     };
     clear(backend)?;
-    backend.tell(&Hyperparameters::default())?;
+    backend.upload_hyperparameters(&Hyperparameters::default())?;
     for prepared in programs {
         for &id in &prepared.lists[COMPUTE] {
             enqueue(prepared, backend, &Hyperparameters::default(), id)?;
         }
     }
-    match backend.check() {
+    match backend.check_indices() {
         // Nothing was loaded: indices may be anything.
         Ok(()) | Err(BackendError::IndexOutOfRange { .. }) => {}
         Err(source) => return Err(ExecutorError::Kernel { instruction: 0, name: "one of those that are loaded".into(), source }),
@@ -61,7 +61,7 @@ pub(super) fn compute(
 ) -> Result<(), ExecutorError> {
     let Some(gpu_streams) = &shared.gpu_streams else { return Err(ExecutorError::OtherStream) };
     let mode = gpu_streams.mode();
-    backend.tell(&step.hyperparameters)?;
+    backend.upload_hyperparameters(&step.hyperparameters)?;
     if mode.is_graph {
         run_graph(shared, gpu_streams, prepared, backend, step, mode)?;
     } else {
@@ -76,7 +76,7 @@ pub(super) fn compute(
             shared.progress.post(COMPUTE, id);
         }
     }
-    backend.check().map_err(|source| ExecutorError::Kernel { instruction: 0, name: "one of this step".into(), source })
+    backend.check_indices().map_err(|source| ExecutorError::Kernel { instruction: 0, name: "one of this step".into(), source })
 }
 
 /// GpuStreams one kernel.
@@ -118,7 +118,7 @@ fn run_graph(
         }
     };
     // SAFETY: the arena, scratch and staging memory of the capture are still where they were; the load stream has filled the latter.
-    Ok(unsafe { gpu_streams.driver.run_graph(graph, gpu_streams.streams[COMPUTE]) }?)
+    Ok(unsafe { gpu_streams.driver.launch_graph(graph, gpu_streams.streams[COMPUTE]) }?)
 }
 
 /// GpuStreams a step on streams that are being captured.
@@ -135,7 +135,7 @@ fn capture(
     if let Some(slot) = load {
         let fork = driver.create_event()?;
         driver.record(fork, gpu_streams.streams[COMPUTE])?;
-        driver.wait(gpu_streams.streams[slot], fork)?;
+        driver.stream_wait_event(gpu_streams.streams[slot], fork)?;
     }
     let slot_of = |id: u32| if prepared.lists[COMPUTE].binary_search(&id).is_ok() { COMPUTE } else { load.unwrap_or(COMPUTE) };
     for id in 0..prepared.after.len() as u32 {
@@ -153,7 +153,7 @@ fn capture(
     if let Some(slot) = load {
         let join = driver.create_event()?;
         driver.record(join, gpu_streams.streams[slot])?;
-        driver.wait(gpu_streams.streams[COMPUTE], join)?;
+        driver.stream_wait_event(gpu_streams.streams[COMPUTE], join)?;
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ fn copy_samples(
 ) -> Result<(), ExecutorError> {
     let Some(write) = prepared.operands[id as usize].writes.first() else { return Ok(()) };
     let from = gpu_streams.staging(program, mode.turn, id)?.operand(write.bytes);
-    let to = DeviceAddress::of(write.pointer);
+    let to = DeviceAddress::from_pointer(write.pointer);
     // SAFETY: the operand is this load's until it is done, and the pinned memory until the step is.
     Ok(unsafe { gpu_streams.driver.copy_in(to, from.pointer, from.bytes, gpu_streams.streams[slot]) }?)
 }
@@ -187,8 +187,8 @@ fn copy(gpu_streams: &GpuStreams, prepared: &PreparedProgram, slot: usize, id: u
     // SAFETY: both are this instruction's until it is done, and live as long as the rank's arenas.
     unsafe {
         match to {
-            MemoryKind::Device => driver.copy_in(DeviceAddress::of(write.pointer), read.pointer, bytes, stream),
-            MemoryKind::Host => driver.copy_out(write.pointer, DeviceAddress::of(read.pointer), bytes, stream),
+            MemoryKind::Device => driver.copy_in(DeviceAddress::from_pointer(write.pointer), read.pointer, bytes, stream),
+            MemoryKind::Host => driver.copy_out(write.pointer, DeviceAddress::from_pointer(read.pointer), bytes, stream),
         }
     }?;
     Ok(())

@@ -157,7 +157,7 @@ mod tests {
             let other = scope.spawn(|| progress.wait(1, 0, 99, || ()).is_err());
             std::thread::sleep(std::time::Duration::from_millis(5));
             // The new thread is not the one that entered: it must be found by looking before it sleeps or by waking.
-            progress.fail(ExecutorError::RankDied { rank: 0, cause: "was made to fail".into() });
+            progress.fail(ExecutorError::RankDied { rank: 0, host: None, cause: "was made to fail".into() });
             other.thread().unpark();
             assert!(other.join().expect("no panic"));
         });

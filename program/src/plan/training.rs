@@ -3,19 +3,6 @@
 use super::PlanError;
 use serde::{Deserialize, Serialize};
 
-/// Who updates the parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Optimizer {
-    /// Stochastic gradient descent, with a velocity when the momentum is not zero.
-    #[default]
-    Sgd,
-    /// Adam (Kingma and Ba 2015).
-    Adam,
-    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
-    AdamW,
-}
-
 /// What the optimizer is told. What is left out takes PyTorch's default.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -14,16 +14,18 @@ fn dropouts(program: &Program) -> Vec<foretell_models::Dropout> {
 
 #[test]
 fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
-    let gpt = |dropout| Model::Gpt {
-        layers: 1,
-        hidden: 16,
-        heads: 4,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout,
-        attention_dropout: DropoutRate::NONE,
+    let gpt = |dropout| {
+        Model::Gpt(Gpt {
+            layers: 1,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 32,
+            sequence: 8,
+            tied_embeddings: true,
+            dropout,
+            attention_dropout: DropoutRate::NONE,
+        })
     };
     let layout = Layout { data: 2, tensor: 2, context: 2, sequence_parallel: true, micro_batch: 3, ..Layout::default() };
     let plan = Plan::new(layout, 12);
@@ -40,16 +42,18 @@ fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
 
 #[test]
 fn attentions_dropout_knows_its_samples_and_what_part_it_has_of_positions_and_heads() {
-    let gpt = |attention_dropout| Model::Gpt {
-        layers: 2,
-        hidden: 16,
-        heads: 4,
-        ffn: None,
-        vocab: 32,
-        sequence: 8,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout,
+    let gpt = |attention_dropout| {
+        Model::Gpt(Gpt {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            ffn: None,
+            vocab: 32,
+            sequence: 8,
+            tied_embeddings: true,
+            dropout: DropoutRate::NONE,
+            attention_dropout,
+        })
     };
     let attentions = |program: &Program| -> Vec<foretell_models::Attention> {
         let of = |operation: &Operation| match operation {
@@ -90,7 +94,7 @@ fn attentions_dropout_knows_its_samples_and_what_part_it_has_of_positions_and_he
 
 #[test]
 fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_apart() {
-    let vgg = Model::Vgg {
+    let vgg = Model::Vgg(Vgg {
         depth: 11,
         batch_norm: false,
         stem: Stem::Imagenet,
@@ -100,11 +104,11 @@ fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_a
         width: 4,
         hidden: 64,
         dropout: DropoutRate::TENTH,
-    };
+    });
     let plan = Plan::new(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, 2);
     let found = dropouts(&compile(&vgg, "vgg", &plan).expect("it can be laid out").training);
     assert!(found.iter().any(|one| (one.samples, one.positions, one.parts, one.features) == (2, 32, 2, 1)), "{found:?}");
-    let small = Model::Vgg {
+    let small = Model::Vgg(Vgg {
         depth: 11,
         batch_norm: false,
         stem: Stem::Small,
@@ -114,7 +118,7 @@ fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_a
         width: 4,
         hidden: 64,
         dropout: DropoutRate::TENTH,
-    };
+    });
     let error = compile(&small, "vgg", &plan).expect_err("it has no inner layers").to_string();
     assert!(error.contains("`stem: small` does not have"), "{error}");
 }

@@ -8,7 +8,7 @@ mod refusals;
 mod state;
 mod tensor;
 
-use foretell_models::{DropoutRate, Kernel, Model, Stem};
+use foretell_models::{DropoutRate, Gpt, Kernel, Llama, Mlp, Model, Resnet, Stem, Vgg};
 use foretell_program::{
     Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Instruction, Keep, Kept, Layout, MemoryKind, Offload,
     Operation, Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
@@ -30,7 +30,7 @@ fn count(stage: &StageProgram, kind: &str) -> usize {
 
 #[test]
 fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
-    let model = Model::Mlp { widths: vec![8, 16, 4] };
+    let model = Model::Mlp(Mlp { widths: vec![8, 16, 4] });
     let layout = Layout { data: 2, tensor: 2, micro_batch: 2, ..Layout::default() };
     let program = program(&model, layout, 4);
     let stage = &program.lists[0];

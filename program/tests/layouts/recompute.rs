@@ -34,7 +34,7 @@ fn stages_compute_as_many_blocks_again_as_is_said_of_each() {
 /// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama block, and what attention and reduce-scatters left.
 #[test]
 fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
-    let model = Model::Llama {
+    let model = Model::Llama(Llama {
         layers: 4,
         hidden: 32,
         heads: 4,
@@ -45,7 +45,7 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
         sequence: 32,
         tied_embeddings: false,
         rope_theta: 10_000,
-    };
+    });
     // Products and attentions of a block that are computed again, and what all of it takes.
     let again = |recompute, tensor| {
         let layout = Layout { micro_batch: 4, tensor, recompute, sequence_parallel: tensor > 1, ..Layout::default() };
@@ -83,7 +83,7 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
 
 #[test]
 fn one_forward_one_backward_holds_less_than_gpipe() {
-    let model = Model::Mlp { widths: vec![64; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let layout = |schedule| Layout { pipeline: 2, micro_batch: 64, schedule, ..Layout::default() };
     let gpipe = program(&model, layout(Schedule::Gpipe), 64 * 12);
     let one = program(&model, layout(Schedule::OneForwardOneBackward), 64 * 12);

@@ -13,20 +13,20 @@ fn refusal(model: &Model, plan: &Plan) -> String {
 fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
     let layout = |tensor| Layout { tensor, ..Layout::default() };
     let refused = |model: &Model, tensor| refusal(model, &Plan::new(layout(tensor), 4));
-    let perceptron = Model::Mlp { widths: vec![784, 512, 512, 10] };
+    let perceptron = Model::Mlp(Mlp { widths: vec![784, 512, 512, 10] });
     let error = refused(&perceptron, 3);
     assert!(error.starts_with("`features` of `0` (512) is not divisible by tensor (3)"), "{error}");
     let gpt = gpt(r#""layers": 1, "hidden": 30, "heads": 5, "ffn": 25, "vocab": 33, "sequence": 8"#);
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
-    let error = refused(&Model::Mlp { widths: vec![8, 4] }, 2);
+    let error = refused(&Model::Mlp(Mlp { widths: vec![8, 4] }), 2);
     assert!(error.starts_with("`tensor`: `m` has no width that 2 ranks could share out"), "{error}");
     assert!(compile(&perceptron, "m", &Plan::new(layout(4), 4)).is_ok());
 }
 
 #[test]
 fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
-    let small = Model::Mlp { widths: vec![8, 8, 4] };
+    let small = Model::Mlp(Mlp { widths: vec![8, 8, 4] });
     let layout = Layout::default();
     let plan = |layout: Layout, global_batch| Plan::new(layout, global_batch);
     let max = usize::MAX;
@@ -37,14 +37,18 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
         (small.clone(), plan(Layout { data: max, tensor: max, ..layout.clone() }, 1 << 32), "global_batch (4294967296)"),
         (small.clone(), plan(Layout { tensor: max, pipeline: max, ..layout.clone() }, 8), "multiply to more than"),
         (small.clone(), plan(Layout { pipeline: 2, cuts: Some(vec![max, 3]), ..layout.clone() }, 8), "does not divide 2 blocks"),
-        (Model::Mlp { widths: vec![2; 2000] }, plan(Layout { pipeline: 1500, ..layout.clone() }, 8), "use 1024 stages or less"),
         (
-            Model::Mlp { widths: vec![1 << 24, 1 << 16, 4] },
+            Model::Mlp(Mlp { widths: vec![2; 2000] }),
+            plan(Layout { pipeline: 1500, ..layout.clone() }, 8),
+            "use 1024 stages or less",
+        ),
+        (
+            Model::Mlp(Mlp { widths: vec![1 << 24, 1 << 16, 4] }),
             plan(Layout { micro_batch: 1 << 22, ..layout.clone() }, 1 << 32),
             "makes more than 256 PiB",
         ),
         (
-            Model::Resnet { depth: 18, stem: Stem::Imagenet, image: 8192, channels: 3, classes: 10, width: 64 },
+            Model::Resnet(Resnet { depth: 18, stem: Stem::Imagenet, image: 8192, channels: 3, classes: 10, width: 64 }),
             plan(Layout { micro_batch: 2, ..layout.clone() }, 2),
             "`maxpool` takes more than 2^31 elements",
         ),
@@ -64,7 +68,7 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
 
 #[test]
 fn what_the_optimizer_is_told_has_to_mean_something() {
-    let model = Model::Mlp { widths: vec![8, 8, 4] };
+    let model = Model::Mlp(Mlp { widths: vec![8, 8, 4] });
     let usual = Training::default();
     let cases = [
         ("learning_rate", Training { learning_rate: Some(f32::NAN), ..usual }),

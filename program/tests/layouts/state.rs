@@ -17,7 +17,7 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
 
 #[test]
 fn zero_shards_what_it_says() {
-    let model = Model::Mlp { widths: vec![64, 64, 64, 16] };
+    let model = Model::Mlp(Mlp { widths: vec![64, 64, 64, 16] });
     // With gathers after the update; beside the next step's kernels parameters are kept in shards whatever the stage.
     let overlap = Overlap { parameters: false, ..Overlap::default() };
     let program = |zero| {
@@ -48,7 +48,7 @@ fn zero_shards_what_it_says() {
 
 #[test]
 fn what_is_offloaded_is_on_the_host_and_comes_and_goes_bucket_by_bucket() {
-    let model = Model::Mlp { widths: vec![64; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let program = |offload, precision| {
         // A bucket for each product of 64 x 64 and its bias.
         let layout = Layout { data: 2, zero: 1, offload, bucket: Bytes::new(4 * 65 * 64), ..Layout::default() };
@@ -94,7 +94,7 @@ fn what_is_offloaded_is_on_the_host_and_comes_and_goes_bucket_by_bucket() {
 
 #[test]
 fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
-    let model = Model::Mlp { widths: vec![64; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let gathers = |zero, parameters| {
         let layout = Layout { data: 4, zero, bucket: foretell_units::Bytes::new(40_000), ..Layout::default() };
         let plan = Plan { overlap: Overlap { parameters, ..Overlap::default() }, ..Plan::new(layout, 16) };
@@ -159,7 +159,7 @@ fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
 
 #[test]
 fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_ahead() {
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 16,
         hidden: 32,
         heads: 4,
@@ -169,7 +169,7 @@ fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_a
         tied_embeddings: false,
         dropout: DropoutRate::NONE,
         attention_dropout: DropoutRate::NONE,
-    };
+    });
     let compiled = |recompute, pipeline, offload| {
         let schedule = if pipeline > 1 { Schedule::OneForwardOneBackward } else { Schedule::Gpipe };
         let layout = Layout { pipeline, schedule, recompute, offload, ..Layout::default() };

@@ -23,17 +23,19 @@ fn attention_reads_its_packed_projection_without_a_copy() {
 
 #[test]
 fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
-    let llama = |kv_heads| Model::Llama {
-        layers: 2,
-        hidden: 32,
-        heads: 8,
-        kv_heads: Some(kv_heads),
-        head_dimension: None,
-        ffn: 48,
-        vocab: 64,
-        sequence: 8,
-        tied_embeddings: false,
-        rope_theta: 10_000,
+    let llama = |kv_heads| {
+        Model::Llama(Llama {
+            layers: 2,
+            hidden: 32,
+            heads: 8,
+            kv_heads: Some(kv_heads),
+            head_dimension: None,
+            ffn: 48,
+            vocab: 64,
+            sequence: 8,
+            tied_embeddings: false,
+            rope_theta: 10_000,
+        })
     };
     for (kv_heads, shape) in [(8, vec![4, 4, 32]), (2, vec![1, 4, 4, 32])] {
         let program = program(&llama(kv_heads), Layout { tensor: 2, ..Layout::default() }, 1);

@@ -51,7 +51,8 @@ impl Case {
     }
 }
 
-/// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by [`MOST_OF_GROUP`].
+/// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by
+/// [`MOST_OF_GROUP`].
 pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
     let split = Split::library()?;
     let runs: Vec<(Row, Run)> = published()?
@@ -74,7 +75,7 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
         let compiled = compiled.get(&key)?.clone();
         let group = group(&row, &run);
         let clusters: Vec<_> = run.clusters().collect();
-        let kind = format!("{key} {clusters:?} {:?} {} {:?}", run.stack, run.format, run.workload());
+        let kind = format!("{key} {clusters:?} {:?} {} {:?}", run.stack, run.format, run.workload);
         Some(Case { row, run, compiled, group, kind })
     };
     Ok(runs.into_iter().filter_map(case).collect())

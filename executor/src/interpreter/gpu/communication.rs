@@ -2,7 +2,9 @@
 
 use super::streams::{GpuStreams, Pinned};
 use crate::backend::Operand;
-use crate::backend::cuda::{CommunicatorHandle, CudaError, DeviceAddress, Exchange, ExchangeKind, Identity, Piece};
+use crate::backend::cuda::{
+    CommunicationKind, CommunicatorHandle, CommunicatorId, CudaError, DeviceAddress, DeviceCommunication, DeviceRange,
+};
 use crate::error::ExecutorError;
 use crate::interpreter::StepRequest;
 use crate::interpreter::prepared_program::PreparedProgram;
@@ -38,17 +40,17 @@ pub(in crate::interpreter) fn connect(
     });
     let Some(collectives) = gpu_streams.driver.collectives() else { return Ok(communication) };
     for slot in order {
-        let mut identity: Identity = [0; 128];
+        let mut identity: CommunicatorId = [0; 128];
         let (size, position) = match (&keys[slot], &mut runners[slot]) {
             (StreamKey::Group(_), Some(StreamRunner::Group(group))) => {
                 if group.position() == 0 {
-                    identity = collectives.new_identity()?;
+                    identity = collectives.new_communicator_id()?;
                 }
                 group.broadcast(0, &mut identity)?;
                 (group.size(), group.position())
             }
             (StreamKey::SendTo(_), Some(StreamRunner::Peer(channel))) => {
-                identity = collectives.new_identity()?;
+                identity = collectives.new_communicator_id()?;
                 channel.send(&identity)?;
                 (2, 0)
             }
@@ -80,26 +82,33 @@ impl GpuCommunication {
         };
         let collectives = gpu_streams.driver.collectives().ok_or(CudaError::Aborted)?;
         let operands = &prepared.operands[id as usize];
-        let piece = |operand: &Operand| Piece { address: DeviceAddress::of(operand.pointer), bytes: operand.bytes };
+        let piece =
+            |operand: &Operand| DeviceRange { address: DeviceAddress::from_pointer(operand.pointer), bytes: operand.bytes };
         let (kind, data_type) = match &*prepared.stage.instructions[id as usize].operation {
-            Operation::Collective { kind, data_type, .. } => (ExchangeKind::of(*kind), *data_type),
-            Operation::Send { .. } => (ExchangeKind::Send, DataType::Fp32),
-            _ => (ExchangeKind::Receive, DataType::Fp32),
+            Operation::Collective { kind, data_type, .. } => (CommunicationKind::of(*kind), *data_type),
+            Operation::Send { .. } => (CommunicationKind::Send, DataType::Fp32),
+            _ => (CommunicationKind::Receive, DataType::Fp32),
         };
         let (read, write) = (operands.reads.first().map(piece), operands.writes.first().map(piece));
         // SAFETY: the operands are this instruction's alone until it is done: the stream waits for what it depends on.
-        Ok(unsafe { collectives.exchange(communicator, &Exchange { kind, read, write, data_type }, gpu_streams.streams[slot]) }?)
+        Ok(unsafe {
+            collectives.communicate(
+                communicator,
+                &DeviceCommunication { kind, read, write, data_type },
+                gpu_streams.streams[slot],
+            )
+        }?)
     }
 }
 
-impl ExchangeKind {
+impl CommunicationKind {
     fn of(kind: Collective) -> Self {
         match kind {
-            Collective::AllReduce => ExchangeKind::AllReduce,
-            Collective::ReduceScatter => ExchangeKind::ReduceScatter,
-            Collective::AllGather => ExchangeKind::AllGather,
-            Collective::AllToAll => ExchangeKind::AllToAll,
-            Collective::Shift => ExchangeKind::Shift,
+            Collective::AllReduce => CommunicationKind::AllReduce,
+            Collective::ReduceScatter => CommunicationKind::ReduceScatter,
+            Collective::AllGather => CommunicationKind::AllGather,
+            Collective::AllToAll => CommunicationKind::AllToAll,
+            Collective::Shift => CommunicationKind::Shift,
         }
     }
 }
@@ -139,7 +148,7 @@ impl HostStaging {
         let in_place = matches!(operation, Operation::Collective { kind: Collective::AllReduce, .. });
         let given = if in_place { write } else { read };
         if let Some((host, device)) = given {
-            let from = DeviceAddress::of(device.pointer);
+            let from = DeviceAddress::from_pointer(device.pointer);
             // SAFETY: the operand is this instruction's alone, and the pinned memory this stream's, until it is done.
             unsafe { driver.copy_out(host.pointer, from, host.bytes, stream) }?;
         }
@@ -150,7 +159,7 @@ impl HostStaging {
         // SAFETY: the pinned memory is this stream's alone.
         unsafe { runner.run(operation, &reads, &writes, &step.samples) }?;
         if let Some((host, device)) = write {
-            let to = DeviceAddress::of(device.pointer);
+            let to = DeviceAddress::from_pointer(device.pointer);
             // SAFETY: as above.
             unsafe { driver.copy_in(to, host.pointer, host.bytes, stream) }?;
         }

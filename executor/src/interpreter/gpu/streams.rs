@@ -128,7 +128,7 @@ impl GpuStreams {
         drop(spans);
         self.driver.record(self.origin, self.streams[COMPUTE])?;
         // The stream is empty between steps, so that the event happens at once.
-        self.driver.finish(self.origin)?;
+        self.driver.synchronize_event(self.origin)?;
         self.origin_time.store(clock::now(), Ordering::SeqCst);
         Ok(())
     }
@@ -136,7 +136,7 @@ impl GpuStreams {
     /// Has a stream wait for an instruction of another, which was queued.
     pub(in crate::interpreter) fn wait_for(&self, program: usize, slot: usize, instruction: u32) -> Result<(), CudaError> {
         match self.programs[program].ends[instruction as usize] {
-            Some(end) => self.driver.wait(self.streams[slot], end),
+            Some(end) => self.driver.stream_wait_event(self.streams[slot], end),
             None => Ok(()),
         }
     }
@@ -183,7 +183,7 @@ impl GpuStreams {
         }
         let origin = self.origin_time.load(Ordering::SeqCst);
         let at = |event| {
-            let since = self.driver.milliseconds(self.origin, event)?;
+            let since = self.driver.elapsed_milliseconds(self.origin, event)?;
             Ok::<u64, CudaError>(origin + (f64::from(since.max(0.0)) * 1e6) as u64)
         };
         let events = self.programs[program].spans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +198,7 @@ impl GpuStreams {
         instruction: u32,
     ) -> Result<&Pinned, ExecutorError> {
         let found = self.programs[program].staging[turn].get(&instruction);
-        found.ok_or_else(|| CudaError::Call { doing: "loading samples", reason: "no memory for this load".into() }.into())
+        found.ok_or_else(|| CudaError::Call { action: "loading samples", reason: "no memory for this load".into() }.into())
     }
 
     /// Whether samples lie in the staging memory of a turn already.
@@ -257,7 +257,9 @@ impl GpuStreams {
         let mut value = 0.0_f32;
         let stream = self.streams[COMPUTE];
         // SAFETY: the operand lies in the arena and holds one `f32`; the place lives until the stream is done.
-        unsafe { self.driver.copy_out((&raw mut value).cast(), DeviceAddress::of(operand.pointer), size_of::<f32>(), stream) }?;
+        unsafe {
+            self.driver.copy_out((&raw mut value).cast(), DeviceAddress::from_pointer(operand.pointer), size_of::<f32>(), stream)
+        }?;
         self.driver.synchronize(stream)?;
         Ok(value)
     }

@@ -3,13 +3,13 @@
 
 use crate::arena::Arenas;
 use crate::backend::cuda::Driver;
-use crate::backend::cuda::tests::device::{Fault, TestDevice, Told};
+use crate::backend::cuda::tests::device::{DriverCall, InjectedFault, TestDevice};
 use crate::data::{DataSource, Dataset, Split};
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, STREAM_COUNT, StepRequest};
 use crate::samples::Samples;
-use crate::transport::{Patience, Segment, SegmentShape, SharedMemory, Transport};
+use crate::transport::{Segment, SegmentShape, SharedMemory, Transport, WaitPolicy};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::{Layout, MetricKind, Offload, Optimizer, Plan, Rank, Recompute, Stack, compile};
 use foretell_units::{Bytes, DataType};
@@ -91,7 +91,7 @@ fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice
     let segment = Segment::create(&SegmentShape::new((0..world).collect(), STREAM_COUNT)).expect("shared memory");
     let devices: Vec<_> = (0..world).map(|_| devices()).collect();
     let rank = |rank: usize| {
-        let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
+        let transport = SharedMemory::attach(&segment, rank, world, WaitPolicy::default()).expect("the rank attaches");
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let _end = EndsOthers { rank, transport: Arc::clone(&transport), devices: &devices };
         train_rank(model, plan, Rank(rank), transport, devices[rank].clone(), timed)
@@ -145,20 +145,20 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
             // Of a ResNet with so few samples a batch rounding doubles from step to step: the first steps of either communication of running tell.
             let compared = if text.contains("resnet") { 3 } else { STEPS };
             assert_near(text, &on_device[..compared], &on_cpu[..compared], tolerance);
-            let told = device.told();
-            let by_library = told.iter().any(|told| matches!(told, Told::Convolve { .. }));
+            let told = device.take_calls();
+            let by_library = told.iter().any(|told| matches!(told, DriverCall::Convolve { .. }));
             assert_eq!(by_library, text.contains("resnet") && precision == DataType::Bf16, "whose the convolutions are");
-            let graphs = told.iter().filter(|told| matches!(told, Told::Graph { .. })).count();
+            let graphs = told.iter().filter(|told| matches!(told, DriverCall::Graph { .. })).count();
             assert_eq!(graphs, STEPS - 2, "all steps but the first two are launched at once");
-            assert_eq!(told.iter().filter(|told| matches!(told, Told::Captured)).count(), 2, "each turn is captured once");
+            assert_eq!(told.iter().filter(|told| matches!(told, DriverCall::Captured)).count(), 2, "each turn is captured once");
             // Who waits for the stream of loads in a step that is one graph may do so while it is captured, which breaks the capture.
-            let captured = told.iter().position(|told| matches!(told, Told::Captured)).expect("it was captured");
-            let streams = |told: &Told| match told {
-                Told::Graph { stream } => Some(*stream),
+            let captured = told.iter().position(|told| matches!(told, DriverCall::Captured)).expect("it was captured");
+            let streams = |told: &DriverCall| match told {
+                DriverCall::Graph { stream } => Some(*stream),
                 _ => None,
             };
             let compute = told.iter().find_map(streams).expect("it was launched");
-            let strangers = |told: &&Told| matches!(told, Told::Synchronize { stream } if *stream != compute);
+            let strangers = |told: &&DriverCall| matches!(told, DriverCall::Synchronize { stream } if *stream != compute);
             assert_eq!(told[captured..].iter().filter(strangers).count(), 0, "another stream than the graph's is waited for");
             // The same again, to the bit.
             assert_eq!(train(&model, &plan, TestDevice::new, timed), on_device);
@@ -218,24 +218,24 @@ fn ranks_that_reach_each_other_through_the_host_train_as_one_does() {
 
 #[test]
 fn ranks_that_reach_each_other_from_device_to_device_train_as_one_does() {
-    if TestDevice::direct().is_some() {
-        layouts_train_as_one_rank_does(TestDevice::direct);
+    if TestDevice::with_collectives().is_some() {
+        layouts_train_as_one_rank_does(TestDevice::with_collectives);
     }
 }
 
 #[test]
 fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
-    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::direct];
+    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::with_collectives];
     if TestDevice::new().is_none() {
         return;
     }
     for (make, lost) in makers.into_iter().flat_map(|make| [(make, 0), (make, 1)]) {
-        for fault in [Fault::Missing("adamw"), Fault::Breaks("adamw"), Fault::Breaks("attention_products")] {
+        for fault in [InjectedFault::Missing("adamw"), InjectedFault::Breaks("adamw"), InjectedFault::Breaks("attention_dots")] {
             let (ended, end) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
                 let made = AtomicU64::new(0);
                 let device = || match made.fetch_add(1, Ordering::SeqCst) == lost {
-                    true => make()?.failing(fault),
+                    true => make()?.with_fault(fault),
                     false => make(),
                 };
                 let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout { data: 2, ..Layout::default() }, 4) };

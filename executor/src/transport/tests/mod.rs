@@ -1,7 +1,6 @@
-//! Tests of the transports, with ranks as threads here and as real processes in `processes`.
+//! Tests of the transports. Ranks are threads, except in `processes`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod benchmark;
 mod collectives;
 mod hostile;
 mod processes;
@@ -14,23 +13,24 @@ use std::time::Duration;
 
 use super::*;
 
-/// The two real transports, and their mixture.
+/// A transport, or a mixture of two.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     SharedMemory,
+    /// Shared memory whose rings are one page.
     SmallRings,
     Tcp,
-    /// Ranks 0 and 1 on one "machine", the rest on another.
+    /// Ranks 0 and 1 as if on one machine, the others as if on another.
     Mixed,
 }
 
 const ALL_KINDS: [Kind; 4] = [Kind::SharedMemory, Kind::SmallRings, Kind::Tcp, Kind::Mixed];
 
-fn patience(timeout: Duration) -> Patience {
-    Patience { timeout, ..Patience::default() }
+fn wait_policy(timeout: Duration) -> WaitPolicy {
+    WaitPolicy { timeout, ..WaitPolicy::default() }
 }
 
-/// The transports of all ranks of a run, to be used by threads of this process.
+/// The transports of all ranks of a run, for threads of this process.
 fn world(kind: Kind, size: usize) -> Vec<Arc<dyn Transport>> {
     world_with(kind, size, Duration::from_secs(20))
 }
@@ -61,19 +61,19 @@ fn erase<T: Transport + 'static>(transports: Vec<T>) -> Vec<Arc<dyn Transport>> 
 
 fn shared_memory_world(ranks: &[usize], world_size: usize, ring_bytes: usize, timeout: Duration) -> Vec<SharedMemory> {
     let segment = Segment::create(&SegmentShape { ranks: ranks.to_vec(), streams: 4, ring_bytes }).unwrap();
-    ranks.iter().map(|rank| SharedMemory::attach(&segment, *rank, world_size, patience(timeout)).unwrap()).collect()
+    ranks.iter().map(|rank| SharedMemory::attach(&segment, *rank, world_size, wait_policy(timeout)).unwrap()).collect()
 }
 
 fn tcp_world(size: usize, timeout: Duration) -> Vec<Tcp> {
     let key = RunKey::generate().unwrap();
     let listeners: Vec<TcpListener> = (0..size).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-    let options = TcpOptions { connect_timeout: timeout, patience: patience(timeout), socket_buffer: None };
+    let options = TcpOptions { connect_timeout: timeout, wait_policy: wait_policy(timeout) };
     let start = |(rank, listener)| Tcp::new(rank, listener, addresses.clone(), key.clone(), options).unwrap();
     listeners.into_iter().enumerate().map(start).collect()
 }
 
-/// Runs `work` once a rank, each on a thread of its own, and returns what they return, by rank.
+/// Runs `work` once per rank, each on a thread of its own. Returns the results by rank.
 fn on_every_rank<R: Send>(transports: &[Arc<dyn Transport>], work: impl Fn(Arc<dyn Transport>) -> R + Sync) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -82,12 +82,13 @@ fn on_every_rank<R: Send>(transports: &[Arc<dyn Transport>], work: impl Fn(Arc<d
     })
 }
 
-/// Numbers that differ by rank and place; whole and small, so that sums are exact in any order.
+/// Numbers that differ by rank and index. They are small integers, so their sums are exact in any
+/// order.
 fn whole_numbers(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| ((index * 7 + rank * 131) % 1009) as f32 - 500.0).collect()
 }
 
-/// Numbers whose sums depend on the order.
+/// Numbers whose sums depend on the order of summation.
 fn uneven_numbers(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| ((index * 31 + rank * 17) as f32 * 0.37).sin() * 10f32.powi((index % 13) as i32 - 6)).collect()
 }

@@ -1,4 +1,4 @@
-//! The control connection: joining, talking, leaving.
+//! The control connection: joining, messages in both directions, leaving.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -22,13 +22,13 @@ pub(super) fn announcement(port: u16) -> Announcement {
 pub(super) fn join_alone(server: &ControlServer, key: &RunKey) -> ControlClient {
     std::thread::scope(|scope| {
         let client = scope.spawn(|| ControlClient::join(server.address(), key, 0, &announcement(1), LONG).unwrap().0);
-        server.gather(LONG).unwrap();
+        server.wait_for_ranks(LONG).unwrap();
         client.join().unwrap()
     })
 }
 
 #[test]
-fn all_ranks_get_the_table_and_talk_both_ways() {
+fn all_ranks_get_the_table_and_exchange_messages() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 3).unwrap();
     std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn all_ranks_get_the_table_and_talk_both_ways() {
                 assert!(matches!(client.receive::<Value>(Some(SHORT)), Err(TransportError::ControlTimedOut { .. })));
             });
         }
-        server.gather(LONG).unwrap();
+        server.wait_for_ranks(LONG).unwrap();
         let mut heard: Vec<usize> = (0..3)
             .map(|_| match server.next_event(LONG).unwrap() {
                 (rank, Event::Message(message)) => {
@@ -78,7 +78,7 @@ fn a_missing_rank_is_named_after_the_time_out() {
             let key = &key;
             scope.spawn(move || ControlClient::join(address, key, rank, &announcement(1), SHORT * 3).unwrap_err());
         }
-        let error = server.gather(SHORT).unwrap_err();
+        let error = server.wait_for_ranks(SHORT).unwrap_err();
         assert!(error.to_string().starts_with("ranks 1, 3 did not join the run within"), "{error}");
     });
 }
@@ -88,9 +88,9 @@ fn a_rank_that_joins_and_dies_is_named_at_once() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 2).unwrap();
     let error = ControlClient::join(server.address(), &key, 1, &announcement(1), SHORT).unwrap_err();
-    assert!(matches!(error, TransportError::ControlTimedOut { party: Party::Launcher, .. }), "{error}");
+    assert!(matches!(error, TransportError::ControlTimedOut { peer: Peer::Launcher, .. }), "{error}");
     let started = Instant::now();
-    assert!(matches!(server.gather(LONG), Err(TransportError::PeerLost { rank: 1 })));
+    assert!(matches!(server.wait_for_ranks(LONG), Err(TransportError::PeerLost { rank: 1 })));
     assert!(started.elapsed() < Duration::from_secs(1));
 }
 
@@ -104,7 +104,7 @@ fn the_loss_of_the_launcher_ends_a_ranks_wait() {
             let (client, _) = ControlClient::join(address, key, 0, &announcement(1), LONG).unwrap();
             client.receive::<Value>(None).unwrap_err()
         });
-        server.gather(LONG).unwrap();
+        server.wait_for_ranks(LONG).unwrap();
         drop(server);
         assert!(matches!(rank.join().unwrap(), TransportError::LauncherLost));
     });
@@ -124,7 +124,7 @@ fn a_rank_joins_once_and_only_within_the_world() {
 }
 
 #[test]
-fn a_key_survives_as_text_and_does_not_show_its_secret() {
+fn a_key_survives_as_text_and_hides_its_secret_in_debug_output() {
     let key = RunKey::generate().unwrap();
     assert_eq!(RunKey::from_text(&key.to_text()).unwrap(), key);
     assert_ne!(RunKey::generate().unwrap(), key);
