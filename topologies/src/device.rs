@@ -16,8 +16,11 @@ pub enum Architecture {
     Tpu,
 }
 
-/// PCIe 4 x16 one way, the usual slot of today's servers (`link_specs.csv`: 31 GB/s).
+/// PCIe 4 x16, one way: the usual slot of a server (`link_specs.csv`: 31 GB/s).
 pub(crate) const DEFAULT_PCIE_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(31e9);
+
+/// One core copying through host memory. An estimate; calibration measures it.
+pub(crate) const DEFAULT_SHARED_MEMORY_BANDWIDTH: BytesPerSecond = BytesPerSecond::new(10e9);
 
 /// One kind of device, with its data-sheet figures.
 #[derive(Debug, Clone, PartialEq)]

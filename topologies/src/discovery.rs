@@ -3,8 +3,7 @@
 //! What a processor can do at most is computed from its flags and its clock, so it is an estimate, and the notes say so.
 //! Calibration replaces it.
 
-use crate::assemble::DEFAULT_SHARED_MEMORY_BANDWIDTH;
-use crate::device::{Architecture, DeviceKind};
+use crate::device::{Architecture, DEFAULT_SHARED_MEMORY_BANDWIDTH, DeviceKind};
 use crate::fabric::{Fabric, Network};
 use crate::node::{NodeGroup, NodeLink, NodeLinkKind};
 use crate::topology::{Description, MAXIMUM_DEVICES, Topology};

@@ -25,9 +25,11 @@
 
 mod assemble;
 mod device;
+mod device_kinds;
 mod discovery;
 mod error;
 mod fabric;
+mod file;
 mod import;
 mod layout;
 mod library;

@@ -3,11 +3,9 @@
 //! Scalars are kept as written with their places; `assemble` gives them meaning. The other way round, `From<Topology>` writes a
 //! topology out in full.
 
-use crate::device::{Architecture, DeviceKind};
+use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::node::{NodeGroup, NodeLink};
-use crate::text::{At, Scalar, place, suggest, written};
-use crate::topology::Topology;
+use crate::text::{At, Scalar, place, suggest};
 use foretell_units::DataType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
@@ -296,81 +294,5 @@ impl Serialize for TopologyReference {
             TopologyReference::Named(name) => serializer.serialize_str(name),
             TopologyReference::InPlace(spec) => spec.serialize(serializer),
         }
-    }
-}
-
-impl TryFrom<TopologySpec> for Topology {
-    type Error = TopologyError;
-
-    fn try_from(spec: TopologySpec) -> Result<Self, TopologyError> {
-        spec.build()
-    }
-}
-
-impl From<Topology> for TopologySpec {
-    fn from(topology: Topology) -> Self {
-        let kinds = &topology.kinds;
-        TopologySpec {
-            devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
-            nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
-            network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),
-            storage: topology.storage_bandwidth.map(|rate| StorageSpec { bandwidth: Some(written(rate)) }.into()),
-            restart_time: topology.restart_time.map(written),
-            lab: topology.is_lab.then_some(true),
-            name: Some(topology.name),
-            notes: topology.notes,
-            base: None,
-            inter_node_bandwidth: None,
-        }
-    }
-}
-
-fn device_spec(kind: &DeviceKind) -> DeviceSpec {
-    DeviceSpec {
-        base: kind.base.clone().map(At::from),
-        architecture: Some(kind.architecture),
-        memory: Some(written(kind.memory)),
-        memory_bandwidth: Some(written(kind.memory_bandwidth)),
-        peak: kind.peak.iter().map(|(format, rate)| (*format, written(*rate))).collect(),
-        power: kind.power.map(written),
-        idle_power: kind.idle_power.map(written),
-        link: kind.link.map(written),
-        host_link: kind.host_link.map(written),
-        cores: kind.cores.map(|cores| Scalar::from(cores).into()),
-        cpu_quota: kind.cpu_quota.map(|quota| Scalar::from(quota).into()),
-        source: kind.source.clone(),
-    }
-}
-
-fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
-    let link = group.link.map(link_spec);
-    let nics = group
-        .nics
-        .map(|nics| NicsSpec { count: Some(Scalar::from(nics.count).into()), bandwidth: Some(written(nics.bandwidth)) });
-    NodeSpec {
-        name: Some(group.name.clone().into()),
-        count: Some(Scalar::from(group.count).into()),
-        devices: Some(At::from(NodeDevicesSpec {
-            kind: kinds.get(group.kind).map(|kind| kind.name.clone().into()),
-            count: Some(Scalar::from(group.devices).into()),
-        })),
-        link: link.map(|link| ShortOrFull::Full(link).into()),
-        nics: nics.map(At::from),
-        host_memory: group.host_memory.map(written),
-        price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
-        mean_time_between_failures: group.mean_time_between_failures.map(written),
-    }
-}
-
-fn link_spec(link: NodeLink) -> LinkSpec {
-    let sockets = link.tree.and_then(|tree| tree.sockets);
-    LinkSpec {
-        kind: Some(link.kind.name().to_owned().into()),
-        bandwidth: Some(written(link.bandwidth)),
-        latency: Some(written(link.latency)),
-        devices_per_switch: link.tree.map(|tree| Scalar::from(tree.devices_per_switch).into()),
-        uplink: link.tree.map(|tree| written(tree.uplink)),
-        switches_per_socket: sockets.map(|sockets| Scalar::from(sockets.switches).into()),
-        socket_link: sockets.map(|sockets| written(sockets.link)),
     }
 }

@@ -219,11 +219,12 @@ impl At<Scalar> {
     }
 }
 
-/// The names that would have done, the likeliest first: `did you mean `a`? the names are `a`, `b``.
+/// Lists the known names, with the closest one first if it is close: `did you mean `a`? There are `a`, `b``.
 pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    // Somebody who writes `dgx-a100` has left out the end of a name, not mistyped another.
-    let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edit_distance(written, name) };
+    // A prefix counts as a perfect match: `dgx-a100` lacks the end of a name, it is no misspelling.
+    let edits = |name: &str| strsim::levenshtein(&written.to_lowercase(), &name.to_lowercase());
+    let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edits(name) };
     let closest = known.iter().map(|name| (distance(name), *name)).min();
     let all = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     match closest {
@@ -231,24 +232,6 @@ pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
         Some(_) => format!("there are {all}"),
         None => "there are none".into(),
     }
-}
-
-/// How many letters must be changed, added or left out to make one word the other (Levenshtein), whatever their case.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.to_lowercase().chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (index, letter) in from.to_lowercase().chars().enumerate() {
-        let mut diagonal = index;
-        let mut left = index + 1;
-        for (column, other) in to.iter().enumerate() {
-            let above = row[column + 1];
-            let cost = (diagonal + usize::from(letter != *other)).min(above + 1).min(left + 1);
-            row[column] = left;
-            (diagonal, left) = (above, cost);
-        }
-        row[to.len()] = left;
-    }
-    row[to.len()]
 }
 
 /// A quantity that can be written in the unit in which it is round.

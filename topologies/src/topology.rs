@@ -7,7 +7,6 @@ use crate::layout::{AlikeNodes, DeviceId, Layout, NodeId, Route, device_in_words
 use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
-use crate::{library, spec};
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -73,21 +72,6 @@ pub(crate) struct Description {
 }
 
 impl Topology {
-    /// Reads a topology file. `file_name` is for messages, and names the topology where the file does not.
-    pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
-        spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name))
-    }
-
-    /// The library's topology of that name. An unknown name is answered with those there are.
-    pub fn library(name: &str) -> Result<Topology, TopologyError> {
-        library::topology(name)
-    }
-
-    /// The names of the library's topologies.
-    pub fn library_names() -> impl Iterator<Item = &'static str> {
-        library::topology_names()
-    }
-
     /// The same cluster with `count` nodes: how `--nodes` scales a file that describes one kind of node.
     pub fn with_nodes(self, count: usize) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
