@@ -61,6 +61,9 @@ fn the_file_of_nccl_says_gpus_switches_and_nics() {
     let imported = from_nccl_xml(text, &options(Some("a100-sxm-80g"), None)).unwrap();
     assert_eq!(summary(&imported), (4, "a100-sxm-80g".into(), NodeLinkKind::NvLinkMesh, 300.0, Some((1, 100.0))));
     assert!(matches!(from_nccl_xml("<a/>", &options(None, None)), Err(ImportError::Form { .. })));
+    // A commented-out GPU does not count, and either kind of quotes is read.
+    let text = "<system><pci device='0x2330'><gpu/><!-- <gpu/> --></pci></system>";
+    assert_eq!(summary(&from_nccl_xml(text, &options(None, None)).unwrap()).0, 1);
 }
 
 /// An H200 in a machine of eight, as NVML says of it.
