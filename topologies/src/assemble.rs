@@ -1,4 +1,5 @@
-//! From the words of a topology file to a topology: bases are filled in, names looked up, units read, defaults taken and noted.
+//! Builds a topology from a parsed file: applies bases, resolves names, reads units, and takes and
+//! notes defaults.
 
 use crate::device::DeviceKind;
 use crate::device_kinds;
@@ -16,7 +17,8 @@ mod network;
 mod node_link;
 
 impl TopologySpec {
-    /// Gives the description its meaning. Errors have the line and column, but no file: add it with [`TopologyError::in_file`].
+    /// Builds the topology. Errors have line and column but no file; [`TopologyError::in_file`]
+    /// adds it.
     pub fn build(self) -> Result<Topology, TopologyError> {
         let spec = self.over_its_base()?;
         let mut notes = spec.notes.clone();
@@ -66,7 +68,7 @@ impl TopologySpec {
         }
     }
 
-    /// The library topology it builds on, with what it says itself written over that.
+    /// Returns this description laid over the library topology that it names as `base`.
     fn over_its_base(mut self) -> Result<TopologySpec, TopologyError> {
         let Some(name) = self.base.take() else { return Ok(self) };
         let mut base = library::topology_spec(&name.value).map_err(|error| TopologyError { place: name.place, ..error })?;
@@ -99,7 +101,7 @@ impl TopologySpec {
     }
 }
 
-/// The device kinds found so far: those of the file, and those of the library that a node names directly.
+/// Device kinds found so far: those of the file, and library kinds that a node names directly.
 struct Kinds {
     found: Vec<DeviceKind>,
 }
@@ -110,7 +112,8 @@ impl Kinds {
         Ok(Kinds { found })
     }
 
-    /// The index of the kind called `name`, which is taken from the library if the file has none.
+    /// Index of the kind called `name`. The library's kind is added if the file has none of that
+    /// name.
     fn index(&mut self, name: &At<String>) -> Result<usize, TopologyError> {
         if let Some(index) = self.found.iter().position(|kind| kind.name == name.value) {
             return Ok(index);
@@ -126,7 +129,7 @@ impl Kinds {
         Ok(self.found.len() - 1)
     }
 
-    /// The kinds sorted by name, the order in which the written form lists them, and the groups' indices with them.
+    /// Sorts the kinds by name, as the written form lists them, and renumbers the groups' indices.
     fn in_order_of_names(self, groups: &mut [NodeGroup]) -> Vec<DeviceKind> {
         let mut order: Vec<usize> = (0..self.found.len()).collect();
         order.sort_by_key(|&index| &self.found[index].name);
@@ -137,7 +140,7 @@ impl Kinds {
     }
 }
 
-/// A kind of node. `usual_link` is what joins several devices where the file does not say.
+/// Builds a node group. `usual_link` gives the link between devices if the file states none.
 fn node_group(
     spec: &At<NodeSpec>,
     (index, groups): (usize, usize),
@@ -195,7 +198,7 @@ fn node_group(
     })
 }
 
-/// What storage carries.
+/// Reads the rate of the storage.
 fn storage_bandwidth(storage: &At<StorageSpec>) -> Result<BytesPerSecond, TopologyError> {
     let Some(bandwidth) = &storage.value.bandwidth else {
         let hint = "write what all nodes together read or write, such as `bandwidth: 40GB/s`".into();

@@ -1,4 +1,5 @@
-//! Device kinds: from a file's figures, over those of a library device that it names as base.
+//! Builds device kinds from a file's figures, laid over those of a library device if it names one
+//! as base.
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::{TopologyError, TopologyProblem};
@@ -28,7 +29,7 @@ pub(crate) fn library_names() -> Result<impl Iterator<Item = &'static str>, Topo
     KINDS.as_ref().map(|kinds| kinds.keys().map(String::as_str)).map_err(Clone::clone)
 }
 
-/// A device kind from its own figures over those of its base. Also reads the library's devices, which have no base.
+/// Builds a device kind from its own figures over those of its base. Library devices have no base.
 pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<String>) -> Result<DeviceKind, TopologyError> {
     let At { value: spec, place } = spec;
     let base = match &spec.base {
@@ -101,7 +102,7 @@ pub(crate) fn device_kind(name: &str, spec: &At<DeviceSpec>, notes: &mut Vec<Str
     })
 }
 
-/// A share of a core: more than none of it, and no more than all.
+/// Reads a share of a core: above 0, at most 1.
 fn cpu_quota(quota: &At<Scalar>) -> Result<f64, TopologyError> {
     let share = quota.number("cpu_quota", 0.0)?;
     if share > 0.0 && share <= 1.0 {

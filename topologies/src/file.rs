@@ -12,18 +12,20 @@ use crate::text::{At, Scalar, written};
 use crate::topology::Topology;
 
 impl Topology {
-    /// Reads a topology file. `file_name` is for messages, and names the topology where the file does not.
+    /// Reads a topology file. `file_name` appears in messages, and names the topology if the file
+    /// does not.
     pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
         spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name))
     }
 
-    /// The library's topology of that name. An unknown name is answered with those there are.
+    /// Returns the library topology of that name. The error of an unknown name lists the known
+    /// ones.
     pub fn library(name: &str) -> Result<Topology, TopologyError> {
         let (file, text) = library::topology_text(name)?;
         Topology::from_yaml(text, file)
     }
 
-    /// The names of the library's topologies.
+    /// Names of the library's topologies.
     pub fn library_names() -> impl Iterator<Item = &'static str> {
         library::topology_names()
     }

@@ -1,11 +1,11 @@
-//! The library: well-known clusters and devices, as the YAML files in `library/`, which are part of the binary.
+//! The library of well-known clusters and devices: the YAML files in `library/`, compiled in.
 
 use crate::error::{TopologyError, TopologyProblem};
 use crate::spec::{self, DeviceSpec, TopologySpec};
 use crate::text::{At, suggest};
 use std::collections::BTreeMap;
 
-/// Name, file and text of each topology, in the order in which they are listed.
+/// Name, file and text of each topology, in listing order.
 const TOPOLOGIES: [(&str, &str, &str); 13] = [
     ("dgx-v100", "library/dgx-v100.yaml", include_str!("../library/dgx-v100.yaml")),
     ("dgx-a100-80g", "library/dgx-a100-80g.yaml", include_str!("../library/dgx-a100-80g.yaml")),
@@ -33,7 +33,7 @@ pub(crate) fn topology_text(name: &str) -> Result<(&'static str, &'static str), 
     entry(name).map(|(_, file, text)| (*file, *text))
 }
 
-/// The description of a library topology, to build on.
+/// Parses a library topology, to serve as a base.
 pub(crate) fn topology_spec(name: &str) -> Result<TopologySpec, TopologyError> {
     let (_, file, text) = entry(name)?;
     spec::read(text).map_err(|error| error.in_file(file))

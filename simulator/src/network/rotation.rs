@@ -1,14 +1,14 @@
 //! Ranks that do alike because the mesh may be turned: moved on along one axis, the last to the front, every rank does what the one before did and
 //! lies as that lay. One rank of each orbit of such a turn is made ready, so that neither time nor memory grows with the ranks that it stands for.
 //!
-//! It is a matter of the mesh, of which list each rank runs, and of the nodes, which must be alike ([`AlikeNodes`]). Whether the flows of a
+//! It is a matter of the mesh, of which list each rank runs, and of the nodes, which must be alike ([`InterchangeableNodes`]). Whether the flows of a
 //! collective turn along is looked at where they are known ([`crate::network`]): a ring's do, a tree's do not. [`crate::folding`] then finds
 //! what else is alike. It must not know time, and what instructions do.
 //!
 //! Links are numbered as the topology has them; the one of an orbit in the node of the first rank stands for all.
 
 use foretell_program::{Axis, Mesh, Rank};
-use foretell_topologies::AlikeNodes;
+use foretell_topologies::InterchangeableNodes;
 
 /// The orbits of a turn.
 #[derive(Clone, Debug)]
@@ -18,12 +18,12 @@ pub(crate) struct MeshRotation {
     /// How far apart the ranks of an orbit are, and how many ranks each turning block has: rank r comes to (r + step) modulo block in its block.
     step: usize,
     block: usize,
-    nodes: AlikeNodes,
+    nodes: InterchangeableNodes,
 }
 
 impl MeshRotation {
     /// The rotation along `axis` of a mesh, if it moves whole nodes.
-    pub(crate) fn along(axis: Axis, mesh: &Mesh, nodes: AlikeNodes) -> Option<Self> {
+    pub(crate) fn along(axis: Axis, mesh: &Mesh, nodes: InterchangeableNodes) -> Option<Self> {
         let (step, size) = (mesh.stride(axis)?, mesh.stage(0).size(axis));
         (size > 1 && step.is_multiple_of(nodes.devices)).then_some(Self { axis, step, block: step * size, nodes })
     }
@@ -38,7 +38,7 @@ impl MeshRotation {
     /// Those of one block of ranks on as many nodes.
     #[cfg(test)]
     pub(crate) fn of_blocks(step: usize, block: usize) -> Self {
-        Self { axis: Axis::Data, step, block, nodes: AlikeNodes { count: block / step, devices: step, links: 1 } }
+        Self { axis: Axis::Data, step, block, nodes: InterchangeableNodes { count: block / step, devices: step, links: 1 } }
     }
 
     /// How many ranks an orbit has.

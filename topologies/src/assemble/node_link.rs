@@ -1,4 +1,4 @@
-//! How the devices of a node are joined, and its network interfaces: from a file's words to [`NodeLink`] and [`Nics`].
+//! Builds a node's [`NodeLink`] and [`Nics`] from a parsed file.
 
 use crate::device::{Architecture, DEFAULT_PCIE_BANDWIDTH, DEFAULT_SHARED_MEMORY_BANDWIDTH, DeviceKind};
 use crate::error::{Place, TopologyError, TopologyProblem};
@@ -7,7 +7,7 @@ use crate::spec::{LinkSpec, NicsSpec, ShortOrFull};
 use crate::text::{At, Scalar, suggest};
 use foretell_units::{BytesPerSecond, Seconds};
 
-/// What joins devices of a kind where the file does not say.
+/// Default link between devices of a kind.
 pub(super) fn default_link(kind: &DeviceKind) -> Option<NodeLink> {
     let (link, bandwidth) = match (kind.architecture, kind.link) {
         (Architecture::Cpu, _) => (NodeLinkKind::SharedMemory, DEFAULT_SHARED_MEMORY_BANDWIDTH),
@@ -17,7 +17,7 @@ pub(super) fn default_link(kind: &DeviceKind) -> Option<NodeLink> {
     Some(NodeLink { kind: link, bandwidth, latency: link.default_latency(), tree: None })
 }
 
-/// A node's link from its short form `KIND-RATE`, or from a mapping.
+/// Builds a node's link from its short form `KIND-RATE` or from a mapping.
 pub(super) fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &DeviceKind) -> Result<NodeLink, TopologyError> {
     let none = LinkSpec::default();
     let (kind, bandwidth, full) = match &link.value {
@@ -57,7 +57,8 @@ pub(super) fn node_link(link: &At<ShortOrFull<LinkSpec>>, node: &str, device: &D
     Ok(NodeLink { kind, bandwidth, latency, tree: pcie_tree(full, kind, bandwidth)? })
 }
 
-/// The switches of a PCIe link, where it says any. An uplink is as wide as a device's lanes unless it says otherwise.
+/// Builds the PCIe switches of a link, if it describes some. An uplink defaults to the width of a
+/// device's lanes.
 fn pcie_tree(link: &LinkSpec, kind: NodeLinkKind, lanes: BytesPerSecond) -> Result<Option<PcieTree>, TopologyError> {
     let LinkSpec { devices_per_switch, uplink, switches_per_socket, socket_link, .. } = link;
     let refused = |value: &At<Scalar>, what: String, hint: &str| Err(TopologyError::invalid(value.place, what, hint));

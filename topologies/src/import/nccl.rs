@@ -1,5 +1,5 @@
-//! Reads NCCL's topology XML: CPUs, PCI devices, GPUs with their NVLinks, NICs with their rates. Elements that
-//! are not listed here are ignored.
+//! Reads NCCL's topology XML: CPUs, PCI devices, GPUs with their NVLinks, NICs with their rates.
+//! Elements that are not listed here are ignored.
 
 use super::{ImportError, Joined, Machine};
 
