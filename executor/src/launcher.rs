@@ -2,8 +2,8 @@
 //! leaves no process behind.
 //!
 //! It starts one process per rank. Where an external launcher such as `srun` has started a process
-//! per rank already, it starts only the first rank and waits for the others to join. It does not
-//! know what a job means.
+//! per rank already, it starts only the first rank and waits for the others to join. All it reads
+//! of a job is the collective algorithm, which NCCL must be told.
 
 mod failure;
 mod options;
