@@ -1,5 +1,5 @@
-//! The model of a row's run: the sizes that the row states, and what the model's name tells about an
-//! architecture where the table has no column for it.
+//! The model of a row's run: the sizes that the row states, and what the model's name tells about
+//! an architecture where the table has no column for it.
 
 use crate::refusal::Refusal;
 use crate::row::Row;
@@ -23,8 +23,8 @@ struct Architecture {
 }
 
 /// Architectures by a word of the model's name, from the published configurations. The first match
-/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The table has the
-/// mean, 160, which gives the same FLOPs.
+/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The mean, 160,
+/// gives the same FLOPs.
 const ARCHITECTURES: [(&str, Architecture); 13] = {
     const PLAIN: Architecture =
         Architecture { head_dimension: None, query_rank: None, key_value_rank: None, shared_ffn: None, dense_layers: 0 };
@@ -67,7 +67,8 @@ struct Sizes {
     architecture: Architecture,
 }
 
-/// Returns the model of a row's run. Adds a sentence to `assumptions` for each size that is assumed.
+/// Returns the model of a row's run. Adds a sentence to `assumptions` for each size that is
+/// assumed.
 ///
 /// # Errors
 /// [`Refusal`] if the row does not state a required size, or no family covers the model.

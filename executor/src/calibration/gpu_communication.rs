@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn every_exchange_of_every_group_is_timed_by_those_who_have_a_part_in_it_and_beside_the_largest_kernel() {
-        let devices: Vec<Arc<TestDevice>> = (0..RANKS).filter_map(|_| TestDevice::direct()).collect();
+        let devices: Vec<Arc<TestDevice>> = (0..RANKS).filter_map(|_| TestDevice::with_collectives()).collect();
         if devices.len() < RANKS {
             return;
         }

@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn launches_are_timed_in_steps_that_are_launched_kernel_by_kernel() {
-        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::direct] {
+        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::with_collectives] {
             let Some(device) = make() else { return };
             let (member, _server) = alone(Some(Arc::clone(&device)));
             assert!(launch(&member).expect("it is timed") > Seconds::ZERO);

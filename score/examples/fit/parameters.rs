@@ -1,8 +1,9 @@
 //! The fitted values, their priors, and the factors that related values share.
 //!
-//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor, and
-//! so do a stack and its variants within the family, and all devices of a generation. Such a factor
-//! is a parameter of its own. A value's offset is the sum of its own and those of its factors.
+//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor,
+//! and so do a stack and its variants within the family, and all devices of a generation. Such a
+//! factor is a parameter of its own. A value's offset is the sum of its own and those of its
+//! factors.
 
 use crate::cases::{Case, Quantity};
 use foretell_models::Model;
@@ -61,7 +62,7 @@ impl Parameter {
         Self { owner, name, prior: 1.0, maximum: f64::INFINITY, spread, factor: None }
     }
 
-    /// Whether the prediction of a run may depend on the parameter.
+    /// Returns whether the prediction of a run may depend on the parameter.
     pub fn affects(&self, run: &Run) -> bool {
         let owns = match &self.owner {
             Owner::Device(name) => run.clusters().any(|cluster| cluster.device == *name),
@@ -104,7 +105,7 @@ impl Parameter {
         }
     }
 
-    /// Whether the parameter is a shared factor.
+    /// Returns whether the parameter is a shared factor.
     pub fn is_factor(&self) -> bool {
         matches!(self.owner, Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_))
     }

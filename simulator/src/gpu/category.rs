@@ -68,7 +68,8 @@ impl Category {
         }
     }
 
-    /// Whether a kernel only serves to update parameters: weight gradients, work on buckets, the optimizer.
+    /// Returns whether a kernel only serves to update parameters: weight gradients, work on
+    /// buckets, the optimizer.
     pub(super) fn updates_parameters(self, kernel: &Kernel) -> bool {
         matches!(self, Category::Optimizer | Category::Bucket | Category::BiasGradient)
             || matches!(

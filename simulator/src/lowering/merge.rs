@@ -33,7 +33,7 @@ impl Lowered<'_> {
         }
         self.sources.append(&mut other.sources);
         self.lists.append(&mut other.lists);
-        self.work.append(&mut other.work);
+        self.times.append(&mut other.times);
         self.hops.append(&mut other.hops);
         self.ranks.append(&mut other.ranks);
         self.of_rank.append(&mut other.of_rank);

@@ -218,14 +218,14 @@ fn ranks_that_reach_each_other_through_the_host_train_as_one_does() {
 
 #[test]
 fn ranks_that_reach_each_other_from_device_to_device_train_as_one_does() {
-    if TestDevice::direct().is_some() {
-        layouts_train_as_one_rank_does(TestDevice::direct);
+    if TestDevice::with_collectives().is_some() {
+        layouts_train_as_one_rank_does(TestDevice::with_collectives);
     }
 }
 
 #[test]
 fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
-    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::direct];
+    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::with_collectives];
     if TestDevice::new().is_none() {
         return;
     }
@@ -235,7 +235,7 @@ fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
             std::thread::spawn(move || {
                 let made = AtomicU64::new(0);
                 let device = || match made.fetch_add(1, Ordering::SeqCst) == lost {
-                    true => make()?.failing(fault),
+                    true => make()?.with_fault(fault),
                     false => make(),
                 };
                 let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout { data: 2, ..Layout::default() }, 4) };

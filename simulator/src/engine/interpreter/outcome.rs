@@ -57,8 +57,8 @@ impl Interpreter<'_> {
                 instructions.sort_unstable();
                 instructions
             };
-            // Blocks that began and did not end are where the rank hangs. If there are none, its own
-            // instructions wait for each other.
+            // Blocks that began and did not end are where the rank hangs. If there are none, its
+            // own instructions wait for each other.
             let mut hanging = next(true);
             if hanging.is_empty() {
                 hanging = next(false).into_iter().take(1).collect();
