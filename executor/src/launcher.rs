@@ -10,7 +10,7 @@ mod options;
 mod slots;
 
 pub use options::{LaunchOptions, TransportKind};
-pub use slots::Slot;
+pub use slots::RankSlot;
 
 use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::error::ExecutorError;
