@@ -111,7 +111,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
     let mesh = ground.mesh.clone();
     let lists = (0..mesh.stage_count()).map(|stage| StageProgram { stage, ..list.clone() }).collect();
     Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: ground.precision,
         format: ground.precision,
