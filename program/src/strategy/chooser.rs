@@ -85,7 +85,8 @@ impl Chooser<'_> {
                 None => self.tensor_rule().tensor_loop(operator)?,
             };
             let mut chosen = followed.filter(|&one| rules.can_add_tensor(operator, one, &strategy));
-            let is_positional = is_positional_along_one_axis(operator) && operator.kind.positional() == Some(Extent::Positions);
+            let is_positional =
+                is_positional_along_one_axis(operator) && operator.kind.positional_role() == Some(Extent::Positions);
             if chosen.is_none() && rules.sequence_parallel && !is_positional {
                 chosen = rules.sequence_loop(operator, rules.sequence_parts());
             }
