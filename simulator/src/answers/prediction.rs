@@ -158,7 +158,7 @@ pub fn predict_with(
     };
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
-    let all = runnable.lowered.of_rank.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
+    let all = runnable.lowered.representative_of.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
     let peak: FlopsPerSecond = all.filter_map(|rank| peak_of(topology.device_kind(rank.device), program.format)).sum();
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };

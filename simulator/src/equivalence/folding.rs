@@ -131,7 +131,7 @@ pub(crate) fn fold<'a>(mut lowered: Lowered<'a>, paces: &[f64]) -> Lowered<'a> {
             rank
         })
         .collect();
-    lowered.of_rank.iter_mut().for_each(|rank| *rank = ranks.index_of[*rank as usize]);
+    lowered.representative_of.iter_mut().for_each(|rank| *rank = ranks.index_of[*rank as usize]);
     lowered.processors = resources.nodes.iter().filter(|&&resource| resource >= first_processor).count();
     lowered.has_queue = resources.nodes.iter().filter_map(|&resource| lowered.has_queue.get(resource).copied()).collect();
     lowered.capacities = resources.nodes.iter().map(|&resource| lowered.capacities[resource]).collect();

@@ -74,7 +74,7 @@ pub(crate) fn lower<'a>(
     Ok(Lowered {
         sources: program.lists.iter().collect(),
         costs,
-        of_rank: program.list_of_rank.clone(),
+        representative_of: program.list_of_rank.clone(),
         ranks,
         lists,
         times,

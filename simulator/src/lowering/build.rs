@@ -133,7 +133,7 @@ impl<'a> Draft<'a> {
         Ok(Lowered {
             sources: program.lists.iter().collect(),
             costs,
-            of_rank: rotation
+            representative_of: rotation
                 .as_ref()
                 .map_or_else(|| (0..world as u32).collect(), |rotation| rotation.representative_indices(world)),
             ranks,

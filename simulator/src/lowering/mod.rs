@@ -42,7 +42,7 @@ pub(crate) struct Lowered<'a> {
     /// The ranks that are simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
     /// For each rank of the Program, the index in `ranks` of its representative.
-    pub(crate) of_rank: Vec<u32>,
+    pub(crate) representative_of: Vec<u32>,
     pub(crate) lists: Vec<LoweredList>,
     /// For each list, the durations of its instructions: one entry for each kind of device that
     /// runs it and, where kernels do more on one member of a group than on another, for each

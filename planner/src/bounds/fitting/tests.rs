@@ -6,7 +6,7 @@ use crate::bounds::{Bound, Bounds};
 use crate::search::plan;
 use crate::space::Request;
 use foretell_models::{DropoutRate, Gpt, Model};
-use foretell_program::{Layout, Plan, Rank, Recompute, compile};
+use foretell_program::{Layout, Plan, Rank, Recompute, Schedule, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType};
@@ -97,11 +97,14 @@ fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
             let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
             (0..mesh.world_size()).all(fits).then(|| prediction.step_seconds.value())
         };
-        for shape in [
-            "data=2,pipeline=2,schedule=1f1b,micro_batch=4",
-            "data=2,pipeline=2,schedule=zb-h1,micro_batch=2",
-            "data=1,pipeline=4,schedule=1f1b,micro_batch=8",
+        let usual = Schedule::default();
+        let splitting = Schedule::ALL.into_iter().find(|schedule| schedule.splits_backward() && schedule.allows(1)).unwrap();
+        for (shape, schedule) in [
+            ("data=2,pipeline=2,micro_batch=4", usual),
+            ("data=2,pipeline=2,micro_batch=2", splitting),
+            ("data=1,pipeline=4,micro_batch=8", usual),
         ] {
+            let shape = format!("{shape},schedule={schedule}");
             let fixed = format!("{shape},tensor=1,zero=0,offload=none,bucket=25MiB,virtual_stages=1").parse().unwrap();
             let request = Request { fixed, tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
             let bounds = Bounds::new(&request).unwrap();
