@@ -2,10 +2,10 @@
 //! share.
 //!
 //! A [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is sharded,
-//! recomputed and offloaded. [`compile()`] turns it into a [`Program`]: an instruction list for each
-//! pipeline stage, or several if the ranks of a stage do different things. An [`Instruction`] runs
-//! on a [`Stream`] and states its dependencies. Every [`Buffer`] has its place in one arena for
-//! each rank.
+//! recomputed and offloaded. [`compile()`] turns it into a [`Program`]: an instruction list for
+//! each pipeline stage, or several if the ranks of a stage do different things. An [`Instruction`]
+//! runs on a [`Stream`] and states its dependencies. Every [`Buffer`] has its place in one arena
+//! for each rank.
 //!
 //! The simulator and the executor interpret the same Program. Each returns a [`Timeline`]: the span
 //! of every instruction, predicted or measured. A [`Profile`] has the measurements of a

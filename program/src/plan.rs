@@ -158,7 +158,7 @@ impl Plan {
     /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their
     /// operands.
     pub fn storage(&self) -> DataType {
-        self.precision.of_tensors()
+        self.precision.tensor_format()
     }
 
     /// Whether the Program has kernels that make eight-bit operands. For other stacks, their

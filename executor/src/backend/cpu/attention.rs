@@ -9,7 +9,7 @@ use super::micro_kernel::MicroKernel;
 use super::product::{Destination, View, ViewMut};
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
 use crate::backend::KernelCall;
-use foretell_models::{Attention, KeyStep};
+use foretell_models::{Attention, RingStep};
 
 /// Numbers of a vector of AVX-512. Rows of causal scores have every length: they are treated up to a multiple of it, with [`UNSEEN`] where
 /// they end, as the last numbers one by one would take longer than all others.
@@ -124,7 +124,7 @@ pub(super) unsafe fn forward(
     if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
     }
-    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    let merges = sizes.ring.is_some_and(RingStep::merges);
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads and writes are valid and do not overlap.
     let (out, log_sums) = unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[1])) };
@@ -229,7 +229,7 @@ pub(super) unsafe fn gradient(
     if let Some(gradient) = table_gradient.as_deref_mut().filter(|_| !call.accumulate) {
         gradient.fill(0.0);
     }
-    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    let merges = sizes.ring.is_some_and(RingStep::merges);
     if sizes.ring.is_some_and(|ring| ring.unseen) {
         for write in &call.writes[1..] {
             // SAFETY: the write is valid, and nobody reads it.

@@ -24,7 +24,7 @@ pub(in crate::kernel) fn convolution(window: &Window) -> KernelSpec {
             KernelFamily::Convolution,
             extents(window),
             [
-                // The overlaps of windows come from caches.
+                // Caches serve the overlaps of windows.
                 read("x", window.input_elements()),
                 read("w", window.weight_elements()),
                 write("y", window.output_elements()),
@@ -71,7 +71,7 @@ pub(in crate::kernel) fn batch_norm(groups: usize, positions: usize, channels: u
         KernelFamily::Norm,
         [groups, positions, channels],
         [
-            // Read once for the statistics and once to normalise.
+            // It is read once for the statistics and once to normalise.
             read("x", elements).moving(2 * elements),
             read("scale", channels).uncounted(),
             read("shift", channels).uncounted(),

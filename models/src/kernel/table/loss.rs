@@ -1,4 +1,4 @@
-//! Softmax cross-entropy. Sums of one number are left out of the traffic.
+//! Softmax cross-entropy. Results of one element are left out of the traffic.
 
 use super::{KernelFamily, KernelSpec, indices, read, write};
 use crate::kernel::control::Control;
@@ -37,7 +37,7 @@ pub(in crate::kernel) fn cross_entropy_of_statistics(rows: usize, parts: usize) 
         [rows, parts],
         [
             read("statistics", 4 * parts * rows).single(),
-            // Only the sign matters: -1 is ignored.
+            // Only the sign matters, since -1 is ignored.
             indices("labels", rows, 0),
             write("loss", 1).single().uncounted(),
             write("correct", 1).single().uncounted(),
@@ -49,7 +49,7 @@ pub(in crate::kernel) fn cross_entropy_of_statistics(rows: usize, parts: usize) 
 #[inline(always)]
 pub(in crate::kernel) fn cross_entropy_gradient(rows: usize, classes: usize, parts: usize, scaled: bool) -> KernelSpec {
     KernelSpec {
-        works_in_place: true,
+        may_work_in_place: true,
         ..KernelSpec::new(
             "cross_entropy_gradient",
             KernelFamily::Loss,

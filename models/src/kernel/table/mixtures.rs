@@ -1,4 +1,5 @@
-//! Routing of tokens to the slots of experts and back. Of the slots only those that hold a token are read: at most one a choice.
+//! Routing of tokens to the slots of experts and back. Only slots that hold a token are read: at
+//! most one for each choice.
 
 use super::{KernelFamily, KernelSpec, indices, product, read, write};
 use crate::kernel::sizes::Mixture;

@@ -1,4 +1,5 @@
-//! Norms of rows. Scales and shifts are left out of the traffic: caches keep them from row to row.
+//! Norms of rows. Scales and shifts are left out of the traffic, since caches keep them between
+//! rows.
 
 use super::{KernelFamily, KernelSpec, read, write};
 

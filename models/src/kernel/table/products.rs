@@ -3,7 +3,7 @@
 use super::{KernelFamily, KernelSpec, product, read, write};
 use crate::kernel::sizes::{Activation, WeightLayout};
 
-/// Operations of a tanh-approximated GELU, or of its slope, for each element.
+/// Operations of a GELU by its tanh approximation, or of its slope, for each element.
 pub(super) const GELU_FLOPS: f64 = 12.0;
 
 #[inline(always)]
@@ -24,7 +24,7 @@ pub(in crate::kernel) fn matmul(
     activation: Activation,
 ) -> KernelSpec {
     KernelSpec {
-        // A GELU that keeps its argument has the flags of one that does not: their traffic tells them apart.
+        // `Gelu` and `GeluKept` have the same flags. The traffic tells them apart.
         flags: flags(weight, [bias, activation == Activation::Relu, activation.is_gelu()]),
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(activation.is_gelu(), rows, columns),
@@ -101,7 +101,7 @@ pub(in crate::kernel) fn quantise(rows: usize, columns: usize, straight: bool, t
             KernelFamily::Other,
             [rows, columns],
             [
-                // Read once for the largest element and once to round all.
+                // It is read once for the largest element and once to round.
                 read("x", elements).moving(2 * elements),
                 write("factor", 1).single(),
                 write("quantised", elements).eight_bits().when(straight),
@@ -186,7 +186,7 @@ pub(in crate::kernel) fn eight_bit_matmul_weight_gradient(
 #[inline(always)]
 pub(in crate::kernel) fn bias_add(rows: usize, columns: usize) -> KernelSpec {
     KernelSpec {
-        works_in_place: true,
+        may_work_in_place: true,
         ..KernelSpec::new(
             "bias_add",
             KernelFamily::Bias,

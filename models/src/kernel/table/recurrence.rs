@@ -8,7 +8,7 @@ fn extents(sizes: &Recurrence) -> [usize; 3] {
     [sizes.batch, sizes.sequence, sizes.hidden]
 }
 
-/// Operations of the recurrent product over all positions; as many for each of its gradients.
+/// Operations of the recurrent product over all positions, or of one of its gradients.
 #[inline(always)]
 fn flops(sizes: &Recurrence) -> Option<f64> {
     Some(2.0 * product(&[sizes.batch, sizes.sequence, sizes.weight_elements()]))
@@ -75,7 +75,7 @@ pub(in crate::kernel) fn lstm_weight_gradient(sizes: &Recurrence) -> KernelSpec 
             [
                 read("dprojected", 4 * outputs),
                 read("y", outputs),
-                // The output half alone: the cell does not meet the weight.
+                // Only the output, half of the state, is multiplied by the weight.
                 read("state", sizes.state_elements()).when(sizes.initial).moving(sizes.state_elements() / 2),
                 write("dw", sizes.weight_elements()).single(),
             ],

@@ -1,4 +1,5 @@
-//! Kernels of whole positions of a sequence: look-ups, one position put first or taken, packed tensors taken apart.
+//! Kernels on whole positions of a sequence: look-ups, the first position, splits of packed
+//! tensors.
 
 use super::{KernelFamily, KernelSpec, indices, read, write};
 
@@ -19,7 +20,7 @@ pub(in crate::kernel) fn prepend_input_gradient(batch: usize, positions: usize, 
         "prepend_input_gradient",
         KernelFamily::Rearrangement,
         [batch, positions, features],
-        // All but the first position of each sequence.
+        // All positions but the first of each sequence are read.
         [read("dy", batch * (positions + 1) * features).moving(inputs), write("dx", inputs)],
     )
 }
@@ -30,7 +31,7 @@ pub(in crate::kernel) fn prepend_weight_gradient(batch: usize, positions: usize,
         "prepend_weight_gradient",
         KernelFamily::Rearrangement,
         [batch, positions, features],
-        // The first position of each sequence alone.
+        // Only the first position of each sequence is read.
         [read("dy", batch * (positions + 1) * features).moving(batch * features), write("drow", features).single()],
     )
 }
@@ -41,7 +42,7 @@ pub(in crate::kernel) fn first(batch: usize, positions: usize, features: usize) 
         "first",
         KernelFamily::Rearrangement,
         [batch, positions, features],
-        // The first position of each sequence alone.
+        // Only the first position of each sequence is read.
         [read("x", batch * positions * features).moving(batch * features), write("y", batch * features)],
     )
 }
@@ -64,7 +65,7 @@ pub(in crate::kernel) fn embedding([tokens, vocabulary, hidden, parts]: [usize; 
         [tokens, vocabulary, hidden, parts],
         [
             indices("ids", tokens, vocabulary * parts),
-            // One row a token.
+            // One row for each token is read.
             read("table", vocabulary * hidden).moving(tokens * hidden),
             write("y", tokens * hidden),
         ],
@@ -79,9 +80,9 @@ pub(in crate::kernel) fn embedding_weight_gradient([tokens, vocabulary, hidden, 
         [tokens, vocabulary, hidden, parts],
         [
             read("dy", tokens * hidden),
-            // One number beside `hidden` of each token.
+            // One index for each token, beside `hidden` elements.
             indices("ids", tokens, vocabulary * parts).uncounted(),
-            // All rows are zeroed, and one a token is read and written.
+            // All rows are zeroed, then one for each token is read and written.
             write("dtable", vocabulary * hidden).single().moving(vocabulary * hidden + 2 * tokens * hidden),
         ],
     )

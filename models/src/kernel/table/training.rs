@@ -1,4 +1,5 @@
-//! Updates of parameters, and work on whole buckets of gradients.
+//! Optimizer updates, and work on whole buckets of gradients. A control is left out of an update's
+//! traffic, being a few numbers.
 
 use super::{KernelFamily, KernelSpec, read, update, write};
 use crate::kernel::control::Control;
@@ -52,7 +53,8 @@ pub(in crate::kernel) fn update_control() -> KernelSpec {
     )
 }
 
-/// A sum of all elements, or of their squares; the result is one number, and left out of the traffic.
+/// Describes a sum of elements, or of their squares. The result of one element is left out of the
+/// traffic.
 #[inline(always)]
 pub(in crate::kernel) fn sum(name: &'static str, elements: usize) -> KernelSpec {
     KernelSpec::new(name, KernelFamily::Bucket, [elements], [read("x", elements).single(), write("y", 1).single().uncounted()])
