@@ -6,8 +6,8 @@ use super::dropout::ProbabilityDropout;
 use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut};
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 use foretell_models::{Attention, RingStep};
 

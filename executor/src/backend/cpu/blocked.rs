@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use super::memory::Scratch;
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
-use super::product::{Destination, View, ViewMut};
 use super::transpose::transpose;
 use super::vector::multiversion;
+use super::view::{Destination, View, ViewMut};
 
 /// Numbers summed over in one call of the micro-kernel. Their panel, 64 KiB, comes from the second-level cache, fast enough for the
 /// micro-kernel; a smaller one that stays in the first would have the destination read and written more often.

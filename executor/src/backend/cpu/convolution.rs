@@ -6,9 +6,10 @@ use foretell_models::Window;
 use super::direct;
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut, multiply, multiply_with};
+use super::product::{multiply, multiply_with};
 use super::strided;
 use super::vector::multiversion;
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 
 /// Elements of a tile of patches: 1 MiB, half of a server core's second-level cache.

@@ -2,8 +2,9 @@
 //! the diagonal is left out tile by tile, and what a head's blocks share is packed once a head; without, they are plain matrix products.
 
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
-use super::product::{Destination, View, ViewMut, multiply};
+use super::product::multiply;
 use super::transpose::transpose;
+use super::view::{Destination, View, ViewMut};
 
 /// Queries at the positions `first..first + count` of a head, the keys that they see, and the features of both.
 #[derive(Clone, Copy)]

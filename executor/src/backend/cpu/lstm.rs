@@ -4,8 +4,9 @@
 use foretell_models::Recurrence;
 
 use super::memory::{Scratch, floats, floats_mut};
-use super::product::{Destination, View, ViewMut, multiply};
+use super::product::multiply;
 use super::vector::{exponential, multiversion};
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 
 /// # Safety

@@ -6,9 +6,10 @@ use super::blocked::{Part, multiply_blocked};
 use super::elementwise::{gelu_gradient_in_place, gelu_in_place, relu_in_place};
 use super::memory::{Scratch, floats, floats_mut, same};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut, multiply, multiply_with};
+use super::product::{multiply, multiply_with};
 use super::sums::column_sums;
 use super::vector::multiversion;
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 
 /// The extents of [`Kernel::Matmul`](foretell_models::Kernel::Matmul) and its gradients.

@@ -31,6 +31,7 @@ mod strided;
 mod sums;
 mod transpose;
 mod vector;
+mod view;
 
 use dropout::ProbabilityDropout;
 use foretell_models::Kernel;

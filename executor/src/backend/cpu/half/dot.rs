@@ -6,21 +6,19 @@
 
 use std::arch::x86_64::*;
 
-use foretell_models::{Activation, Kernel, WeightLayout};
+use foretell_models::Activation;
 
-use super::convolutions;
-use crate::backend::KernelCall;
 use crate::backend::cpu::elementwise::{gelu_gradient_in_place, gelu_in_place};
-use crate::backend::cpu::memory::{Scratch, floats_mut, halves, halves_mut};
+use crate::backend::cpu::memory::Scratch;
 use crate::backend::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use crate::backend::cpu::transpose::transpose;
 use crate::backend::cpu::vector::multiversion;
 
 /// Columns of the micro-kernel's panel.
-const WIDTH: usize = 32;
+pub(super) const WIDTH: usize = 32;
 
 /// Rows of its largest tile, and so of a packed left factor.
-const TILE: usize = 14;
+pub(super) const TILE: usize = 14;
 
 /// Pairs summed over in one call of the micro-kernel: their panel, 32 KiB, stays in the first-level cache.
 pub(super) const CHUNK: usize = 256;
@@ -31,73 +29,9 @@ const BAND_WORDS: usize = 64 << 10;
 /// Rows and columns of a block of a weight gradient: with [`CHUNK`] pairs of each, 224 KiB and 512 KiB.
 const BLOCK: [usize; 2] = [16 * TILE, 16 * WIDTH];
 
-/// Runs the call if it is a product that has a way here; says whether.
-///
-/// # Safety
-///
-/// The call's operands are checked and valid, and the micro-kernel is that of pairs.
-pub(super) unsafe fn run(call: &KernelCall<'_>, kernel: &MicroKernel, [scratch, packing]: [&mut Scratch; 2]) -> bool {
-    debug_assert_eq!((kernel.panel_width, kernel.most_rows()), (WIDTH, TILE));
-    // SAFETY: reads are valid and do not overlap the writes.
-    let read = |index: usize| unsafe { halves(&call.reads[index]) };
-    // SAFETY: as above.
-    let write = || unsafe { halves_mut(&call.writes[0]) };
-    match *call.kernel {
-        Kernel::Matmul { rows, columns, contracted, .. }
-        | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
-        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
-            if rows * columns * contracted == 0 =>
-        {
-            return false;
-        }
-        Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
-            let w = match weight {
-                WeightLayout::OutIn => Right::Columns(read(1)),
-                WeightLayout::InOut => Right::Rows(read(1)),
-            };
-            // SAFETY: the writes are valid and do not overlap.
-            let argument = activation.keeps_argument().then(|| unsafe { halves_mut(&call.writes[1]) });
-            let finish = Finish { bias: bias.then(|| read(2)), last: Last::Activation(activation, argument) };
-            multiply(write(), read(0), w, [rows, columns, contracted], finish, kernel, scratch);
-        }
-        Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
-            let w = match weight {
-                WeightLayout::OutIn => Right::Rows(read(1)),
-                WeightLayout::InOut => Right::Columns(read(1)),
-            };
-            let last = if gelu { Last::GeluSlope(read(2)) } else { Last::Activation(Activation::None, None) };
-            multiply(write(), read(0), w, [rows, contracted, columns], Finish { bias: None, last }, kernel, scratch);
-        }
-        Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } => {
-            // SAFETY: as above; a weight gradient is single precision.
-            let dw = unsafe { floats_mut(&call.writes[0]) };
-            let (dy, x) = (read(0), read(1));
-            match weight {
-                WeightLayout::OutIn => {
-                    multiply_transposed(dw, dy, x, [columns, contracted, rows], call.accumulate, kernel, scratch);
-                }
-                WeightLayout::InOut => {
-                    multiply_transposed(dw, x, dy, [contracted, columns, rows], call.accumulate, kernel, scratch);
-                }
-            }
-        }
-        Kernel::Convolution(ref window) => return convolutions::forward(write(), read(0), read(1), window, kernel, scratch),
-        Kernel::ConvolutionInputGradient(ref window) => {
-            return convolutions::input_gradient(write(), read(0), read(1), window, kernel, scratch);
-        }
-        Kernel::ConvolutionWeightGradient(ref window) => {
-            // SAFETY: as above; a weight gradient is single precision.
-            let dw = unsafe { floats_mut(&call.writes[0]) };
-            return convolutions::weight_gradient(dw, read(0), read(1), call.accumulate, window, kernel, [scratch, packing]);
-        }
-        _ => return false,
-    }
-    true
-}
-
-/// The right factor of a product, by what lies next to each other.
+/// The right factor of a product, by its memory order.
 #[derive(Clone, Copy)]
-enum Right<'a> {
+pub(super) enum Right<'a> {
     /// `[columns, contracted]`.
     Columns(&'a [u16]),
     /// `[contracted, columns]`.
@@ -105,13 +39,13 @@ enum Right<'a> {
 }
 
 /// What is done to a sum before it is narrowed.
-struct Finish<'a> {
+pub(super) struct Finish<'a> {
     bias: Option<&'a [u16]>,
     last: Last<'a>,
 }
 
 /// What is done to it after its bias.
-enum Last<'a> {
+pub(super) enum Last<'a> {
     /// An activation, of which what it is applied to may be written, too.
     Activation(Activation, Option<&'a mut [u16]>),
     /// It is multiplied by the slope of a GELU at these numbers.
@@ -139,7 +73,7 @@ pub(super) fn halves_of_mut(words: &mut [f32]) -> &mut [u16] {
 
 /// `y[rows, columns] = x[rows, contracted] · right`, finished. Panel after panel of the right factor over a band of rows that stay in the
 /// cache; each sum is narrowed as soon as it is complete.
-fn multiply(
+pub(super) fn multiply(
     y: &mut [u16],
     x: &[u16],
     right: Right<'_>,

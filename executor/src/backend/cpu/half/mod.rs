@@ -12,6 +12,8 @@ mod cross_entropy;
 mod dot;
 mod elementwise;
 mod optimizers;
+#[cfg(target_arch = "x86_64")]
+mod products;
 
 use foretell_models::{Attention, Kernel, KernelSpec, MOST_OPERANDS, Storage};
 use foretell_units::DataType;
@@ -59,7 +61,7 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
     #[cfg(target_arch = "x86_64")]
     if let (Half::Bf16, Some(kernel)) = (half, backend.half.pairs) {
         // SAFETY: this function's own contract.
-        if unsafe { dot::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
+        if unsafe { products::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
             return Ok(());
         }
     }
