@@ -40,8 +40,8 @@ pub(super) enum Right<'a> {
 
 /// What is done to a sum before it is narrowed.
 pub(super) struct Finish<'a> {
-    bias: Option<&'a [u16]>,
-    last: Last<'a>,
+    pub(super) bias: Option<&'a [u16]>,
+    pub(super) last: Last<'a>,
 }
 
 /// What is done to it after its bias.
