@@ -7,8 +7,8 @@ use crate::backend::cpu::memory::{Scratch, floats_mut, halves, halves_mut};
 use crate::backend::cpu::micro_kernel::MicroKernel;
 use foretell_models::{Activation, Kernel, WeightLayout};
 
-/// Runs a product or convolution, and returns `true`; returns `false` for any other call, and for empty
-/// products.
+/// Runs a product or convolution, and returns `true`; returns `false` for any other call, and for
+/// empty products.
 ///
 /// # Safety
 ///
