@@ -116,7 +116,7 @@ fn program(context: &PricingContext<'_>, wanted: &BTreeSet<PricedCollective>) ->
     let mesh = context.mesh.clone();
     let lists = (0..mesh.stage_count()).map(|stage| StageProgram { stage, ..list.clone() }).collect();
     Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: context.precision,
         format: context.precision,

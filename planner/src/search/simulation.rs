@@ -88,7 +88,7 @@ impl Simulations<'_> {
                 break;
             }
             let plan = self.plan_of(layout);
-            if !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
+            if !plan.mesh().is_ok_and(|mesh| program.reorder_ranks(mesh)) {
                 break;
             }
             let outcome = self.outcome(layout, plan, &program, best)?;

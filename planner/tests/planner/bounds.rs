@@ -136,7 +136,7 @@ proptest! {
         let usual = Plan { layout: Layout { placement: None, stage_places: None, ..plan.layout.clone() }, ..plan.clone() };
         let (Ok(usual), Ok(wanted)) = (compile(&model, "model", &usual), compile(&model, "model", &plan)) else { return Ok(()) };
         let mut laid_out = usual.training;
-        prop_assert!(laid_out.lay_out(wanted.training.mesh.clone()));
+        prop_assert!(laid_out.reorder_ranks(wanted.training.mesh.clone()));
         prop_assert_eq!(format!("{laid_out:?}"), format!("{:?}", wanted.training));
     }
 }

@@ -65,7 +65,7 @@ impl Chooser<'_> {
             self.place_input(input, strategy);
         }
         for output in &operator.outputs {
-            let produced = self.sharding.left(id, output);
+            let produced = self.sharding.output_placements(id, output);
             self.check_gradient(output, produced)?;
             self.sharding.produced[output.tensor.0] = produced;
             self.sharding.settled[output.tensor.0] = self.sums().settled(output.tensor, produced);
