@@ -48,7 +48,7 @@ pub(crate) fn measure(member: &Member, job: &CalibrationJob) -> Result<(), Execu
         None => (host_communication::time_exchanges(member, job, &mut group)?, None),
     };
     group.barrier()?;
-    let mut measured = overheads::measure(member, job.between_exchanges)?;
+    let mut measured = overheads::measure(member, job.bytes_between_communications)?;
     measured.communication_share = communication_share;
     measured.communication_growth = communication_growth;
     if let Some(device) = partial {
@@ -71,7 +71,7 @@ fn time_kernels(
     group: &mut Group,
 ) -> Result<f64, ExecutorError> {
     let mut bench = GpuKernelTimer::new(member, job)?;
-    let clock = if partial.is_some() { clock::thread_processor_time } else { clock::now };
+    let clock = if partial.is_some() { clock::thread_cpu_time } else { clock::now };
     let mut passages = if bench.is_none() { Some(CpuKernelTimer::new(member, job, clock)?) } else { None };
     let mut measurements = Measurements::new(passages.as_ref().map_or(job.kernels.len(), CpuKernelTimer::count));
     let started = clock::now();
@@ -84,13 +84,13 @@ fn time_kernels(
         if let Some(bench) = &mut bench {
             for (index, (kernel, accumulate)) in job.kernels.iter().enumerate() {
                 group.barrier()?;
-                let reuse = job.reuse.get(index).map_or(&[][..], Vec::as_slice);
-                measurements.add(index, bench.time(kernel, *accumulate, reuse, job.patience / PASSES as f64)?);
+                let reuse = job.reuse_distances.get(index).map_or(&[][..], Vec::as_slice);
+                measurements.add(index, bench.time(kernel, *accumulate, reuse, job.time_per_item / PASSES as f64)?);
             }
         }
         passes += 1;
         let share = passes as f64 / PASSES as f64;
-        let elapsed = (clock::now() - started) as f64 * 1e-9 / job.duration.value().max(1e-3);
+        let elapsed = (clock::now() - started) as f64 * 1e-9 / job.least_duration.value().max(1e-3);
         member.control.send(&Report::Progress(share.min(elapsed).min(1.0)))?;
         go_on = agree(group, passes < MOST_PASSES && (share < 1.0 || elapsed < 1.0))?;
     }
@@ -100,7 +100,7 @@ fn time_kernels(
         member.control.send(&Report::Kernel { index, sample })?;
     }
     member.control.send(&Report::Paces(measurements.paces()))?;
-    if partial.is_some_and(|device| device.speed < 1.0 && device.sharers == 1) && !job.kernels.is_empty() {
+    if partial.is_some_and(|device| device.speed < 1.0 && device.ranks_on_core == 1) && !job.kernels.is_empty() {
         member.control.send(&Report::Speed(measurements.share()))?;
     }
     Ok(measurements.share())

@@ -74,7 +74,7 @@ pub(super) fn measure(
         for &bytes in &turn.wanted.messages {
             for &exchange in &turn.wanted.exchanges {
                 let communicator = if exchange == Exchange::SendReceive { pair } else { whole };
-                let sample = bench.time(group, communicator, exchange, bytes, job.patience)?;
+                let sample = bench.time(group, communicator, exchange, bytes, job.time_per_item)?;
                 timed.extend(sample.map(|sample| Durations { group: turn.number, exchange, bytes, sample }));
             }
         }
@@ -313,15 +313,15 @@ mod tests {
         CalibrationJob {
             kernels: vec![(product(4), false), (product(16), false), (Kernel::Relu { elements: 64 }, false)],
             timed_steps: Vec::new(),
-            reuse: Vec::new(),
-            message_reuse: Vec::new(),
-            between_exchanges: Bytes::ZERO,
+            reuse_distances: Vec::new(),
+            message_reuse_distances: Vec::new(),
+            bytes_between_communications: Bytes::ZERO,
             precision: DataType::Fp32,
             footprint: Bytes::new(1 << 12),
             groups: vec![group((0..RANKS).collect()), group(vec![0, 2])],
             devices: Vec::new(),
-            patience: Seconds::new(1e-5),
-            duration: Seconds::ZERO,
+            time_per_item: Seconds::new(1e-5),
+            least_duration: Seconds::ZERO,
             model: None,
         }
     }

@@ -108,14 +108,14 @@ fn time_exchange(
     bytes: Bytes,
     job: &CalibrationJob,
 ) -> Result<(Sample, Seconds, usize), ExecutorError> {
-    let (ranks, patience) = (group.size(), job.patience.value());
+    let (ranks, patience) = (group.size(), job.time_per_item.value());
     let elements = (bytes.count() as usize / 4).next_multiple_of(ranks);
     // Between writing a place and sending it all others are written and sent.
-    let between = nearest_reuse(&job.message_reuse, bytes).count() / (2 * bytes.count()).max(1);
+    let between = nearest_reuse(&job.message_reuse_distances, bytes).count() / (2 * bytes.count()).max(1);
     let most = (MOST_FOOTPRINT / bytes.count().max(1)).clamp(1, MOST_PLACES);
     let mut places = vec![vec![1.0f32; elements]; (between + 1).min(most) as usize];
     let mut part = vec![1.0f32; elements / ranks];
-    let mut other_work = OtherWork::of(job.between_exchanges);
+    let mut other_work = OtherWork::of(job.bytes_between_communications);
     let mut starts = vec![0u8; size_of::<u64>() * ranks];
     let mut seconds = Vec::new();
     let mut processor = 0.0;
@@ -131,7 +131,7 @@ fn time_exchange(
             places[written].fill(1.0);
             let next = (round + 1) % places.len();
             let whole = &mut places[next];
-            let (start, busy) = (clock::now(), clock::thread_processor_time());
+            let (start, busy) = (clock::now(), clock::thread_cpu_time());
             match exchange {
                 Exchange::AllReduce => group.all_reduce_f32(whole)?,
                 Exchange::ReduceScatter => group.reduce_scatter_f32(whole, &mut part)?,
@@ -139,7 +139,7 @@ fn time_exchange(
                 Exchange::SendReceive => there_and_back(group, whole)?,
             }
             let halves = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
-            let (end, busy) = (clock::now(), clock::thread_processor_time() - busy);
+            let (end, busy) = (clock::now(), clock::thread_cpu_time() - busy);
             group.all_gather(&start.to_ne_bytes(), &mut starts)?;
             let began = starts.as_chunks().0.iter().map(|&start| u64::from_ne_bytes(start)).fold(start, u64::max);
             let duration = end.saturating_sub(began) as f64 * 1e-9 * halves;
