@@ -50,7 +50,7 @@ impl Places {
         let mut places = options.places.clone();
         let is_lab = !places.is_empty();
         if !is_lab {
-            places = machine::places().into_iter().map(|core| Place::here(Some(core))).collect();
+            places = machine::cpus_for_ranks().into_iter().map(|core| Place::here(Some(core))).collect();
         }
         if places.is_empty() {
             places.push(Place::here(None));
