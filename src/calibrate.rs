@@ -15,7 +15,8 @@ use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
 use foretell_executor::{
-    Backend, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes, supported,
+    BackendKind, CalibratedDevice, CalibratedGroup, CalibrationJob, LaunchOptions, TransportKind, calibrate, message_sizes,
+    supported,
 };
 use foretell_models::Model;
 use foretell_planner::Fixed;
@@ -227,10 +228,10 @@ pub fn measure(
         let enough = group.messages.iter().position(|&bytes| bytes >= needs.longest_message).map_or(usize::MAX, |last| last + 1);
         group.messages.truncate(enough);
     }
-    let devices_of = ground.places().iter().enumerate().map(|(number, place)| CalibratedDevice {
+    let devices_of = ground.slots().iter().enumerate().map(|(number, slot)| CalibratedDevice {
         kind: topology.device_kind(DeviceId(number)).name.clone(),
-        ranks_on_core: ground.places().iter().filter(|other| other.core == place.core).count(),
-        speed: place.speed,
+        ranks_on_core: ground.slots().iter().filter(|other| other.core == slot.core).count(),
+        speed: slot.speed,
     });
     let job = CalibrationJob {
         reuse_distances: needs.kernels.values().map(|places| usual_distances(places)).collect(),
@@ -261,7 +262,7 @@ pub fn this_program() -> Result<PathBuf, Failure> {
 
 /// How the command line starts ranks: as this program again.
 pub fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    Ok(LaunchOptions { program: this_program()?, transport, logs, places: Vec::new(), backend: Backend::Cpu, world: None })
+    Ok(LaunchOptions { program: this_program()?, transport, logs, slots: Vec::new(), backend: BackendKind::Cpu, world: None })
 }
 
 /// Operand by operand, the median of the distances in all places where a kernel stands.

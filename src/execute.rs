@@ -11,7 +11,7 @@ use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::backend::devices;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{Backend, Length, Outcome, Progress, TrainingJob, TransportKind, World, execute, machine, supported};
+use foretell_executor::{BackendKind, Length, Outcome, Progress, TrainingJob, TransportKind, World, execute, machine, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_topologies::{Architecture, Topology};
@@ -94,21 +94,21 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 /// As [`executable_in`], of ranks that are started on this machine.
-pub fn executable_here(topology: &Topology) -> Result<Backend, Failure> {
+pub fn executable_here(topology: &Topology) -> Result<BackendKind, Failure> {
     executable_in(topology, None)
 }
 
 /// What runs kernels on a topology's devices. Refuses those that are not this machine's, or not those on which somebody else started the
 /// ranks, before anything is measured or trained on them.
-pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<Backend, Failure> {
+pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<BackendKind, Failure> {
     let name = topology.name();
     let refused = |why: String, hint: &str| Err(Failure::Input(format!("{why}; hint: {hint}")));
     let mut architectures: Vec<Architecture> = topology.device_kinds().iter().map(|kind| kind.architecture).collect();
     architectures.dedup();
     let backend = match architectures[..] {
-        [Architecture::Cpu] => Backend::Cpu,
+        [Architecture::Cpu] => BackendKind::Cpu,
         [Architecture::Gpu] => match devices() {
-            Ok(gpus) if !gpus.is_empty() => Backend::Cuda { gpus: gpus.len() },
+            Ok(gpus) if !gpus.is_empty() => BackendKind::Cuda { gpus: gpus.len() },
             Ok(_) => return refused(format!("the devices of `{name}` are GPUs, and the driver shows none"), "use `local`"),
             Err(error) => return refused(format!("the devices of `{name}` are not here: {error}"), "or use `local`"),
         },
@@ -137,13 +137,13 @@ pub fn executable_in(topology: &Topology, world: Option<&World>) -> Result<Backe
 
 /// Refuses more ranks than this machine has cores, or GPUs, whatever its topology file says, unless that is wanted. A lab's devices share cores:
 /// each is as fast as that leaves it, which a calibration measures.
-pub fn enough_devices(ranks: usize, topology: &Topology, backend: Backend, oversubscribe: bool) -> Result<(), Failure> {
+pub fn enough_devices(ranks: usize, topology: &Topology, backend: BackendKind, oversubscribe: bool) -> Result<(), Failure> {
     if topology.is_lab() {
         return Ok(());
     }
     let (devices, each) = match backend {
-        Backend::Cpu => (machine::core_count(), "core"),
-        Backend::Cuda { gpus } => (gpus, "GPU"),
+        BackendKind::Cpu => (machine::core_count(), "core"),
+        BackendKind::Cuda { gpus } => (gpus, "GPU"),
     };
     if ranks > devices && !oversubscribe {
         let hint = "use a smaller layout, or `--oversubscribe` to check it without timing it";
@@ -155,7 +155,7 @@ pub fn enough_devices(ranks: usize, topology: &Topology, backend: Backend, overs
 impl TrainingArguments {
     /// Refuses what cannot be trained, before anything is measured: no steps, a precision that is not executed, data that are not there,
     /// or fewer of them than a batch.
-    pub fn possible(&self, model: &Model, plan: &Plan, backend: Backend) -> Result<(), Failure> {
+    pub fn possible(&self, model: &Model, plan: &Plan, backend: BackendKind) -> Result<(), Failure> {
         if self.steps == Some(0) || self.epochs == Some(0) {
             return Err(Failure::Input("a run of no steps trains nothing; hint: ask for 1 at least".into()));
         }

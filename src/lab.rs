@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use clap::{Args, Subcommand};
-use foretell_executor::{LaunchOptions, Place, TransportKind, World};
+use foretell_executor::{LaunchOptions, Slot, TransportKind, World};
 use foretell_lab::{Lab, LabError, enter, labs, take_down};
 use foretell_topologies::Topology;
 use serde_json::json;
@@ -105,8 +105,8 @@ fn exec(which: &Which, node: &str, command: &[String], json: bool) -> Result<Exi
     let topology = inputs::topology(&which.topology, which.nodes)?;
     let lab = Lab::find(&topology)?.ok_or_else(|| LabError::IsDown { name: topology.name().into() })?;
     let first_device = lab.host(node)?.devices.first().map_or(0, |device| device.number);
-    let places = lab.places();
-    places.get(first_device).map_or(Ok(()), enter)?;
+    let slots = lab.slots();
+    slots.get(first_device).map_or(Ok(()), enter)?;
     let Some((program, words)) = command.split_first() else { return Ok(ExitCode::SUCCESS) };
     let refused = |error: std::io::Error| Failure::Input(format!("`{program}` cannot be started: {error}; hint: check its name"));
     let mut command = std::process::Command::new(program);
@@ -148,13 +148,13 @@ impl Ground {
             return Ok(Self { lab: None, options });
         }
         let lab = Lab::open(topology, &options.program)?;
-        options.places = lab.places();
+        options.slots = lab.slots();
         Ok(Self { lab: Some(lab), options })
     }
 
     /// Where each device of a lab is; none on this machine itself.
-    pub fn places(&self) -> &[Place] {
-        &self.options.places
+    pub fn slots(&self) -> &[Slot] {
+        &self.options.slots
     }
 
     /// Takes a lab down that was brought up for this process.

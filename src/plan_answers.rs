@@ -7,7 +7,7 @@ use foretell_planner::{Candidate, Planned, PlannerError, Request, plan};
 use foretell_program::{Layout, Plan, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_simulator::{Folding, WhatIf, predict as foretell};
-use foretell_topologies::{DeviceId, Topology};
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::Serialize;
 
@@ -85,9 +85,8 @@ fn fullest(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> 
     let mesh = candidate.plan.mesh()?;
     let held = &candidate.prediction.peak_memory_bytes;
     let mut fullest = (Bytes::ZERO, topology.least_memory());
-    let devices = topology.device_count().max(1);
     for rank in (0..mesh.world_size()).map(Rank) {
-        let memory = topology.device_kind(DeviceId(rank.0 % devices)).memory;
+        let memory = topology.device_kind(topology.device_of_rank(rank.0)).memory;
         let may = limit.map_or(memory, |limit| limit.min(memory));
         let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
         if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {

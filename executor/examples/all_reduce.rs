@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foretell_executor::machine;
-use foretell_executor::transport::{Group, Patience, Segment, SegmentShape, SharedMemory, StreamNumber};
+use foretell_executor::transport::{Group, Segment, SegmentShape, SharedMemory, StreamNumber, WaitPolicy};
 
 const RANK: &str = "FORETELL_EXAMPLE_RANK";
 const RANKS: usize = 2;
@@ -47,7 +47,7 @@ fn run(rank: usize) -> Result<(), Box<dyn Error>> {
         machine::pin_to_core(core)?;
     }
     let segment = Segment::from_environment()?.ok_or("ranks are started by this program itself")?;
-    let patience = Patience { timeout: Duration::from_secs(60), ..Patience::default() };
+    let patience = WaitPolicy { timeout: Duration::from_secs(60), ..WaitPolicy::default() };
     let transport = Arc::new(SharedMemory::attach(&segment, rank, RANKS, patience)?);
     let mut group = Group::new(transport, &[0, 1], StreamNumber(0))?;
     let mut result = BTreeMap::new();

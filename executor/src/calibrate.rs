@@ -1,9 +1,10 @@
 //! Calibration on the launcher's side: starts the ranks, collects their samples and makes a profile.
 //! The ranks' side is `calibration.rs`.
 
+use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Job, Overheads, Report};
-use crate::launcher::{Backend, LaunchOptions, Ranks, TransportKind};
+use crate::launcher::{LaunchOptions, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
@@ -97,8 +98,8 @@ impl RankMeasurements {
             device: kind.clone(),
             speed: speeds.iter().sum::<f64>() / speeds.len() as f64,
         });
-        // Ranks have places of their own in a lab only.
-        let is_lab = !options.places.is_empty();
+        // Only a lab assigns slots to ranks.
+        let is_lab = !options.slots.is_empty();
         let cores = is_lab.then(|| machine::core_count().min(devices));
         let transport = if options.backend.is_direct(devices) {
             "nccl"
@@ -139,7 +140,7 @@ impl RankMeasurements {
 fn identity(devices: usize, options: &LaunchOptions) -> MachineIdentity {
     let identity = machine::identity(devices);
     match (options.backend, crate::backend::devices()) {
-        (Backend::Cuda { .. }, Ok(gpus)) => {
+        (BackendKind::Cuda { .. }, Ok(gpus)) => {
             MachineIdentity { device: gpus.into_iter().next().map_or(identity.device, |gpu| gpu.name), ..identity }
         }
         _ => identity,

@@ -1,9 +1,10 @@
 //! A training run from the launcher's side: its folder, its metrics, its outcome.
 
+use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{Bits, EvaluationReport, Job, Report, StepReport, TrainingJob};
-use crate::launcher::{Backend, LaunchOptions, Ranks};
+use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{data::Dataset, supported};
 use foretell_program::{MetricKind, Rank, Timeline, compile};
@@ -89,7 +90,7 @@ pub struct Outcome {
     /// Ranks.
     pub world_size: usize,
     /// What ran the kernels.
-    pub backend: Backend,
+    pub backend: BackendKind,
 }
 
 impl Outcome {

@@ -1,139 +1,88 @@
-//! The launcher: starts one process a rank, hands out the job, listens to all of them, and leaves none behind.
+//! The launcher: starts the ranks' processes, gives them their job, receives their reports, and
+//! leaves no process behind.
+//!
+//! It starts one process per rank. Where an external launcher such as `srun` has started a process
+//! per rank already, it starts only the first rank and waits for the others to join. It does not
+//! know what a job means.
 
-mod places;
+mod failure;
+mod options;
+mod slots;
 
-pub use places::Place;
-pub(crate) use places::Places;
+pub use options::{LaunchOptions, TransportKind};
+pub use slots::Slot;
 
-use crate::backend::Library;
-use crate::environment::{
-    ADDRESS_VARIABLE, CONNECTIONS, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE,
-    START_TIME, TRANSPORT_VARIABLE, WORLD_VARIABLE,
-};
+use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::error::ExecutorError;
 use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
+use crate::rank_command::RankCommand;
 use crate::rendezvous::World;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
+use failure::describe_exit;
 use foretell_program::CollectiveAlgorithm;
-use places::{listen_at, put_at};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use slots::{Slots, listen_at, start_in};
 use std::fs::File;
 use std::net::TcpListener;
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How ranks of one machine reach each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransportKind {
-    /// Memory that they share.
-    #[default]
-    SharedMemory,
-    /// Connections over the loopback interface, as between machines.
-    Tcp,
-}
+/// Longest wait for a report before the launcher looks whether a child has ended. Long, because the
+/// launcher shares the ranks' cores.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The same while ranks join.
+const JOIN_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What runs the kernels of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Backend {
-    /// A core of the processor for each rank.
-    #[default]
-    Cpu,
-    /// NVIDIA GPUs: one for each rank, in turn where there are fewer.
-    Cuda {
-        /// How many of this machine's are used.
-        gpus: usize,
-    },
-}
-
-impl Backend {
-    /// As reports and the command line call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Cpu => "cpu",
-            Backend::Cuda { .. } => "cuda",
-        }
-    }
-
-    /// Whether the GPUs of so many ranks reach each other without the host: each rank has one of its own, and NCCL is there.
-    pub fn is_direct(self, world_size: usize) -> bool {
-        matches!(self, Backend::Cuda { gpus } if world_size > 1 && world_size <= gpus) && Library::Nccl.is_present()
-    }
-
-    /// The GPU of a rank.
-    pub(crate) fn gpu_of(self, rank: usize) -> Option<usize> {
-        match self {
-            Backend::Cpu => None,
-            Backend::Cuda { gpus } => Some(rank % gpus.max(1)),
-        }
-    }
-}
-
-/// How to start ranks.
-#[derive(Clone, Debug)]
-pub struct LaunchOptions {
-    /// The program to start, which calls [`crate::run_rank`] when its first argument is `rank`.
-    pub program: PathBuf,
-    /// How ranks reach each other.
-    pub transport: TransportKind,
-    /// The folder for each rank's log; without one their words go to standard error.
-    pub logs: Option<PathBuf>,
-    /// Where ranks are put, in turn; none to put them on this machine's cores.
-    pub places: Vec<Place>,
-    /// What runs their kernels.
-    pub backend: Backend,
-    /// The processes that somebody else started together, of which this is the first; none where all ranks are to be started here.
-    pub world: Option<World>,
-}
-
-/// How long a run waits for the cause of a failure, and for ranks to end after it.
-const GRACE: Duration = Duration::from_millis(700);
-/// How often children are looked after when nothing happens; seldom, because the launcher shares their cores.
-const GLANCE: Duration = Duration::from_millis(100);
-
-/// The ranks of a run. Dropping it ends them.
+/// The ranks of a run, as the launcher sees them. Dropping it kills those that it started.
 pub(crate) struct Ranks {
     server: ControlServer,
     segments: Vec<Segment>,
-    /// Those that were started here, from the first rank on.
+    /// The processes started here, indexed by rank. An external launcher's run has only rank 0's.
     children: Vec<Child>,
-    ended: Vec<Option<ExitStatus>>,
+    /// How each of the `children` ended; `None` while it runs.
+    exits: Vec<Option<ExitStatus>>,
     /// How long ranks may take to join.
-    patience: Duration,
-    /// Where the others find the secret, if they were started by somebody else.
+    join_timeout: Duration,
+    /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,
 }
 
 impl Ranks {
-    /// Starts `world_size` ranks on this machine, gathers them, and gives them their job.
+    /// Starts `world_size` ranks, waits until all have joined, and gives them their job.
+    ///
+    /// # Errors
+    /// [`ExecutorError`]: a process cannot be started, a rank ends before it has joined or does not
+    /// join in time, or an external launcher started another number of processes.
     pub(crate) fn start(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
-        if let Some(world) = &options.world {
-            return Self::start_first(world, world_size, job, options);
-        }
+        let mut ranks = match &options.world {
+            Some(world) => Self::start_first(world, world_size, options)?,
+            None => Self::start_all(world_size, job, options)?,
+        };
+        ranks.wait_for_all()?;
+        ranks.broadcast(job)?;
+        Ok(ranks)
+    }
+
+    /// Starts all ranks on this machine, in the options' slots.
+    fn start_all(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         let key = RunKey::generate()?;
-        let places = Places::new(options);
-        let nodes = places.by_node(world_size);
-        // Ranks reach the launcher through the loopback interface of their own host, so that what they say loads no link.
-        let listeners = nodes.iter().map(|ranks| listen_at(places.of(ranks[0]))).collect::<Result<Vec<_>, _>>()?;
+        let slots = Slots::new(options);
+        let nodes = slots.ranks_by_node(world_size);
+        // Ranks reach the launcher through their own node's loopback interface, so that control
+        // messages load none of a lab's links.
+        let listeners = nodes.iter().map(|ranks| listen_at(slots.of(ranks[0]))).collect::<Result<Vec<_>, _>>()?;
         let (server, addresses) = ControlServer::listen(listeners, &key, world_size)?;
-        let mut segments = Vec::new();
-        let shares_memory = |ranks: &Vec<usize>| nodes.len() == 1 || ranks.len() > 1;
-        if options.transport == TransportKind::SharedMemory {
-            for ranks in nodes.iter().filter(|ranks| shares_memory(ranks)) {
-                segments.push(Segment::create(&SegmentShape::new(ranks.clone(), STREAM_COUNT))?);
-            }
-        }
-        let mut ranks = Self { server, segments, children: Vec::new(), ended: Vec::new(), patience: START_TIME, _key_file: None };
-        let is_direct = options.backend.is_direct(world_size);
-        // Of NCCL's algorithms this one makes collectives of every kind.
-        let goes_round = matches!(job, Job::Train(job) if job.plan.layout.collective == CollectiveAlgorithm::Ring);
-        let algorithm = goes_round.then_some("Ring");
+        let segments = match options.transport {
+            TransportKind::SharedMemory => segments(&nodes)?,
+            TransportKind::Tcp => Vec::new(),
+        };
+        let mut ranks =
+            Self { server, segments, children: Vec::new(), exits: Vec::new(), join_timeout: START_TIME, _key_file: None };
+        let uses_nccl = options.backend.is_direct(world_size);
         for rank in 0..world_size {
-            let place = places.of(rank);
+            let slot = slots.of(rank);
             let node = nodes.iter().position(|ranks| ranks.contains(&rank)).unwrap_or_default();
             let segment = ranks.segments.iter().find(|segment| segment.ranks().contains(&rank));
             let transport = match segment {
@@ -141,56 +90,44 @@ impl Ranks {
                 Some(_) => "mixed",
                 None => "tcp",
             };
-            let mut command = Command::new(&options.program);
-            command
-                .arg("rank")
-                .env(RANK_VARIABLE, rank.to_string())
-                .env(WORLD_VARIABLE, world_size.to_string())
-                .env(LAUNCHER_VARIABLE, addresses[node].to_string())
-                .env(ADDRESS_VARIABLE, place.address.to_string())
-                .env(TRANSPORT_VARIABLE, transport)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null());
-            // A rank with a GPU has a thread that launches and one that reads samples: they need a core each.
             let gpu = options.backend.gpu_of(rank);
-            if let Some(core) = place.core.filter(|_| gpu.is_none()) {
+            let rank_command = RankCommand {
+                program: &options.program,
+                rank,
+                world_size,
+                launcher: addresses[node],
+                address: slot.address,
+                transport,
+                gpu,
+                uses_nccl,
+            };
+            let mut command = rank_command.build();
+            // A rank with a GPU has a thread that launches kernels and one that reads samples; each
+            // needs a core.
+            if let Some(core) = slot.core.filter(|_| gpu.is_none()) {
                 command.env(CORE_VARIABLE, core.to_string());
             }
-            match gpu {
-                Some(gpu) => command.env(GPU_VARIABLE, gpu.to_string()),
-                None => command.env_remove(GPU_VARIABLE),
-            };
-            match is_direct {
-                true => command.env(NCCL_VARIABLE, "1").envs(algorithm.map(|name| ("NCCL_ALGO", name))),
-                false => command.env_remove(NCCL_VARIABLE),
-            };
-            if std::env::var_os(CONNECTIONS.0).is_none() {
-                command.env(CONNECTIONS.0, CONNECTIONS.1);
+            if uses_nccl && is_ring(job) {
+                // The only one of NCCL's algorithms that has every kind of collective.
+                command.env("NCCL_ALGO", "Ring");
             }
-            // Messages between hosts take long beside a wake-up, and who waits by trying again and again takes time from its own
-            // kernels, from those that it shares a core with, or from its quota.
-            if places.is_lab {
+            // Between hosts of a lab a message takes long compared with a wake-up. Spinning would take
+            // time from the rank's own kernels, from ranks that share its core, or from its quota.
+            if slots.is_lab {
                 command.env(SPIN_VARIABLE, "0");
-            }
-            if let Some(folder) = &options.logs {
-                command.stderr(log_file(folder, rank)?);
             }
             key.pass_to(&mut command);
             if let Some(segment) = segment {
                 segment.pass_to(&mut command);
             }
-            put_at(place, &mut command)?;
-            let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {rank}"), error))?;
-            ranks.children.push(child);
-            ranks.ended.push(None);
+            start_in(slot, &mut command)?;
+            ranks.spawn(command, rank, options.logs.as_deref())?;
         }
-        ranks.gather()?;
-        ranks.tell(job)?;
         Ok(ranks)
     }
 
-    /// Starts the first rank, waits for those that somebody else starts, and gives them their job.
-    fn start_first(world: &World, world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
+    /// Starts rank 0 of a run whose other ranks an external launcher started.
+    fn start_first(world: &World, world_size: usize, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         if world.size != world_size {
             let what = format!("a plan for {world_size} ranks, of which {} started {},", world.starter, world.size);
             let hint = format!("have it start {world_size}, or plan for {}", world.size);
@@ -200,99 +137,110 @@ impl Ranks {
         let listener = TcpListener::bind(listening).map_err(|error| {
             ExecutorError::system(format!("listen for the ranks at {listening} (FORETELL_PORT chooses another port)"), error)
         })?;
-        let (key, key_file) = world.make_key()?;
+        let (key, key_file) = world.create_key()?;
         let (server, _) = ControlServer::listen(vec![listener], &key, world_size)?;
         let mut ranks = Self {
             server,
             segments: Vec::new(),
             children: Vec::new(),
-            ended: Vec::new(),
-            patience: world.patience,
+            exits: Vec::new(),
+            join_timeout: world.join_timeout,
             _key_file: key_file,
         };
-        let mut command = Command::new(&options.program);
-        world.tell(&mut command, first, options.backend);
+        let mut command = world.rank_command(&options.program, first, options.backend);
         key.pass_to(&mut command);
-        command.stdout(Stdio::null());
-        if let Some(folder) = &options.logs {
-            command.stderr(log_file(folder, world.rank)?);
-        }
-        let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {}", world.rank), error))?;
-        ranks.children.push(child);
-        ranks.ended.push(None);
-        ranks.gather()?;
-        ranks.tell(job)?;
+        ranks.spawn(command, world.rank, options.logs.as_deref())?;
         Ok(ranks)
     }
 
-    /// The process identifiers, by rank.
+    /// Starts a rank's process, its standard error going to its log.
+    fn spawn(&mut self, mut command: Command, rank: usize, logs: Option<&Path>) -> Result<(), ExecutorError> {
+        command.stdout(Stdio::null());
+        if let Some(folder) = logs {
+            command.stderr(log_file(folder, rank)?);
+        }
+        let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {rank}"), error))?;
+        self.children.push(child);
+        self.exits.push(None);
+        Ok(())
+    }
+
+    /// The ids of the processes started here, indexed by rank.
     pub(crate) fn process_ids(&self) -> Vec<u32> {
         self.children.iter().map(Child::id).collect()
     }
 
-    /// Waits for all ranks to join; one that ends before is the cause if they do not.
-    fn gather(&mut self) -> Result<(), ExecutorError> {
+    /// Waits for all ranks to join. If a child ends first, that is the error.
+    fn wait_for_all(&mut self) -> Result<(), ExecutorError> {
         let started = Instant::now();
         loop {
-            match self.server.gather(Duration::from_millis(250)) {
+            match self.server.wait_for_ranks(JOIN_POLL_INTERVAL) {
                 Ok(_) => return Ok(()),
                 Err(TransportError::MissingRanks { ranks, waited }) => {
-                    self.glance();
-                    if let Some((rank, status)) = self.first_ended(|_| true) {
-                        return Err(ExecutorError::RankDied { rank, cause: format!("{} before it had joined", said(status)) });
+                    self.poll_children();
+                    if let Some((rank, status)) = self.first_exit(|_| true) {
+                        let cause = format!("{} before it had joined", describe_exit(status));
+                        return Err(ExecutorError::RankDied { rank, cause });
                     }
-                    if started.elapsed() > self.patience {
+                    if started.elapsed() > self.join_timeout {
                         return Err(TransportError::MissingRanks { ranks, waited: waited.max(started.elapsed()) }.into());
                     }
                 }
-                Err(error) => return Err(self.why(error)),
+                Err(error) => return Err(self.explain(error)),
             }
         }
     }
 
-    /// Says something to all ranks, which are all there; of one that is not any more the cause is found.
-    fn tell<T: Serialize>(&mut self, message: &T) -> Result<(), ExecutorError> {
-        self.server.broadcast(message).map_err(|error| self.why(error))
+    /// Sends `message` to all ranks. If one is gone, the error says why.
+    fn broadcast<T: Serialize>(&mut self, message: &T) -> Result<(), ExecutorError> {
+        self.server.broadcast(message).map_err(|error| self.explain(error))
     }
 
-    /// What is behind an error of the control connection: what became of a rank says more than that it cannot be reached.
-    fn why(&mut self, error: TransportError) -> ExecutorError {
+    /// Replaces the loss of a rank's connection by the reason for which the rank ended.
+    fn explain(&mut self, error: TransportError) -> ExecutorError {
         match error {
-            TransportError::PeerLost { rank } => self.fail(rank, None, false),
+            TransportError::PeerLost { rank } => self.diagnose(rank, None, false),
             error => error.into(),
         }
     }
 
-    /// The next report of any rank. An error ends the run: its cause is found, the others are told, nobody is left.
+    /// Returns the next report of any rank.
+    ///
+    /// # Errors
+    /// The cause of the run's failure, once any rank fails or is lost. The other ranks have then been
+    /// told to stop.
     pub(crate) fn next(&mut self) -> Result<(usize, Report), ExecutorError> {
         loop {
-            match self.server.next_event(GLANCE) {
+            match self.server.next_event(POLL_INTERVAL) {
                 Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
-                    Report::Failed { message, consequence } => return Err(self.fail(rank, Some(message), consequence)),
+                    Report::Failed { message, consequence } => return Err(self.diagnose(rank, Some(message), consequence)),
                     report => return Ok((rank, report)),
                 },
-                Some((rank, Event::Lost(_))) => return Err(self.fail(rank, None, false)),
+                Some((rank, Event::Lost(_))) => return Err(self.diagnose(rank, None, false)),
                 None => {
-                    self.glance();
-                    if let Some((rank, _)) = self.first_ended(|status| !status.success()) {
-                        return Err(self.fail(rank, None, false));
+                    self.poll_children();
+                    if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
+                        return Err(self.diagnose(rank, None, false));
                     }
                 }
             }
         }
     }
 
-    /// Waits for all ranks to end by themselves.
+    /// Tells the ranks that their work is done, and waits until all have ended.
+    ///
+    /// # Errors
+    /// [`ExecutorError::RankDied`] if a rank ends in failure or does not end.
     pub(crate) fn finish(mut self) -> Result<(), ExecutorError> {
-        self.tell(&Order::Leave)?;
+        self.broadcast(&Order::Leave)?;
         let started = Instant::now();
-        while self.ended.iter().any(Option::is_none) {
-            self.glance();
-            if let Some((rank, _)) = self.first_ended(|status| !status.success()) {
-                return Err(self.fail(rank, None, false));
+        while self.exits.iter().any(Option::is_none) {
+            self.poll_children();
+            if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
+                return Err(self.diagnose(rank, None, false));
             }
             if started.elapsed() > START_TIME {
-                let rank = self.ended.iter().position(Option::is_none).unwrap_or(0);
+                let rank = self.exits.iter().position(Option::is_none).unwrap_or(0);
                 return Err(ExecutorError::RankDied { rank, cause: "did not end when its work was done".into() });
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -300,72 +248,28 @@ impl Ranks {
         Ok(())
     }
 
-    /// Tells the others, gives them a moment, and finds out who failed first: a rank that was killed, then one that failed for a reason of
-    /// its own, then the one that was noticed.
-    fn fail(&mut self, noticed: usize, message: Option<String>, consequence: bool) -> ExecutorError {
-        let mut stories: Vec<(usize, String, bool)> = message.map(|text| (noticed, text, consequence)).into_iter().collect();
-        let mut lost = vec![noticed];
-        let started = Instant::now();
-        let mut told = false;
-        while started.elapsed() < GRACE && self.ended.iter().any(Option::is_none) {
-            if !told && started.elapsed() > GRACE / 4 {
-                told = true;
-                self.abort(None);
-            }
-            match self.server.next_event(GLANCE) {
-                Some((rank, Event::Message(message))) => {
-                    if let Ok(Report::Failed { message, consequence }) = message.parse::<Report>() {
-                        stories.push((rank, message, consequence));
-                    }
-                }
-                Some((rank, Event::Lost(_))) => lost.push(rank),
-                None => {}
-            }
-            self.glance();
-        }
-        let killed = self.first_ended(|status| status.signal().is_some()).map(|(rank, status)| (rank, said(status)));
-        let own =
-            || stories.iter().find(|(.., consequence)| !consequence).map(|(rank, text, _)| (*rank, format!("failed: {text}")));
-        let ended = || self.first_ended(|status| !status.success()).map(|(rank, status)| (rank, said(status)));
-        let (rank, cause) = killed.or_else(own).or_else(ended).unwrap_or_else(|| {
-            let rank = lost.first().copied().unwrap_or(noticed);
-            (rank, "does not answer any more".into())
-        });
-        ExecutorError::RankDied { rank, cause }
-    }
-
-    /// Wakes whoever waits for a rank that will not answer.
-    fn abort(&self, lost: Option<usize>) {
-        for segment in &self.segments {
-            segment.abort(lost);
-        }
-        // Those that are gone cannot be told.
-        let _ = self.server.broadcast(&Order::Abort { lost });
-    }
-
-    /// Looks which children have ended.
-    fn glance(&mut self) {
-        for (child, ended) in self.children.iter_mut().zip(&mut self.ended) {
-            if ended.is_none() {
-                *ended = child.try_wait().ok().flatten();
+    /// Records which children have ended.
+    fn poll_children(&mut self) {
+        for (child, exit) in self.children.iter_mut().zip(&mut self.exits) {
+            if exit.is_none() {
+                *exit = child.try_wait().ok().flatten();
             }
         }
     }
 
-    fn first_ended(&self, which: impl Fn(&ExitStatus) -> bool) -> Option<(usize, ExitStatus)> {
-        self.ended
-            .iter()
-            .enumerate()
-            .find_map(|(rank, status)| status.filter(|status| which(status)).map(|status| (rank, status)))
+    /// The first rank that has ended with such a status, and the status.
+    fn first_exit(&self, is_wanted: impl Fn(&ExitStatus) -> bool) -> Option<(usize, ExitStatus)> {
+        let ended = self.exits.iter().enumerate().filter_map(|(rank, exit)| Some((rank, (*exit)?)));
+        ended.into_iter().find(|(_, status)| is_wanted(status))
     }
 }
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        self.glance();
-        for (child, ended) in self.children.iter_mut().zip(&self.ended) {
-            if ended.is_none() {
-                // One that ended in this very moment cannot be killed, and need not be.
+        self.poll_children();
+        for (child, exit) in self.children.iter_mut().zip(&self.exits) {
+            if exit.is_none() {
+                // The child may have ended since the poll: then there is nothing to kill.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -373,30 +277,22 @@ impl Drop for Ranks {
     }
 }
 
+/// Creates one segment for the ranks of each node. A rank that is alone on its node needs none, unless
+/// it is the whole run.
+fn segments(nodes: &[Vec<usize>]) -> Result<Vec<Segment>, ExecutorError> {
+    let shares_memory = |ranks: &&Vec<usize>| nodes.len() == 1 || ranks.len() > 1;
+    let create = |ranks: &Vec<usize>| Ok(Segment::create(&SegmentShape::new(ranks.clone(), STREAM_COUNT))?);
+    nodes.iter().filter(shares_memory).map(create).collect()
+}
+
+/// Returns whether the job trains with ring collectives.
+fn is_ring(job: &Job) -> bool {
+    matches!(job, Job::Train(job) if job.plan.layout.collective == CollectiveAlgorithm::Ring)
+}
+
 fn log_file(folder: &Path, rank: usize) -> Result<File, ExecutorError> {
     let path = folder.join(format!("{rank}.log"));
     std::fs::create_dir_all(folder)
         .and_then(|()| File::create(&path))
         .map_err(|error| ExecutorError::system(format!("write `{}`", path.display()), error))
-}
-
-/// How a process ended, after "rank N".
-fn said(status: ExitStatus) -> String {
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
-        (None, Some(code)) => format!("ended with status {code}"),
-        (None, None) => "ended".into(),
-    }
-}
-
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        libc::SIGKILL => " (SIGKILL; the system kills so when memory runs out)",
-        libc::SIGTERM => " (SIGTERM)",
-        libc::SIGINT => " (SIGINT)",
-        libc::SIGSEGV => " (SIGSEGV)",
-        libc::SIGBUS => " (SIGBUS)",
-        libc::SIGABRT => " (SIGABRT)",
-        _ => "",
-    }
 }

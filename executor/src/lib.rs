@@ -13,7 +13,7 @@
 //!
 //! ```
 //! use foretell_executor::data::{DataSource, Dataset};
-//! use foretell_executor::{Backend, Length, TrainingJob, supported};
+//! use foretell_executor::{BackendKind, Length, TrainingJob, supported};
 //! use foretell_models::Model;
 //! use foretell_program::{Layout, Plan};
 //!
@@ -27,7 +27,7 @@
 //!     evaluate: true,
 //!     timeline: None,
 //! };
-//! supported(&job.plan, Backend::Cpu)?;
+//! supported(&job.plan, BackendKind::Cpu)?;
 //! let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
 //! assert_eq!(dataset.steps_per_epoch(job.plan.global_batch)?, 23);
 //! # Ok::<(), foretell_executor::ExecutorError>(())
@@ -37,6 +37,7 @@
 
 mod arena;
 pub mod backend;
+mod backend_kind;
 mod calibrate;
 mod calibration;
 mod clock;
@@ -57,18 +58,20 @@ pub mod machine;
 mod member;
 pub mod nvml;
 mod rank;
+mod rank_command;
 mod recording;
 mod rendezvous;
 mod samples;
 mod training;
 pub mod transport;
 
+pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
 pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
 pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TimedStep, TrainingJob};
-pub use launcher::{Backend, LaunchOptions, Place, TransportKind};
+pub use launcher::{LaunchOptions, Slot, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
@@ -80,7 +83,7 @@ use foretell_units::DataType;
 ///
 /// # Errors
 /// [`ExecutorError::Unsupported`], with a hint that names an alternative.
-pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
+pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError> {
     if plan.layout.collective == CollectiveAlgorithm::Tree {
         return Err(ExecutorError::Unsupported {
             what: "`collective: tree`".into(),
@@ -94,16 +97,18 @@ pub fn supported(plan: &Plan, backend: Backend) -> Result<(), ExecutorError> {
         });
     }
     match (plan.precision, backend) {
-        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16 | DataType::Fp8, _) | (DataType::Tf32, Backend::Cuda { .. }) => Ok(()),
-        (DataType::Tf32, Backend::Cpu) => Err(ExecutorError::Unsupported {
+        (DataType::Fp32 | DataType::Bf16 | DataType::Fp16 | DataType::Fp8, _) | (DataType::Tf32, BackendKind::Cuda { .. }) => {
+            Ok(())
+        }
+        (DataType::Tf32, BackendKind::Cpu) => Err(ExecutorError::Unsupported {
             what: "`precision: tf32` on CPUs, which have no such arithmetic,".into(),
             hint: "use `precision: fp32`, which takes the same memory and is more exact".into(),
         }),
-        (precision, Backend::Cpu) => Err(ExecutorError::Unsupported {
+        (precision, BackendKind::Cpu) => Err(ExecutorError::Unsupported {
             what: format!("`precision: {precision}` on CPUs"),
             hint: "use `precision: fp32`, `bf16`, `fp16` or `fp8`".into(),
         }),
-        (precision, Backend::Cuda { .. }) => Err(ExecutorError::Unsupported {
+        (precision, BackendKind::Cuda { .. }) => Err(ExecutorError::Unsupported {
             what: format!("`precision: {precision}` on GPUs"),
             hint: "use `precision: fp8`, `bf16`, `fp16`, `tf32` or `fp32`".into(),
         }),

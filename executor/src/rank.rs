@@ -13,8 +13,8 @@ use crate::machine;
 use crate::member::Member;
 use crate::training;
 use crate::transport::{
-    Announcement, ControlClient, KeyFile, Mixed, Patience, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport,
-    TransportError,
+    Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
+    WaitPolicy,
 };
 use foretell_program::Rank;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -114,14 +114,14 @@ fn join() -> Result<Member, ExecutorError> {
     if let Ok(core) = number(CORE_VARIABLE) {
         machine::pin_to_core(core)?;
     }
-    let key_file = KeyFile::of_environment();
+    let key_file = KeyFile::path_from_environment();
     let find_key = || match &key_file {
         Some(path) => KeyFile::read(path),
         None => RunKey::from_environment().map(Some),
     };
-    let mut patience = Patience::default();
+    let mut wait_policy = WaitPolicy::default();
     if let Ok(microseconds) = number(SPIN_VARIABLE) {
-        patience.spin = Duration::from_micros(microseconds as u64);
+        wait_policy.spin = Duration::from_micros(microseconds as u64);
     }
     let timeout = number(START_VARIABLE).map_or(START_TIME, |seconds| Duration::from_secs(seconds as u64));
     let device = open_gpu()?;
@@ -131,13 +131,13 @@ fn join() -> Result<Member, ExecutorError> {
         _ => {
             let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
             debug_assert!(segment.streams() >= STREAM_COUNT);
-            Some(SharedMemory::attach(&segment, rank, world_size, patience)?)
+            Some(SharedMemory::attach(&segment, rank, world_size, wait_policy)?)
         }
     };
     let mut announcement = Announcement { address: None, machine: machine::host_name() };
     if transport_kind == "shared_memory" {
         let shared_memory = shared_memory.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
-        let (control, ..) = ControlClient::join_by(launcher, &find_key, rank, &announcement, timeout)?;
+        let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
         let (control, transport) = (Arc::new(control), Arc::new(shared_memory));
         return Ok(Member { rank: Rank(rank), world_size, control, transport, device });
     }
@@ -146,9 +146,9 @@ fn join() -> Result<Member, ExecutorError> {
         .map_err(|error| ExecutorError::system(format!("listen for other ranks at `{address}`"), error))?;
     let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
     announcement.address = Some(address);
-    let (control, table, key) = ControlClient::join_by(launcher, &find_key, rank, &announcement, timeout)?;
+    let (control, table, key) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
     let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
-    let tcp = Tcp::new(rank, listener, peers, key, TcpOptions { patience, ..TcpOptions::default() })?;
+    let tcp = Tcp::new(rank, listener, peers, key, TcpOptions { wait_policy, ..TcpOptions::default() })?;
     let transport: Arc<dyn Transport> = match shared_memory {
         Some(shared_memory) => Arc::new(Mixed::new(shared_memory, tcp)?),
         None => Arc::new(tcp),

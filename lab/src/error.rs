@@ -57,7 +57,7 @@ pub enum LabError {
     },
     /// Something could not be removed.
     #[error("the lab `{name}` could not be taken down wholly: {left} is left; hint: see what uses it with `ip netns pids`")]
-    Left {
+    NotRemoved {
         /// The lab.
         name: String,
         /// What is left.

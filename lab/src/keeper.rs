@@ -4,7 +4,7 @@
 //! also a process that was killed leaves no lab behind. The keeper is in a process group of its own, out of the reach of a terminal's ^C.
 
 use crate::error::LabError;
-use crate::lab::remove;
+use crate::teardown::remove;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -65,7 +65,7 @@ impl Keeper {
 /// Keeps the lab `id` until standard input ends: what the keeper's process does.
 ///
 /// # Errors
-/// [`LabError::Left`] where something could not be removed.
+/// [`LabError::NotRemoved`] where something could not be removed.
 pub fn keep(id: &str) -> Result<(), LabError> {
     let mut last = None;
     let mut word = [0];

@@ -1,25 +1,19 @@
 //! Labs that are up: made, found, used and taken down.
 
-use crate::blueprint::{Blueprint, Host, PREFIX, identifier};
+use crate::blueprint::{Blueprint, Host, identifier};
 use crate::control_group::Hierarchy;
 use crate::error::LabError;
+use crate::inventory::{OWNER, abandoned_ids, all_ids};
 use crate::keeper::Keeper;
 use crate::machine;
-use crate::state::{self, State};
-use foretell_executor::{Place, machine as cores};
+use crate::state::State;
+use crate::teardown::remove;
+use foretell_executor::{Slot, machine as cores};
 use foretell_topologies::Topology;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// What stands between a topology's name and the number of the process that a passing lab belongs to.
-const OWNER: char = '~';
-
-/// How long processes may take to end when a lab is taken down.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A lab that is up. One that was made for this process only is taken down when it is dropped.
 #[derive(Debug)]
@@ -76,9 +70,7 @@ impl Lab {
             return Ok(lab);
         }
         let name = identifier(topology.name());
-        for id in all_ids().into_iter().filter(|id| is_of(id, &name) && is_abandoned(id)) {
-            remove(&id)?;
-        }
+        abandoned_ids(&name).iter().try_for_each(|id| remove(id))?;
         Self::make(topology, format!("{name}{OWNER}{}", std::process::id()), program)
     }
 
@@ -123,10 +115,10 @@ impl Lab {
     }
 
     /// Where the executor is to put ranks: for each device its host, and a core, which devices share in turn where there are more of them.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn slots(&self) -> Vec<Slot> {
         let cores = cores::cores();
         let hierarchy = Hierarchy::find();
-        let place = |(node, host): (usize, &Host), number: usize, quota: Option<&(String, f64)>| Place {
+        let slot = |(node, host): (usize, &Host), number: usize, quota: Option<&(String, f64)>| Slot {
             node,
             namespace: Some(machine::namespace_file(&host.namespace)),
             address: host.address.into(),
@@ -136,13 +128,13 @@ impl Lab {
         };
         let hosts = self.hosts.iter().enumerate();
         let devices = hosts.flat_map(|host| host.1.devices.iter().map(move |device| (host, device)));
-        devices.map(|(host, device)| place(host, device.number, device.quota.as_ref())).collect()
+        devices.map(|(host, device)| slot(host, device.number, device.quota.as_ref())).collect()
     }
 
     /// Takes down a lab that was made for this process; another stays.
     ///
     /// # Errors
-    /// [`LabError::Left`] where something could not be removed.
+    /// [`LabError::NotRemoved`] where something could not be removed.
     pub fn close(mut self) -> Result<(), LabError> {
         let Some(mut keeper) = self.keeper.take() else { return Ok(()) };
         if keeper.end()? { Ok(()) } else { remove(&self.id) }
@@ -162,87 +154,15 @@ impl Drop for Lab {
 ///
 /// # Errors
 /// [`LabError::System`] without the rights, or where the host is gone.
-pub fn enter(place: &Place) -> Result<(), LabError> {
-    if let Some(namespace) = &place.namespace {
+pub fn enter(slot: &Slot) -> Result<(), LabError> {
+    if let Some(namespace) = &slot.namespace {
         let doing = || format!("enter `{}`", namespace.display());
         let file = File::open(namespace).map_err(|error| LabError::system(doing(), error))?;
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|error| LabError::system(doing(), error))?;
     }
-    if let Some(entrance) = &place.control_group {
+    if let Some(entrance) = &slot.control_group {
         std::fs::write(entrance, "0").map_err(|error| LabError::system(format!("write `{}`", entrance.display()), error))?;
     }
     Ok(())
-}
-
-/// Takes down the labs of a topology's name, whole or in part: the one that was brought up, and those that processes left which are gone.
-/// Returns whether there was anything.
-///
-/// # Errors
-/// [`LabError::Left`] where something could not be removed.
-pub fn take_down(name: &str) -> Result<bool, LabError> {
-    let name = identifier(name);
-    let ids: Vec<String> = all_ids().into_iter().filter(|id| *id == name || (is_of(id, &name) && is_abandoned(id))).collect();
-    ids.iter().try_for_each(|id| remove(id))?;
-    Ok(!ids.is_empty())
-}
-
-/// The labs that there is anything of, in order of their names; those that a living process has made for itself are not listed.
-pub fn labs() -> Vec<String> {
-    all_ids().into_iter().filter(|id| !id.contains(OWNER) || is_abandoned(id)).collect()
-}
-
-/// The names of all labs that there is anything of.
-fn all_ids() -> BTreeSet<String> {
-    let of_namespace = |name: String| Some(name.strip_prefix(PREFIX)?.split_once('_')?.0.to_owned());
-    let groups = Hierarchy::find().map_or_else(Vec::new, |hierarchy| hierarchy.labs());
-    machine::namespaces().into_iter().filter_map(of_namespace).chain(groups).chain(state::known()).collect()
-}
-
-/// Whether a lab was made for a process of its own from the topology of that name.
-fn is_of(id: &str, name: &str) -> bool {
-    id.rsplit_once(OWNER).is_some_and(|(topology, _)| topology == name)
-}
-
-/// Whether the process that a lab was made for is gone. Another program may have got its number since.
-fn is_abandoned(id: &str) -> bool {
-    let program = |process: &str| Some(std::fs::read_link(format!("/proc/{process}/exe")).ok()?.file_name()?.to_owned());
-    let Some((_, owner)) = id.rsplit_once(OWNER) else { return false };
-    // A program that was built anew while it ran is called so.
-    let name = |process: &str| program(process).map(|name| name.to_string_lossy().trim_end_matches(" (deleted)").to_owned());
-    name(owner).is_none_or(|owner| Some(owner) != name("self"))
-}
-
-/// Removes everything of a lab, whatever there is of it, and ends what runs in it.
-pub(crate) fn remove(id: &str) -> Result<(), LabError> {
-    let hierarchy = Hierarchy::find();
-    let of_lab = format!("{PREFIX}{id}_");
-    state::forget(id);
-    let started = Instant::now();
-    loop {
-        let namespaces: Vec<String> = machine::namespaces().into_iter().filter(|name| name.starts_with(&of_lab)).collect();
-        let members = || {
-            let mut members: Vec<i32> = namespaces.iter().flat_map(|name| machine::processes_in(name)).collect();
-            members.extend(hierarchy.as_ref().map_or_else(Vec::new, |hierarchy| hierarchy.processes(id)));
-            members.retain(|process| *process as u32 != std::process::id());
-            members
-        };
-        let processes = members();
-        processes.iter().copied().for_each(machine::kill);
-        let mut refused = None;
-        if processes.is_empty() || members().is_empty() {
-            // A namespace that is deleted while somebody is in it would live on without a name.
-            refused = namespaces.iter().find_map(|name| machine::delete_namespace(name).err());
-            let groups_are_gone = hierarchy.as_ref().is_none_or(|hierarchy| hierarchy.remove(id));
-            if refused.is_none() && groups_are_gone {
-                return Ok(());
-            }
-        }
-        if started.elapsed() > PATIENCE {
-            let left =
-                refused.map_or_else(|| format!("{} and what runs in it", namespaces.join(", ")), |error| error.to_string());
-            return Err(LabError::Left { name: id.into(), left });
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

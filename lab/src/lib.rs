@@ -20,13 +20,17 @@
 mod blueprint;
 mod control_group;
 mod error;
+mod inventory;
 mod keeper;
 mod lab;
 mod machine;
 mod state;
+mod teardown;
 
 pub use blueprint::{Blueprint, Command, Host, LabDevice, PREFIX};
 pub use error::LabError;
+pub use inventory::labs;
 pub use keeper::keep;
-pub use lab::{Lab, enter, labs, take_down};
+pub use lab::{Lab, enter};
 pub use machine::{missing, missing_for_quotas};
+pub use teardown::take_down;

@@ -14,7 +14,6 @@ use crate::pipeline::{Cutting, Pieces, UNEVEN};
 use crate::probe::share_nodes;
 use crate::space::Family;
 use foretell_program::{Axis, Layout, Plan, Rank, Recompute, usual_cuts};
-use foretell_topologies::DeviceId;
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use stages::{Cost, Kinds, Stages, least_of_all, moves};
 use std::collections::BTreeMap;
@@ -248,7 +247,7 @@ impl Bounds<'_> {
         let topology = self.request.topology;
         let share = share_nodes(&mesh, topology);
         let bytes = stages.probes.iter().map(|probe| probe.message).fold(0.0, f64::max);
-        let device = |rank: Rank| DeviceId(rank.0 % topology.device_count().max(1));
+        let device = |rank: Rank| topology.device_of_rank(rank.0);
         for (stage, longer) in longer.iter_mut().enumerate().take(layout.pipeline - 1).filter(|(stage, _)| !share[*stage]) {
             let mut flows: BTreeMap<usize, f64> = BTreeMap::new();
             let mut latency: f64 = 0.0;

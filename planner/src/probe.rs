@@ -11,7 +11,7 @@ use foretell_program::{
     Axis, CollectiveRole, Compiler, Layout, Mesh, Operation, Plan, PlanError, Program, Rank, StagePass, StageProgram, Stream,
 };
 use foretell_simulator::{CostModel, LeastTimes, Oversubscription, SimulationError, least_times, least_times_on};
-use foretell_topologies::{DeviceId, Topology};
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -362,7 +362,7 @@ fn leave_out_sums_over_stages(lists: &[StageProgram], alone: &mut [LeastTimes]) 
 /// Of each stage, whether any of its ranks shares a node with the rank that stands where it does in the next, or after the last in the first: of the
 /// ranks that share out no samples, which are a pipeline of their own. No step is over before that is.
 pub(crate) fn share_nodes(mesh: &Mesh, topology: &Topology) -> Vec<bool> {
-    let node_of = |rank: Rank| topology.node_of(DeviceId(rank.0 % topology.device_count().max(1)));
+    let node_of = |rank: Rank| topology.node_of(topology.device_of_rank(rank.0));
     let mut share = vec![false; mesh.stage_count()];
     for rank in (0..mesh.world_size()).map(Rank) {
         let own = mesh.coordinates(rank);

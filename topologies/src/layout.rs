@@ -17,6 +17,14 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct DeviceId(pub usize);
 
+impl DeviceId {
+    /// The device of a rank, where ranks fill `count` devices in order from `first` on. Ranks beyond the
+    /// last device start over (oversubscription).
+    pub fn of_rank(rank: usize, first: DeviceId, count: usize) -> Self {
+        Self(first.0 + rank % count.max(1))
+    }
+}
+
 /// The number of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -211,6 +211,11 @@ impl Topology {
         self.layout.device_count
     }
 
+    /// The device of a rank, where ranks fill all devices in order.
+    pub fn device_of_rank(&self, rank: usize) -> DeviceId {
+        DeviceId::of_rank(rank, DeviceId(0), self.device_count())
+    }
+
     /// How many nodes there are.
     pub fn node_count(&self) -> usize {
         self.layout.node_count

@@ -287,7 +287,7 @@ mod tests {
     use crate::backend::cuda::tests::device::{TestDevice, Told};
     use crate::interpreter::{OUTSIDE_PROGRAMS, STREAM_COUNT};
     use crate::job::CalibratedGroup;
-    use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+    use crate::transport::{Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_models::{Activation, WeightLayout};
     use foretell_program::Reach;
 
@@ -334,7 +334,7 @@ mod tests {
         }
         let segment = Segment::create(&SegmentShape::new((0..RANKS).collect(), STREAM_COUNT)).expect("shared memory");
         let rank = |rank: usize| {
-            let transport = SharedMemory::attach(&segment, rank, RANKS, Patience::default()).expect("the rank attaches");
+            let transport = SharedMemory::attach(&segment, rank, RANKS, WaitPolicy::default()).expect("the rank attaches");
             let transport: Arc<dyn Transport> = Arc::new(transport);
             let everyone: Vec<usize> = (0..RANKS).collect();
             let mut everyone = Group::new(Arc::clone(&transport), &everyone, OUTSIDE_PROGRAMS).expect("a group");

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::backend::cuda::Driver;
     use crate::backend::cuda::tests::device::{TestDevice, Told};
-    use crate::transport::{Announcement, ControlClient, ControlServer, Patience, RunKey, Segment, SegmentShape, SharedMemory};
+    use crate::transport::{Announcement, ControlClient, ControlServer, RunKey, Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_program::Rank;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::time::Duration;
@@ -234,11 +234,11 @@ mod tests {
         let announcement = Announcement { address: None, machine: "test".into() };
         let control = std::thread::scope(|scope| {
             let joining = scope.spawn(|| ControlClient::join(address, &key, 0, &announcement, wait));
-            server.gather(wait).expect("the rank joins");
+            server.wait_for_ranks(wait).expect("the rank joins");
             joining.join().expect("it ends").expect("it joins").0
         });
         let segment = Segment::create(&SegmentShape::new(vec![0], crate::interpreter::STREAM_COUNT)).expect("shared memory");
-        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, Patience::default()).expect("the rank attaches"));
+        let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, WaitPolicy::default()).expect("the rank attaches"));
         let device = device.map(|device| device as Arc<dyn Driver>);
         (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device }, server)
     }

@@ -157,14 +157,6 @@ impl Dataset {
         EpochOrder::shuffled(self.len(Split::Training), self.seed, epoch)
     }
 
-    /// The training samples of one step: [`EpochOrder::batch`] for those who want just one.
-    ///
-    /// # Errors
-    /// When no such batch can be drawn, or the step is beyond the epoch.
-    pub fn sample_indices(&self, epoch: u64, step: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
-        self.epoch_order(epoch).batch(step, global_batch)
-    }
-
     /// Batches that evaluation takes, the last one perhaps padded; none for a global batch of zero.
     pub fn evaluation_batches(&self, global_batch: usize) -> usize {
         if global_batch == 0 { 0 } else { self.len(Split::Evaluation).div_ceil(global_batch) }

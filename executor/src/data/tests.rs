@@ -71,7 +71,7 @@ fn any_layout_sees_the_same_bytes() {
     let sources = [DataSource::Digits, DataSource::Synthetic];
     for source in sources {
         let whole = Dataset::open(&source, &image(3, 28, 10), 5).unwrap();
-        let batch = whole.sample_indices(2, 1, 12).unwrap();
+        let batch = whole.epoch_order(2).batch(1, 12).unwrap();
         let all = images_of(&whole, Split::Training, &batch);
         let labels = labels_of(&whole, Split::Training, &batch);
         for ranks in [2, 3, 4] {

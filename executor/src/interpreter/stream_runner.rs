@@ -7,7 +7,7 @@ use crate::backend::Operand;
 use crate::error::ExecutorError;
 use crate::half::Half;
 use crate::samples::Samples;
-use crate::transport::{Channel, Group, Number, Reduction, Transport};
+use crate::transport::{Channel, ElementType, Group, Transport};
 use foretell_program::{Collective, Mesh, Operation, Rank};
 use foretell_units::DataType;
 use std::sync::Arc;
@@ -107,9 +107,9 @@ unsafe fn collective(
 ) -> Result<(), ExecutorError> {
     // SAFETY: the caller's promise.
     let bytes = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer, operand.bytes) };
-    let number = Half::of(data_type).map_or(Number::Fp32, Number::Half);
+    let number = Half::of(data_type).map_or(ElementType::Fp32, ElementType::Half);
     match kind {
-        Collective::AllReduce => group.all_reduce(number, Reduction::Sum, bytes(write)),
+        Collective::AllReduce => group.all_reduce(number, bytes(write)),
         Collective::ReduceScatter => group.reduce_scatter(number, bytes(read), bytes(write)),
         Collective::AllGather => group.all_gather(bytes(read), bytes(write)),
         Collective::AllToAll => group.all_to_all(bytes(read), bytes(write)),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::data::{DataSource, Dataset, SampleShape, Split};
-use crate::transport::{Patience, Segment, SegmentShape, SharedMemory};
+use crate::transport::{Segment, SegmentShape, SharedMemory, WaitPolicy};
 use foretell_models::{InputKind, Kernel};
 use foretell_program::{
     Axis, Buffer, BufferId, BufferRole, Collective, CollectiveAlgorithm, CollectiveRole, Few, GroupId, Instruction, MemoryKind,
@@ -74,7 +74,7 @@ fn program(stream: Stream, other: Operation) -> Program {
 /// Runs rank 0, while rank 1 lives but never comes to the all-reduce.
 fn run_alone(program: &Program) -> ExecutorError {
     let segment = Segment::create(&SegmentShape::new(vec![0, 1], super::STREAM_COUNT)).expect("shared memory");
-    let attach = |rank| SharedMemory::attach(&segment, rank, 2, Patience::default()).expect("the rank attaches");
+    let attach = |rank| SharedMemory::attach(&segment, rank, 2, WaitPolicy::default()).expect("the rank attaches");
     let (transport, _other) = (Arc::new(attach(0)), attach(1));
     let arenas = Arenas::new(BYTES, Bytes::ZERO, None).expect("64 bytes");
     let shape = SampleShape::Features { width: 1, classes: 2 };

@@ -1,4 +1,5 @@
-//! A listening socket that lets in members of the run only, and is not disturbed by anybody else.
+//! Connections between processes of a run: a listening socket that lets in only those that hold the run's
+//! secret, and the connecting side.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,45 +14,46 @@ use super::TransportError;
 use super::handshake::{self, HandshakeError, Hello, Verdict};
 use super::key::RunKey;
 
-/// So many connections may be proving themselves at once; more wait in the kernel's queue. Each is dropped after
-/// [`handshake::HANDSHAKE_TIME`], so strangers can delay members but not shut them out.
-const MOST_PENDING: usize = 64;
+/// The most handshakes at once; further connections wait in the kernel's queue. Each handshake ends after
+/// [`handshake::HANDSHAKE_TIME`], so strangers can delay a rank but not shut it out.
+const MAX_HANDSHAKES: usize = 64;
 
-/// So long a single attempt to connect lasts at the most; then it is seen whether there is still a reason to try.
-const LONGEST_ATTEMPT: Duration = Duration::from_secs(5);
+/// The longest single attempt to connect. After it `give_up` is asked again.
+const MAX_ATTEMPT: Duration = Duration::from_secs(5);
 
-/// What becomes of connections that belong to the run.
-pub(super) trait Door: Send + Sync + 'static {
-    /// Whether this connection is wanted; if so, `enter` follows, unless it breaks in between.
+/// The owner of the connections that an [`Acceptor`] accepts.
+pub(super) trait ConnectionOwner: Send + Sync + 'static {
+    /// Decides about a connection from a process that has proved itself. After [`Verdict::Welcome`],
+    /// [`accept`](Self::accept) follows unless the connection breaks first.
     fn admit(&self, hello: &Hello) -> Verdict;
-    /// The connection, proved and admitted.
-    fn enter(self: Arc<Self>, hello: Hello, stream: TcpStream);
+    /// Takes over a connection that was admitted.
+    fn accept(self: Arc<Self>, hello: Hello, stream: TcpStream);
 }
 
-/// The thread that accepts connections, ended when this is dropped.
+/// The thread that accepts connections. Dropping it ends the thread.
 pub(super) struct Acceptor {
     listener: Arc<TcpListener>,
-    stopping: Arc<AtomicBool>,
+    is_stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Acceptor {
-    pub(super) fn start<D: Door>(listener: TcpListener, key: RunKey, door: Arc<D>) -> Result<Self, TransportError> {
+    pub(super) fn start<O: ConnectionOwner>(listener: TcpListener, key: RunKey, owner: Arc<O>) -> Result<Self, TransportError> {
         listener.set_nonblocking(false).map_err(|error| TransportError::system("configure the listening socket", error))?;
         let listener = Arc::new(listener);
-        let stopping = Arc::new(AtomicBool::new(false));
+        let is_stopping = Arc::new(AtomicBool::new(false));
         let thread = spawn("foretell-accept", {
-            let (listener, stopping) = (Arc::clone(&listener), Arc::clone(&stopping));
-            move || accept_all(&listener, &stopping, &key, &door)
+            let (listener, is_stopping) = (Arc::clone(&listener), Arc::clone(&is_stopping));
+            move || accept_all(&listener, &is_stopping, &key, &owner)
         })?;
-        Ok(Acceptor { listener, stopping, thread: Some(thread) })
+        Ok(Acceptor { listener, is_stopping, thread: Some(thread) })
     }
 }
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        // Linux wakes a thread that sits in accept() on a socket that is shut down.
+        self.is_stopping.store(true, Ordering::Release);
+        // On Linux, shutting down a listening socket wakes the thread that is in accept().
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -59,35 +61,38 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept_all<D: Door>(listener: &TcpListener, stopping: &AtomicBool, key: &RunKey, door: &Arc<D>) {
-    let pending = Arc::new(Pending::default());
-    while !stopping.load(Ordering::Acquire) {
+fn accept_all<O: ConnectionOwner>(listener: &TcpListener, is_stopping: &AtomicBool, key: &RunKey, owner: &Arc<O>) {
+    let handshakes = Arc::new(Semaphore::default());
+    while !is_stopping.load(Ordering::Acquire) {
         let mut stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(_) => {
-                // Out of descriptors, or the connection is gone already, or we are stopping: none may end or spin this thread.
-                if !stopping.load(Ordering::Acquire) {
+                // Out of file descriptors, a connection that has gone, or the end: none of them may end this
+                // thread or keep it spinning.
+                if !is_stopping.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 continue;
             }
         };
-        let place = Pending::enter(&pending);
-        let (key, door) = (key.clone(), Arc::clone(door));
-        // If no thread can be had the connection is dropped; its owner tries again.
+        let permit = Semaphore::acquire(&handshakes);
+        let (key, owner) = (key.clone(), Arc::clone(owner));
+        // Without a thread the connection is dropped, and the peer tries again.
         let _ = spawn("foretell-handshake", move || {
-            let hello = prepare(&stream).and_then(|()| handshake::receive(&mut stream, &key, |hello| door.admit(hello)));
-            drop(place);
-            // Strangers get no answer and no line in a log, which they could fill.
+            let hello = configure(&stream).and_then(|()| handshake::respond(&mut stream, &key, |hello| owner.admit(hello)));
+            drop(permit);
+            // Strangers get no answer, and no line in a log that they could fill.
             if let Ok(Some(hello)) = hello {
-                door.enter(hello, stream);
+                owner.accept(hello, stream);
             }
         });
     }
 }
 
-/// The connecting side: tries until `timeout`, or until `give_up` finds a reason to stop, to reach `address` and to be let in
-/// there as `hello` says.
+/// Connects to `address` for the purpose that `hello` states, retrying for `timeout`.
+///
+/// # Errors
+/// The error of `give_up`, as soon as it returns one; that of a refusal; or that of the last attempt.
 pub(super) fn connect(
     address: SocketAddr,
     key: &RunKey,
@@ -99,7 +104,7 @@ pub(super) fn connect(
     let mut pause = Duration::from_millis(2);
     loop {
         give_up()?;
-        let left = timeout.saturating_sub(started.elapsed()).min(LONGEST_ATTEMPT);
+        let left = timeout.saturating_sub(started.elapsed()).min(MAX_ATTEMPT);
         let attempt = if left.is_zero() {
             Err(HandshakeError::Broken(io::ErrorKind::TimedOut.into()))
         } else {
@@ -118,15 +123,16 @@ pub(super) fn connect(
     }
 }
 
-fn attempt(address: SocketAddr, key: &RunKey, hello: Hello, left: Duration) -> Result<TcpStream, HandshakeError> {
-    let mut stream = TcpStream::connect_timeout(&address, left)?;
-    prepare(&stream)?;
-    handshake::introduce(&mut stream, address, key, hello)?;
+fn attempt(address: SocketAddr, key: &RunKey, hello: Hello, timeout: Duration) -> Result<TcpStream, HandshakeError> {
+    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
+    configure(&stream)?;
+    handshake::initiate(&mut stream, address, key, hello)?;
     Ok(stream)
 }
 
-/// What every connection of a run needs: small messages at once, and a peer whose machine vanished noticed in half a minute.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+/// Sets the options of every connection of a run: small messages go out at once, and a peer whose machine
+/// has vanished is noticed within half a minute.
+fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
@@ -142,29 +148,30 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
         .map_err(|error| TransportError::system(format!("start the thread `{name}`"), error))
 }
 
-/// Counts the connections that are proving themselves.
+/// Bounds the number of handshakes at once.
 #[derive(Default)]
-struct Pending {
+struct Semaphore {
     count: Mutex<usize>,
-    fewer: Condvar,
+    released: Condvar,
 }
 
-impl Pending {
-    fn enter(pending: &Arc<Pending>) -> Place {
-        let mut count = pending.count.lock().unwrap_or_else(PoisonError::into_inner);
-        while *count >= MOST_PENDING {
-            count = pending.fewer.wait(count).unwrap_or_else(PoisonError::into_inner);
+impl Semaphore {
+    fn acquire(semaphore: &Arc<Semaphore>) -> Permit {
+        let mut count = semaphore.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count >= MAX_HANDSHAKES {
+            count = semaphore.released.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
         *count += 1;
-        Place(Arc::clone(pending))
+        Permit(Arc::clone(semaphore))
     }
 }
 
-struct Place(Arc<Pending>);
+/// One of the handshakes that a [`Semaphore`] allows, until it is dropped.
+struct Permit(Arc<Semaphore>);
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.fewer.notify_one();
+        self.0.released.notify_one();
     }
 }

@@ -1,4 +1,5 @@
-//! What can go wrong between ranks, each in one sentence that names the rank.
+//! The transport's errors. Each is one sentence that names the rank, with a hint where the user can do
+//! something.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,20 +7,20 @@ use std::time::Duration;
 
 use super::StreamNumber;
 
-/// One end of a control connection: the launcher or a rank.
+/// A process of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Party {
-    /// The process that started the ranks and gathers their reports.
+pub enum Peer {
+    /// The launcher, which started the ranks and collects their reports.
     Launcher,
     /// One rank of the run.
     Rank(usize),
 }
 
-impl fmt::Display for Party {
+impl fmt::Display for Peer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Party::Launcher => formatter.write_str("the launcher"),
-            Party::Rank(rank) => write!(formatter, "rank {rank}"),
+            Peer::Launcher => formatter.write_str("the launcher"),
+            Peer::Rank(rank) => write!(formatter, "rank {rank}"),
         }
     }
 }
@@ -28,7 +29,7 @@ impl fmt::Display for Party {
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// A peer's process ended or its connection broke.
-    #[error("rank {rank} is lost: its process ended or its connection broke")]
+    #[error("rank {rank} is lost: its process ended or its connection broke; hint: see the log of rank {rank}")]
     PeerLost {
         /// The rank that is gone.
         rank: usize,
@@ -36,11 +37,11 @@ pub enum TransportError {
     /// The control connection to the launcher broke.
     #[error("the launcher is lost: its process ended or its connection broke")]
     LauncherLost,
-    /// The launcher called the run off.
-    #[error("the run was aborted by the launcher")]
+    /// The launcher stopped the run.
+    #[error("the launcher aborted the run")]
     Aborted,
-    /// A peer did nothing for the whole of the configured time-out.
-    #[error("rank {rank} did not {activity} on {stream} within {waited:?}")]
+    /// A peer made no progress within the configured time-out.
+    #[error("rank {rank} did not {activity} on {stream} within {waited:?}; hint: see the log of rank {rank}")]
     TimedOut {
         /// The rank waited for.
         rank: usize,
@@ -48,69 +49,74 @@ pub enum TransportError {
         stream: StreamNumber,
         /// What the peer should have done: `send`, `receive` or `connect`.
         activity: &'static str,
-        /// How long it was waited for.
+        /// How long this rank waited.
         waited: Duration,
     },
-    /// A control message did not come, or could not be handed over, in time.
-    #[error("{party} did not answer on the control connection within {waited:?}")]
+    /// A control message was not received, or could not be sent, in time.
+    #[error("{peer} did not answer on the control connection within {waited:?}")]
     ControlTimedOut {
         /// The other end.
-        party: Party,
-        /// How long it was waited for.
+        peer: Peer,
+        /// How long this end waited.
         waited: Duration,
     },
-    /// Both ends disagree about the size of a message: they do not run the same Program.
-    #[error("rank {rank} sent a message of {announced} bytes on {stream} where {expected} bytes were expected")]
+    /// Both ends disagree about the size of a message, so they do not run the same Program.
+    #[error(
+        "rank {rank} sent a message of {announced} bytes on {stream} where {expected} bytes were expected; hint: all ranks need the same version of foretell"
+    )]
     LengthMismatch {
         /// The sender.
         rank: usize,
         /// The stream.
         stream: StreamNumber,
-        /// What this side expected.
+        /// Bytes that this side expected.
         expected: u64,
-        /// What the peer announced.
+        /// Bytes that the peer announced.
         announced: u64,
     },
-    /// The other end does not hold the run's secret, or takes part in another run.
-    #[error("the process at {address} does not belong to this run: {reason}")]
+    /// The other end does not hold the run's secret.
+    #[error("the process at {address} does not belong to this run: {reason}; hint: see whether another run uses this port")]
     NotAuthenticated {
-        /// Where it is.
+        /// Its address.
         address: SocketAddr,
         /// What it got wrong.
         reason: &'static str,
     },
-    /// The other end knows us, and does not want this connection.
-    #[error("{party} refused the connection: {reason}")]
+    /// The other end belongs to the run but does not want this connection.
+    #[error("{peer} refused the connection: {reason}")]
     Refused {
-        /// Who refused.
-        party: Party,
+        /// The process that refused.
+        peer: Peer,
         /// Why.
         reason: &'static str,
     },
     /// Some ranks did not join in time.
-    #[error("{} did not join the run within {waited:?}", name_ranks(ranks))]
+    #[error(
+        "{} did not join the run within {waited:?}; hint: see the logs of the missing ranks, and whether their hosts can reach this one",
+        name_ranks(ranks)
+    )]
     MissingRanks {
-        /// Those that did not come.
+        /// The ranks that are missing.
         ranks: Vec<usize>,
-        /// How long they were waited for.
+        /// How long the launcher waited.
         waited: Duration,
     },
-    /// A control frame longer than allowed was announced or asked for.
-    #[error("a control message of {length} bytes to or from {party} is longer than the {limit} bytes allowed")]
+    /// A control message is longer than allowed.
+    #[error("a control message of {length} bytes to or from {peer} is longer than the {limit} bytes allowed")]
     FrameTooLong {
         /// The other end.
-        party: Party,
-        /// The announced length.
+        peer: Peer,
+        /// The length in bytes.
         length: u64,
-        /// The most allowed.
+        /// The longest allowed, in bytes.
         limit: u64,
     },
-    /// A control message is not the JSON of the type wanted.
-    #[error("a control message to or from {party} cannot be read or written as the type wanted")]
+    /// A control message is not JSON of the expected type.
+    #[error("a control message to or from {peer} is malformed: {source}; hint: all ranks need the same version of foretell")]
     MalformedMessage {
         /// The other end.
-        party: Party,
-        /// What serde says.
+        peer: Peer,
+        /// The error of serde.
         source: serde_json::Error,
     },
     /// A channel was opened twice.
@@ -121,22 +127,22 @@ pub enum TransportError {
         /// The stream.
         stream: StreamNumber,
     },
-    /// A rank that this transport does not reach.
+    /// This transport does not reach the rank.
     #[error("rank {rank} cannot be reached by this transport of rank {from}")]
     NoSuchPeer {
-        /// The rank asked for.
+        /// The rank that was asked for.
         rank: usize,
-        /// Who asked.
+        /// The rank whose transport this is.
         from: usize,
     },
-    /// A stream beyond those the shared memory was made for.
-    #[error("{stream} to rank {rank} does not exist: the shared memory was made for {streams} streams")]
+    /// The shared memory was created for fewer streams.
+    #[error("{stream} to rank {rank} does not exist: the shared memory was created for {streams} streams")]
     NoSuchStream {
         /// The peer.
         rank: usize,
-        /// The stream asked for.
+        /// The stream that was asked for.
         stream: StreamNumber,
-        /// How many there are.
+        /// The number of streams.
         streams: usize,
     },
     /// A rank is not among a group's members, or is there twice.
@@ -147,51 +153,51 @@ pub enum TransportError {
         /// The group's stream.
         stream: StreamNumber,
     },
-    /// A buffer of the wrong size was given to a collective.
-    #[error("rank {rank} called {operation} with {given} elements where {expected} are needed")]
+    /// A collective was given a buffer of the wrong size.
+    #[error("rank {rank} called {operation} with {given} bytes where {expected} are needed")]
     WrongSize {
         /// The caller.
         rank: usize,
         /// The collective.
         operation: &'static str,
-        /// The size needed.
+        /// The size needed, in bytes.
         expected: usize,
-        /// The size given.
+        /// The size given, in bytes.
         given: usize,
     },
-    /// The shared memory segment is not what it should be.
+    /// The shared memory segment is invalid.
     #[error("the shared memory segment is unusable: {reason}")]
     Segment {
         /// What is wrong.
         reason: String,
     },
-    /// The credentials of the run are missing or malformed.
-    #[error("the credentials of the run are unusable: {reason}")]
+    /// The run's secret is missing or malformed.
+    #[error("the run's secret is unusable: {reason}; hint: all ranks need the same FORETELL_RUN_KEY or the same key file")]
     Credentials {
         /// What is wrong.
         reason: &'static str,
     },
     /// The operating system refused something.
-    #[error("cannot {doing}")]
+    #[error("cannot {doing}: {source}")]
     System {
-        /// What was attempted, naming the rank where there is one.
+        /// What was attempted, naming the rank if there is one.
         doing: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl TransportError {
-    /// A [`TransportError::System`] from any of the operating system's error types.
+    /// Creates a [`TransportError::System`] from any of the operating system's error types.
     pub(super) fn system(doing: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         TransportError::System { doing: doing.into(), source: source.into() }
     }
 
-    /// The loss of either kind of party.
-    pub(super) fn lost(party: Party) -> Self {
-        match party {
-            Party::Launcher => TransportError::LauncherLost,
-            Party::Rank(rank) => TransportError::PeerLost { rank },
+    /// The loss of `peer`.
+    pub(super) fn lost(peer: Peer) -> Self {
+        match peer {
+            Peer::Launcher => TransportError::LauncherLost,
+            Peer::Rank(rank) => TransportError::PeerLost { rank },
         }
     }
 }

@@ -1,65 +1,67 @@
-//! The run's secret in a file that all ranks of one user can read and nobody else: for ranks that no launcher of ours started.
+//! The run's key in a file that one user's ranks can read and other users cannot. Ranks that an external
+//! launcher started get the key this way.
 
 use super::{RunKey, TransportError};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Ranks find the file's path here.
+/// The variable in which a rank finds the file's path.
 const ENVIRONMENT_VARIABLE: &str = "FORETELL_RUN_KEY_FILE";
-/// Of the key as text.
+/// Length of the key as text.
 const KEY_DIGITS: u64 = 96;
 
-/// The file, which goes when this does.
+/// The file of a run's key. Dropping it deletes the file.
 #[derive(Debug)]
 pub struct KeyFile(PathBuf);
 
 impl KeyFile {
-    /// Writes the key, whole, in place of what an earlier run left; for this user alone.
+    /// Writes the key to `path`, with mode 600, in one step: a reader sees the whole key, or what an
+    /// earlier run left. Missing folders are created with mode 700.
     pub fn write(path: &Path, key: &RunKey) -> Result<Self, TransportError> {
-        let failed = |error| TransportError::system(format!("keep the run's secret in `{}`", path.display()), error);
-        if let Some(folder) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
-        }
-        let beside = path.with_extension(std::process::id().to_string());
-        let write = || {
-            // A link that somebody put there is not followed, and a file of theirs not written to.
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let write = || -> std::io::Result<()> {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            // A new file under a random name: it follows no link and overwrites nothing. It is deleted unless
+            // it reaches its final name.
+            let private = Permissions::from_mode(0o600);
+            let mut file = tempfile::Builder::new().prefix(".foretell-").permissions(private).tempfile_in(folder)?;
             file.write_all(key.to_text().as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&beside, path)
+            file.as_file().sync_all()?;
+            file.persist(path).map_err(|error| error.error)?;
+            Ok(())
         };
-        let written = write();
-        if written.is_err() {
-            let _ = std::fs::remove_file(&beside);
-        }
-        written.map_err(failed)?;
+        write().map_err(|error| TransportError::system(format!("keep the run's secret in `{}`", path.display()), error))?;
         Ok(Self(path.to_owned()))
     }
 
-    /// Tells a rank where the file is, or will be.
+    /// Tells the rank that `command` will start where the file is, or will be.
     pub fn pass_to(path: &Path, command: &mut Command) {
         command.env(ENVIRONMENT_VARIABLE, path);
     }
 
-    /// Where this process was told that the file is.
-    pub fn of_environment() -> Option<PathBuf> {
+    /// The path that this process was told; `None` if it was told none.
+    pub fn path_from_environment() -> Option<PathBuf> {
         std::env::var_os(ENVIRONMENT_VARIABLE).map(PathBuf::from)
     }
 
-    /// The key that is there now; none while there is no file.
+    /// Reads the key; `None` while there is no file.
+    ///
+    /// # Errors
+    /// [`TransportError::Credentials`] if another user could have written or read the file, or if it does
+    /// not hold a key.
     pub fn read(path: &Path) -> Result<Option<RunKey>, TransportError> {
         let failed = |error| TransportError::system(format!("read the run's secret in `{}`", path.display()), error);
         let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             file => file.map_err(failed)?,
         };
-        let about = file.metadata().map_err(failed)?;
-        let own = rustix::process::getuid().as_raw();
-        if !about.is_file() || about.uid() != own || about.mode() & 0o077 != 0 {
-            let reason = "the file of the run's secret is not this user's alone (mode 600)";
+        let metadata = file.metadata().map_err(failed)?;
+        let user = rustix::process::getuid().as_raw();
+        if !metadata.is_file() || metadata.uid() != user || metadata.mode() & 0o077 != 0 {
+            let reason = "the key file must be a regular file of this user with mode 600";
             return Err(TransportError::Credentials { reason });
         }
         let mut text = String::new();
@@ -70,6 +72,7 @@ impl KeyFile {
 
 impl Drop for KeyFile {
     fn drop(&mut self) {
+        // Another run may have deleted or replaced it.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -79,10 +82,10 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     #[test]
-    fn the_file_is_this_users_alone_and_goes_with_the_run() {
+    fn only_the_user_can_read_the_key_file_and_dropping_deletes_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deeper").join("run.key");
         assert!(KeyFile::read(&path).unwrap().is_none());
@@ -95,17 +98,26 @@ mod tests {
         let second = KeyFile::write(&path, &later).unwrap();
         assert!(KeyFile::read(&path).unwrap() == Some(later));
         drop((file, second));
-        assert!(!path.exists());
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_others_could_have_written_or_read_is_not_believed() {
+    fn a_key_that_cannot_be_written_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.key");
+        std::fs::create_dir_all(path.join("in-the-way")).unwrap();
+        assert!(KeyFile::write(&path, &RunKey::generate().unwrap()).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_key_file_that_others_could_write_or_read_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.key");
         let _file = KeyFile::write(&path, &RunKey::generate().unwrap()).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         assert!(matches!(KeyFile::read(&path), Err(TransportError::Credentials { .. })));
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         let link = folder.path().join("link.key");
         symlink(&path, &link).unwrap();
         assert!(KeyFile::read(&link).is_err());

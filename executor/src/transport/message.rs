@@ -1,10 +1,11 @@
-//! One message on its way: a length header of eight bytes, then the payload.
+//! One message while it is sent or received: an 8-byte length header, then the payload.
 //!
-//! Both sides know a message's length from the Program; the header only proves that they agree. A channel is a plain pipe of
-//! bytes: it asks an [`Outgoing`] for what to send next, and feeds an [`Incoming`] with pieces of whatever size arrives. The
-//! incoming payload is copied, or reduced straight from the channel's own memory.
+//! Both sides know a message's length from the Program, so the header only checks that they agree. A
+//! channel is a plain byte pipe. It asks an [`Outgoing`] for the bytes to send next, and passes an
+//! [`Incoming`] pieces of any size as they arrive. An incoming payload is copied, or reduced straight
+//! from the channel's own memory.
 
-use super::reduce::{self, Number, Reduction};
+use super::reduce::{self, ElementType};
 
 const HEADER_BYTES: usize = 8;
 
@@ -13,28 +14,29 @@ const HEADER_BYTES: usize = 8;
 pub struct Outgoing<'a> {
     header: [u8; HEADER_BYTES],
     payload: &'a [u8],
+    /// Bytes sent so far, header included.
     sent: usize,
 }
 
 impl<'a> Outgoing<'a> {
-    /// A message with this payload, of which nothing is sent yet.
+    /// A message of which nothing has been sent.
     pub fn new(payload: &'a [u8]) -> Self {
         Outgoing { header: (payload.len() as u64).to_le_bytes(), payload, sent: 0 }
     }
 
-    /// What is still to be sent, in order: the rest of the header and the rest of the payload.
+    /// The bytes still to be sent, in order: the rest of the header, and the rest of the payload.
     pub fn rest(&self) -> [&[u8]; 2] {
         let header = self.header.get(self.sent..).unwrap_or_default();
         let payload = self.payload.get(self.sent.saturating_sub(HEADER_BYTES)..).unwrap_or_default();
         [header, payload]
     }
 
-    /// Notes that the next `bytes` bytes of [`rest`](Self::rest) are sent.
+    /// Records that the next `bytes` bytes of [`rest`](Self::rest) have been sent.
     pub fn advance(&mut self, bytes: usize) {
         self.sent += bytes;
     }
 
-    /// Whether everything is sent.
+    /// Returns whether the whole message has been sent.
     pub fn is_done(&self) -> bool {
         self.sent >= HEADER_BYTES + self.payload.len()
     }
@@ -43,9 +45,9 @@ impl<'a> Outgoing<'a> {
 /// The peer announced another length than this side expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongLength {
-    /// What this side expects, in bytes.
+    /// The length expected here, in bytes.
     pub expected: u64,
-    /// What the peer announced, in bytes.
+    /// The length in the peer's header, in bytes.
     pub announced: u64,
 }
 
@@ -53,35 +55,44 @@ pub struct WrongLength {
 #[derive(Debug)]
 pub struct Incoming<'a> {
     header: [u8; HEADER_BYTES],
-    taken: usize,
+    /// Bytes received so far, header included.
+    received: usize,
     sink: Sink<'a>,
 }
 
+/// What becomes of the payload.
 #[derive(Debug)]
 enum Sink<'a> {
     Copy(&'a mut [u8]),
-    Reduce { number: Number, reduction: Reduction, into: &'a mut [u8], own: Option<&'a [u8]>, split: [u8; 4] },
+    Reduce {
+        element: ElementType,
+        into: &'a mut [u8],
+        /// The other operand; `None` to add to `into` itself.
+        own: Option<&'a [u8]>,
+        /// The first bytes of an element of which the rest has not arrived.
+        partial: [u8; 4],
+    },
 }
 
 impl<'a> Incoming<'a> {
-    /// A message whose payload is to fill `into`.
+    /// A message whose payload fills `into`.
     pub fn copy(into: &'a mut [u8]) -> Self {
         Self::new(Sink::Copy(into))
     }
 
-    /// A message of numbers to be reduced into those of `into`.
-    pub fn reduce(number: Number, reduction: Reduction, into: &'a mut [u8]) -> Self {
-        Self::new(Sink::Reduce { number, reduction, into, own: None, split: [0; 4] })
+    /// A message whose elements are added to those of `into`.
+    pub fn reduce(element: ElementType, into: &'a mut [u8]) -> Self {
+        Self::new(Sink::Reduce { element, into, own: None, partial: [0; 4] })
     }
 
-    /// A message of numbers whose reduction with `own` (of the same length) is to fill `into`.
-    pub fn combine(number: Number, reduction: Reduction, into: &'a mut [u8], own: &'a [u8]) -> Self {
+    /// A message whose elements, added to those of `own`, fill `into`. Both have the same length.
+    pub fn combine(element: ElementType, into: &'a mut [u8], own: &'a [u8]) -> Self {
         debug_assert_eq!(into.len(), own.len());
-        Self::new(Sink::Reduce { number, reduction, into, own: Some(own), split: [0; 4] })
+        Self::new(Sink::Reduce { element, into, own: Some(own), partial: [0; 4] })
     }
 
     fn new(sink: Sink<'a>) -> Self {
-        Incoming { header: [0; HEADER_BYTES], taken: 0, sink }
+        Incoming { header: [0; HEADER_BYTES], received: 0, sink }
     }
 
     fn payload_length(&self) -> usize {
@@ -91,56 +102,61 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// How many bytes, header included, are still to come. A channel never takes more than these for this message.
+    /// Bytes still to come, header included. A channel never takes more than these for this message.
     pub fn remaining(&self) -> usize {
-        HEADER_BYTES + self.payload_length() - self.taken
+        HEADER_BYTES + self.payload_length() - self.received
     }
 
-    /// Whether the whole message is here.
+    /// Returns whether the whole message has been received.
     pub fn is_done(&self) -> bool {
         self.remaining() == 0
     }
 
     /// Takes the message's next bytes, at most [`remaining`](Self::remaining) of them.
+    ///
+    /// # Errors
+    /// [`WrongLength`] once the header is complete and announces another length.
     pub fn accept(&mut self, bytes: &[u8]) -> Result<(), WrongLength> {
         let mut bytes = bytes;
-        if let Some(vacant) = self.header.get_mut(self.taken..).filter(|vacant| !vacant.is_empty()) {
+        if let Some(vacant) = self.header.get_mut(self.received..).filter(|vacant| !vacant.is_empty()) {
             let count = vacant.len().min(bytes.len());
             let (head, rest) = bytes.split_at(count);
             vacant[..count].copy_from_slice(head);
             bytes = rest;
             self.filled(count)?;
         }
-        let offset = self.taken.saturating_sub(HEADER_BYTES);
+        let offset = self.received.saturating_sub(HEADER_BYTES);
         let count = bytes.len().min(self.remaining());
         let bytes = &bytes[..count];
         match &mut self.sink {
             Sink::Copy(into) => into[offset..offset + count].copy_from_slice(bytes),
-            Sink::Reduce { number, reduction, into, own, split } => {
-                reduce_piece(*number, *reduction, into, *own, split, offset, bytes);
-            }
+            Sink::Reduce { element, into, own, partial } => reduce_piece(*element, into, *own, partial, offset, bytes),
         }
-        self.taken += count;
+        self.received += count;
         Ok(())
     }
 
-    /// The memory where the message's next bytes belong as they are (rest of the header, rest of the payload), so that a
-    /// channel can read right into it; `None` if they must go through [`accept`](Self::accept).
+    /// The memory for the message's next bytes, so that a channel can read straight into it: the rest of
+    /// the header, and the rest of the payload. `None` if they must go through
+    /// [`accept`](Self::accept).
     pub fn vacant(&mut self) -> Option<[&mut [u8]; 2]> {
         match &mut self.sink {
             Sink::Copy(into) => Some([
-                self.header.get_mut(self.taken..).unwrap_or_default(),
-                into.get_mut(self.taken.saturating_sub(HEADER_BYTES)..).unwrap_or_default(),
+                self.header.get_mut(self.received..).unwrap_or_default(),
+                into.get_mut(self.received.saturating_sub(HEADER_BYTES)..).unwrap_or_default(),
             ]),
             Sink::Reduce { .. } => None,
         }
     }
 
-    /// Notes that the first `bytes` bytes of [`vacant`](Self::vacant) were filled.
+    /// Records that the first `bytes` bytes of [`vacant`](Self::vacant) were filled.
+    ///
+    /// # Errors
+    /// As for [`accept`](Self::accept).
     pub fn filled(&mut self, bytes: usize) -> Result<(), WrongLength> {
-        let header_was_open = self.taken < HEADER_BYTES;
-        self.taken += bytes;
-        if header_was_open && self.taken >= HEADER_BYTES {
+        let header_was_incomplete = self.received < HEADER_BYTES;
+        self.received += bytes;
+        if header_was_incomplete && self.received >= HEADER_BYTES {
             let announced = u64::from_le_bytes(self.header);
             let expected = self.payload_length() as u64;
             if announced != expected {
@@ -151,23 +167,15 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// Reduces `bytes`, which belong at byte `offset` of the payload. A piece may begin or end inside a number: `split` holds the
-/// first bytes of such a number until the rest arrives.
-fn reduce_piece(
-    number: Number,
-    reduction: Reduction,
-    into: &mut [u8],
-    own: Option<&[u8]>,
-    split: &mut [u8; 4],
-    offset: usize,
-    bytes: &[u8],
-) {
-    let width = number.width();
+/// Reduces `bytes`, which begin at byte `offset` of the payload. They may begin and end inside an
+/// element: `partial` keeps the first bytes of such an element until the rest arrives.
+fn reduce_piece(element: ElementType, into: &mut [u8], own: Option<&[u8]>, partial: &mut [u8; 4], offset: usize, bytes: &[u8]) {
+    let width = element.width();
     let mut reduce = |first: usize, bytes: &[u8]| {
         let range = first..first + bytes.len();
         match own {
-            Some(own) => reduce::combine(number, reduction, &mut into[range.clone()], &own[range], bytes),
-            None => reduce::accumulate(number, reduction, &mut into[range], bytes),
+            Some(own) => reduce::combine(element, &mut into[range.clone()], &own[range], bytes),
+            None => reduce::accumulate(element, &mut into[range], bytes),
         }
     };
     let mut bytes = bytes;
@@ -176,15 +184,15 @@ fn reduce_piece(
     if within != 0 {
         let count = (width - within).min(bytes.len());
         let (head, rest) = bytes.split_at(count);
-        split[within..within + count].copy_from_slice(head);
+        partial[within..within + count].copy_from_slice(head);
         bytes = rest;
         if within + count < width {
             return;
         }
-        reduce(offset - within, &split[..width]);
+        reduce(offset - within, &partial[..width]);
         first = offset + count;
     }
-    let (numbers, tail) = bytes.split_at(bytes.len() / width * width);
-    reduce(first, numbers);
-    split[..tail.len()].copy_from_slice(tail);
+    let (elements, tail) = bytes.split_at(bytes.len() / width * width);
+    reduce(first, elements);
+    partial[..tail.len()].copy_from_slice(tail);
 }

@@ -2,44 +2,48 @@
 
 use super::{Channel, SharedMemory, StreamNumber, Tcp, Transport, TransportError};
 
-/// The transport of a rank on one of several machines that each run several ranks.
+/// The transport of a run on several machines that each have several ranks.
 #[derive(Debug)]
 pub struct Mixed {
-    near: SharedMemory,
-    far: Tcp,
+    shared_memory: SharedMemory,
+    tcp: Tcp,
 }
 
 impl Mixed {
-    /// Joins the two; both must be of the same rank.
-    pub fn new(near: SharedMemory, far: Tcp) -> Result<Self, TransportError> {
-        if near.rank() == far.rank() {
-            Ok(Mixed { near, far })
+    /// Joins two transports, which must be of the same rank.
+    pub fn new(shared_memory: SharedMemory, tcp: Tcp) -> Result<Self, TransportError> {
+        if shared_memory.rank() == tcp.rank() {
+            Ok(Mixed { shared_memory, tcp })
         } else {
-            Err(TransportError::NoSuchPeer { rank: near.rank(), from: far.rank() })
+            Err(TransportError::NoSuchPeer { rank: shared_memory.rank(), from: tcp.rank() })
         }
     }
 }
 
 impl Transport for Mixed {
     fn rank(&self) -> usize {
-        self.far.rank()
+        self.tcp.rank()
     }
 
     fn world_size(&self) -> usize {
-        self.far.world_size()
+        self.tcp.world_size()
     }
 
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError> {
-        if self.near.ranks().contains(&peer) { self.near.open(peer, stream) } else { self.far.open(peer, stream) }
+        if self.shared_memory.ranks().contains(&peer) {
+            self.shared_memory.open(peer, stream)
+        } else {
+            self.tcp.open(peer, stream)
+        }
     }
 
     fn nudge(&self, stream: StreamNumber) {
-        self.near.nudge(stream);
-        self.far.nudge(stream);
+        self.shared_memory.nudge(stream);
+        self.tcp.nudge(stream);
     }
 
     fn abort(&self, lost: Option<usize>) {
-        self.near.abort(lost);
-        self.far.abort(lost);
+        self.shared_memory.abort(lost);
+        self.tcp.abort(lost);
     }
 }

@@ -1,18 +1,20 @@
-//! How the ranks of a run move bytes between their processes: channels, collectives, and the launcher's line to every rank.
+//! How the ranks of a run exchange bytes: channels, collectives, and control connections to the launcher.
 //!
-//! Three nouns. A [`Transport`] opens one [`Channel`] to each peer on each numbered stream; a [`Group`] runs collectives (ring
-//! all-reduce and its kin) over such channels; a [`ControlServer`] with its [`ControlClient`]s brings the ranks together at the
-//! start and stays open for reports and orders. [`SharedMemory`] joins the ranks of one machine, [`Tcp`] those of several, and
-//! [`Mixed`] picks whichever of the two reaches a peer.
+//! - A [`Transport`] opens one [`Channel`] to each peer on each numbered stream. [`SharedMemory`] connects
+//!   the ranks of one machine, [`Tcp`] those of several, and [`Mixed`] chooses between the two for each
+//!   peer.
+//! - A [`Group`] runs collectives, such as a ring all-reduce, over these channels.
+//! - A [`ControlServer`] and its [`ControlClient`]s bring the ranks together at the start, and carry reports
+//!   and orders until the end.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use foretell_executor::transport::{Group, Patience, Segment, SegmentShape, SharedMemory, StreamNumber, TransportError};
+//! use foretell_executor::transport::{Group, Segment, SegmentShape, SharedMemory, StreamNumber, TransportError, WaitPolicy};
 //!
-//! // Two ranks as threads; in a run each is a process that inherits the segment.
+//! // Two ranks as threads. In a run each is a process that inherits the segment.
 //! let segment = Segment::create(&SegmentShape::new(vec![0, 1], 1))?;
 //! let rank = |rank: usize| -> Result<f32, TransportError> {
-//!     let transport = Arc::new(SharedMemory::attach(&segment, rank, 2, Patience::default())?);
+//!     let transport = Arc::new(SharedMemory::attach(&segment, rank, 2, WaitPolicy::default())?);
 //!     let mut values = [rank as f32 + 1.0];
 //!     Group::new(transport, &[0, 1], StreamNumber(0))?.all_reduce_f32(&mut values)?;
 //!     Ok(values[0])
@@ -26,13 +28,15 @@
 //! # Ok::<(), TransportError>(())
 //! ```
 //!
-//! Nothing here knows layouts, Programs or kernels: only ranks, streams, sizes, bytes, and sums (or maxima) of `f32`.
+//! Nothing here knows layouts, Programs or kernels: only ranks, streams, bytes, and sums of numbers.
 
+mod abort_flag;
 mod acceptor;
 mod channel;
 mod control;
+mod doorbell;
+mod endpoint;
 mod error;
-mod frame;
 mod group;
 mod handshake;
 mod key;
@@ -45,25 +49,27 @@ mod shared_memory;
 mod tcp;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
-pub use channel::{
-    Channel, Endpoint, Patience, ReceiveHalf, Receiving, SendHalf, Sending, Waiter, drive, exchange, spin_only_while,
-};
-pub use control::{Announcement, ControlClient, ControlServer, Event, PeerTable};
-pub use error::{Party, TransportError};
-pub use frame::{MOST_FRAME_BYTES, Message};
+pub use channel::{Channel, PendingReceive, PendingSend, send_receive, transfer};
+pub use control::{Announcement, ControlClient, ControlServer, Event, MAX_FRAME_BYTES, Message, PeerTable};
+pub use doorbell::Doorbell;
+pub use endpoint::{Endpoint, ReceiveHalf, SendHalf, WaitPolicy, WakeSource};
+pub use error::{Peer, TransportError};
 pub use group::{Group, chunk_range};
 pub use key::RunKey;
 pub use key_file::KeyFile;
 pub use message::{Incoming, Outgoing, WrongLength};
 pub use mixed::Mixed;
-pub use reduce::{Number, Reduction};
+pub use reduce::ElementType;
 pub use shared_memory::{Segment, SegmentShape, SharedMemory};
 pub use tcp::{Tcp, TcpOptions};
+pub use waiting::spin_only_while;
 
 use std::fmt;
 
-/// A first-in, first-out order of messages between ranks: one process group's traffic, or one point-to-point direction's.
+/// The number of a first-in, first-out order of messages between ranks: the traffic of one process group,
+/// or of one direction of point-to-point messages.
 ///
 /// Threads of a rank that use different streams never see each other's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,20 +83,21 @@ impl fmt::Display for StreamNumber {
 
 /// A way for the ranks of one run to reach each other.
 pub trait Transport: Send + Sync {
-    /// The rank this process is.
+    /// This process's rank.
     fn rank(&self) -> usize;
 
-    /// How many ranks the run has.
+    /// The number of ranks of the run.
     fn world_size(&self) -> usize;
 
-    /// The channel to `peer` on `stream`. Either side opens it once; opening may block until the peer's process can be reached.
+    /// Opens the channel to `peer` on `stream`. Each side opens it once. The call may block until the peer's
+    /// process can be reached.
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError>;
 
-    /// Has this process's threads that block on a stream look again whether they may spin ([`spin_only_while`]). A hint: what cannot be
-    /// told so wakes when its bytes come.
+    /// Wakes this process's threads that block on a stream, so that they check again whether they may spin
+    /// ([`spin_only_while`]). It is only a hint: a thread that it does not reach wakes when its bytes arrive.
     fn nudge(&self, stream: StreamNumber);
 
-    /// Makes every wait of this process fail soon with [`TransportError::PeerLost`] naming `lost`, or, without a name,
-    /// with [`TransportError::Aborted`]. The first call decides.
+    /// Makes all waits of this process fail soon, with [`TransportError::PeerLost`] for `lost`, or without it
+    /// with [`TransportError::Aborted`]. Only the first call has an effect.
     fn abort(&self, lost: Option<usize>);
 }

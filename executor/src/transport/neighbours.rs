@@ -1,16 +1,17 @@
-//! What the steps of a collective share: whom to send to, whom to receive from, and which part of a buffer goes where.
+//! The steps that collectives consist of: one send and one receive, each with a member of the group.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::TransportError;
-use super::channel::{Channel, ReceiveHalf, Receiving, SendHalf, Sending, drive, exchange};
+use super::channel::{Channel, PendingReceive, PendingSend, send_receive, transfer};
+use super::endpoint::{ReceiveHalf, SendHalf};
 use super::message::{Incoming, Outgoing};
 
-/// Channels to the members of a group, by position.
+/// Channels to the members of a group, by position in the group.
 pub(super) type Channels = BTreeMap<usize, Channel>;
 
-/// Whom a member sends to and whom it receives from.
+/// The member to send to and the member to receive from.
 pub(super) struct Neighbours<'a> {
     sender: &'a mut dyn SendHalf,
     receiver: &'a mut dyn ReceiveHalf,
@@ -21,31 +22,38 @@ impl<'a> Neighbours<'a> {
         Neighbours { sender, receiver }
     }
 
-    pub(super) fn exchange(&mut self, outgoing: &[u8], incoming: Incoming<'_>) -> Result<(), TransportError> {
-        exchange(self.sender, Outgoing::new(outgoing), self.receiver, incoming)
+    /// Sends `outgoing` while receiving `incoming`.
+    pub(super) fn send_receive(&mut self, outgoing: &[u8], incoming: Incoming<'_>) -> Result<(), TransportError> {
+        send_receive(self.sender, Outgoing::new(outgoing), self.receiver, incoming)
     }
 
-    pub(super) fn drive(&mut self, outgoing: Option<Outgoing<'_>>, incoming: Option<Incoming<'_>>) -> Result<(), TransportError> {
+    /// As [`send_receive`](Self::send_receive), where either message may be absent.
+    pub(super) fn transfer(
+        &mut self,
+        outgoing: Option<Outgoing<'_>>,
+        incoming: Option<Incoming<'_>>,
+    ) -> Result<(), TransportError> {
         match (outgoing, incoming) {
-            (Some(outgoing), Some(incoming)) => exchange(self.sender, outgoing, self.receiver, incoming),
-            (Some(message), None) => drive(&mut [Sending { half: self.sender, message }], &mut []),
-            (None, Some(message)) => drive(&mut [], &mut [Receiving { half: self.receiver, message }]),
+            (Some(outgoing), Some(incoming)) => send_receive(self.sender, outgoing, self.receiver, incoming),
+            (Some(message), None) => transfer(&mut [PendingSend { half: self.sender, message }], &mut []),
+            (None, Some(message)) => transfer(&mut [], &mut [PendingReceive { half: self.receiver, message }]),
             (None, None) => Ok(()),
         }
     }
 }
 
-/// The halves towards the next member of the ring and from the previous one.
-pub(super) fn ring(
+/// The halves to the next member of the ring and from the previous one.
+pub(super) fn ring_neighbours(
     channels: &mut Channels,
     position: usize,
     size: usize,
 ) -> Result<(&mut dyn SendHalf, &mut dyn ReceiveHalf), TransportError> {
-    pair(channels, (position + 1) % size, (position + size - 1) % size)
+    halves(channels, (position + 1) % size, (position + size - 1) % size)
 }
 
-/// The sending half towards `to` and the receiving half from `from`, which may be the same member. Both must be connected.
-pub(super) fn pair(
+/// The sending half to member `to` and the receiving half from member `from`, which may be the same.
+/// Both must be connected.
+pub(super) fn halves(
     channels: &mut Channels,
     to: usize,
     from: usize,
@@ -61,13 +69,13 @@ pub(super) fn pair(
     }
     match (sender, receiver) {
         (Some(sender), Some(receiver)) => Ok((sender, receiver)),
-        // Cannot be: `Group::new` and `Group::connect` opened both.
+        // Not reached: `Group::new` and `Group::connect` have opened both.
         _ => Err(TransportError::Segment { reason: format!("the channels to members {to} and {from} are not open") }),
     }
 }
 
-/// Two parts of `values` that do not overlap: one to read, one to write.
-pub(super) fn two_ranges<T>(values: &mut [T], read: Range<usize>, write: Range<usize>) -> (&[T], &mut [T]) {
+/// Splits `values` into a range to read and a range to write. The two must not overlap.
+pub(super) fn split_ranges<T>(values: &mut [T], read: Range<usize>, write: Range<usize>) -> (&[T], &mut [T]) {
     if read.end <= write.start {
         let (left, right) = values.split_at_mut(write.start);
         (&left[read], &mut right[..write.end - write.start])
@@ -75,15 +83,4 @@ pub(super) fn two_ranges<T>(values: &mut [T], read: Range<usize>, write: Range<u
         let (left, right) = values.split_at_mut(read.start);
         (&right[..read.end - read.start], &mut left[write])
     }
-}
-
-pub(super) fn starts(counts: &[usize]) -> Vec<usize> {
-    counts
-        .iter()
-        .scan(0, |next, count| {
-            let start = *next;
-            *next += count;
-            Some(start)
-        })
-        .collect()
 }

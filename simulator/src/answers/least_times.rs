@@ -9,7 +9,7 @@ use crate::error::SimulationError;
 use crate::lowering::{Action, Draft, JobOffset, Lowered, LoweredList, Oversubscription, SimulatedRank, Threads, Work};
 use crate::network::Collectives;
 use foretell_program::{CollectiveRole, Program, Rank};
-use foretell_topologies::{DeviceId, Topology};
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub fn least_times(
     bucket: Bytes,
 ) -> Result<Vec<LeastTimes>, SimulationError> {
     let stages = program.mesh.stage_count();
-    let kind_of = |rank: usize| topology.kind_index(DeviceId(rank % topology.device_count().max(1)));
+    let kind_of = |rank: usize| topology.kind_index(topology.device_of_rank(rank));
     let are_known = (0..topology.device_kinds().len()).all(|kind| costs.knows_collectives(kind));
     let enough = program.mesh.world_size() <= topology.device_count() || oversubscription != Oversubscription::Refused;
     if are_known && enough && program.lists.len() == stages {

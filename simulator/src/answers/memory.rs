@@ -3,7 +3,7 @@
 
 use crate::cost::CostModel;
 use foretell_program::{Footprint, Program, Rank, StageProgram};
-use foretell_topologies::{Architecture, DeviceId, NodeId, Topology};
+use foretell_topologies::{Architecture, NodeId, Topology};
 use foretell_units::{Bytes, DataType};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ pub fn device_memory(list: &StageProgram, precision: DataType, costs: &CostModel
 
 /// The same of the fullest rank of each stage, where ranks go round the topology's devices as in a simulation.
 pub fn device_memory_by_stage(program: &Program, topology: &Topology, costs: &CostModel) -> Vec<Footprint> {
-    let kind_of = |rank: usize| topology.kind_index(DeviceId(rank % topology.device_count().max(1)));
+    let kind_of = |rank: usize| topology.kind_index(topology.device_of_rank(rank));
     let different: BTreeSet<(usize, usize)> =
         (0..program.mesh.world_size()).map(|rank| (program.list_index(Rank(rank)), kind_of(rank))).collect();
     let mut fullest = vec![Footprint::default(); program.mesh.stage_count()];
@@ -41,13 +41,12 @@ pub struct HostMemory {
 /// That of a Program whose ranks go round the topology's devices as in a simulation.
 pub fn host_memory(program: &Program, topology: &Topology) -> HostMemory {
     let mut found = HostMemory { fits: true, ..HostMemory::default() };
-    let devices = topology.device_count();
-    if devices == 0 || program.lists.iter().all(|list| list.host_arena == Bytes::ZERO) {
+    if topology.device_count() == 0 || program.lists.iter().all(|list| list.host_arena == Bytes::ZERO) {
         return found;
     }
     let mut of_node: BTreeMap<usize, Bytes> = BTreeMap::new();
     for rank in 0..program.mesh.world_size() {
-        let device = DeviceId(rank % devices);
+        let device = topology.device_of_rank(rank);
         if topology.device_kind(device).architecture != Architecture::Cpu {
             *of_node.entry(topology.node_of(device).0).or_default() += program.list_of(Rank(rank)).host_arena;
         }

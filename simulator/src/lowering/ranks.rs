@@ -49,7 +49,7 @@ pub(crate) struct LoweringContext<'a> {
 
 impl LoweringContext<'_> {
     pub(crate) fn device(&self, rank: Rank) -> DeviceId {
-        DeviceId(self.first_device + rank.0 % self.devices)
+        DeviceId::of_rank(rank.0, DeviceId(self.first_device), self.devices)
     }
 
     /// The place of a rank among those that are made ready, or of the one that stands for it.

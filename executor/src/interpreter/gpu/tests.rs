@@ -9,7 +9,7 @@ use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, STREAM_COUNT, StepRequest};
 use crate::samples::Samples;
-use crate::transport::{Patience, Segment, SegmentShape, SharedMemory, Transport};
+use crate::transport::{Segment, SegmentShape, SharedMemory, Transport, WaitPolicy};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::{Layout, MetricKind, Offload, Optimizer, Plan, Rank, Recompute, Stack, compile};
 use foretell_units::{Bytes, DataType};
@@ -91,7 +91,7 @@ fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice
     let segment = Segment::create(&SegmentShape::new((0..world).collect(), STREAM_COUNT)).expect("shared memory");
     let devices: Vec<_> = (0..world).map(|_| devices()).collect();
     let rank = |rank: usize| {
-        let transport = SharedMemory::attach(&segment, rank, world, Patience::default()).expect("the rank attaches");
+        let transport = SharedMemory::attach(&segment, rank, world, WaitPolicy::default()).expect("the rank attaches");
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let _end = EndsOthers { rank, transport: Arc::clone(&transport), devices: &devices };
         train_rank(model, plan, Rank(rank), transport, devices[rank].clone(), timed)

@@ -1,10 +1,13 @@
-//! The transport between ranks of one machine: rings of bytes in one piece of shared memory.
+//! The transport between ranks of one machine: byte rings in a shared memory segment.
 //!
-//! The launcher makes a [`Segment`] (an anonymous file that its children inherit, so that nothing stays behind after any
-//! crash) and every rank attaches to it. For each (source, destination, stream) there is a ring with one producer and one
-//! consumer; for each (rank, stream) a doorbell to sleep at. A rank that dies is noticed by the lock it held on the segment.
+//! The launcher creates a [`Segment`]. It is an anonymous file that child processes inherit, so nothing
+//! stays behind after a crash. Every rank attaches to it. There is one ring, with one producer and one
+//! consumer, for each source, destination and stream; and one doorbell to sleep on for each rank and
+//! stream. A rank holds a lock on the segment, which shows the others that it lives.
 
-mod place;
+mod layout;
+mod liveness;
+mod mapping;
 mod ring;
 mod segment;
 
@@ -14,41 +17,44 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::channel::{Channel, Patience};
+use super::channel::Channel;
+use super::endpoint::WaitPolicy;
 use super::{StreamNumber, Transport, TransportError};
 use ring::{RingReceiver, RingSender};
-use segment::Attached;
+use segment::Attachment;
 
 /// The transport of one rank to the other ranks of its machine.
 pub struct SharedMemory {
-    attached: Arc<Attached>,
+    attachment: Arc<Attachment>,
     world_size: usize,
-    patience: Patience,
+    wait_policy: WaitPolicy,
+    /// The channels that this rank has opened.
     opened: Mutex<HashSet<(usize, StreamNumber)>>,
 }
 
 impl fmt::Debug for SharedMemory {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "SharedMemory(rank {} of {})", self.attached.rank(), self.world_size)
+        write!(formatter, "SharedMemory(rank {} of {})", self.attachment.rank(), self.world_size)
     }
 }
 
 impl SharedMemory {
-    /// Joins `segment` as `rank`, which must be one of those the segment was made for and not be taken by another process.
-    pub fn attach(segment: &Segment, rank: usize, world_size: usize, patience: Patience) -> Result<Self, TransportError> {
-        let attached = Arc::new(Attached::new(segment, rank)?);
-        Ok(SharedMemory { attached, world_size, patience, opened: Mutex::default() })
+    /// Attaches to `segment` as `rank`. The segment must have been created for this rank, and no other
+    /// process may have attached as it.
+    pub fn attach(segment: &Segment, rank: usize, world_size: usize, wait_policy: WaitPolicy) -> Result<Self, TransportError> {
+        let attachment = Arc::new(Attachment::new(segment, rank)?);
+        Ok(SharedMemory { attachment, world_size, wait_policy, opened: Mutex::default() })
     }
 
     /// The ranks of this machine, this one included.
     pub fn ranks(&self) -> &[usize] {
-        self.attached.segment().ranks()
+        self.attachment.segment().ranks()
     }
 }
 
 impl Transport for SharedMemory {
     fn rank(&self) -> usize {
-        self.attached.rank()
+        self.attachment.rank()
     }
 
     fn world_size(&self) -> usize {
@@ -56,11 +62,11 @@ impl Transport for SharedMemory {
     }
 
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError> {
-        let segment = self.attached.segment();
-        let own_slot = self.attached.slot();
-        let peer_slot = segment
-            .slot_of(peer)
-            .filter(|slot| *slot != own_slot)
+        let segment = self.attachment.segment();
+        let own_index = self.attachment.index();
+        let peer_index = segment
+            .index_of(peer)
+            .filter(|index| *index != own_index)
             .ok_or(TransportError::NoSuchPeer { rank: peer, from: self.rank() })?;
         if usize::from(stream.0) >= segment.streams() {
             return Err(TransportError::NoSuchStream { rank: peer, stream, streams: segment.streams() });
@@ -69,18 +75,18 @@ impl Transport for SharedMemory {
             return Err(TransportError::AlreadyOpen { rank: peer, stream });
         }
         Ok(Channel {
-            sender: Box::new(RingSender::new(Arc::clone(&self.attached), peer_slot, stream, self.patience)),
-            receiver: Box::new(RingReceiver::new(Arc::clone(&self.attached), peer_slot, stream, self.patience)),
+            sender: Box::new(RingSender::new(Arc::clone(&self.attachment), peer_index, stream, self.wait_policy)),
+            receiver: Box::new(RingReceiver::new(Arc::clone(&self.attachment), peer_index, stream, self.wait_policy)),
         })
     }
 
     fn nudge(&self, stream: StreamNumber) {
-        if usize::from(stream.0) < self.attached.segment().streams() {
-            self.attached.doorbell(self.attached.slot(), stream).ring();
+        if usize::from(stream.0) < self.attachment.segment().streams() {
+            self.attachment.doorbell(self.attachment.index(), stream).ring();
         }
     }
 
     fn abort(&self, lost: Option<usize>) {
-        self.attached.segment().abort(lost);
+        self.attachment.segment().abort(lost);
     }
 }

@@ -1,54 +1,60 @@
-//! The two ends of a ring of bytes with one producer and one consumer, each in a process of its own.
+//! The two ends of a byte ring with one producer and one consumer, each in its own process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::channel::{Endpoint, Patience, ReceiveHalf, SendHalf, Waiter};
+use super::super::endpoint::{Endpoint, ReceiveHalf, SendHalf, WaitPolicy, WakeSource};
 use super::super::message::{Incoming, Outgoing};
 use super::super::{StreamNumber, TransportError};
-use super::segment::{Attached, RawRing, RingControl};
+use super::layout::RingControl;
+use super::mapping::RawRing;
+use super::segment::Attachment;
 
-/// So many bytes are moved before the other side is told: it starts on them while they are still in the cache.
+/// The most bytes that are moved before the other side is told, so that it reads them while they are still
+/// in the cache.
 const PIECE: u64 = 64 << 10;
 
-/// What both ends have.
-struct End {
-    attached: Arc<Attached>,
+/// The state that both ends have.
+struct RingEnd {
+    attachment: Arc<Attachment>,
     ring: RawRing,
-    peer_slot: usize,
+    /// The peer's index in the segment.
+    peer_index: usize,
     stream: StreamNumber,
-    patience: Patience,
+    wait_policy: WaitPolicy,
 }
 
-// SAFETY: the pointers lead into a mapping that `attached` keeps alive and that any thread may use; an end has one owner.
-unsafe impl Send for End {}
+// SAFETY: the pointers lead into a mapping that `attachment` keeps alive and that any thread may use. An
+// end has one owner.
+unsafe impl Send for RingEnd {}
 
-impl End {
+impl RingEnd {
     fn control(&self) -> &RingControl {
-        // SAFETY: `attached` keeps the mapping alive, the segment computed the place, and the fields are atomics.
+        // SAFETY: `attachment` keeps the mapping alive, the segment computed the address, and the fields are
+        // atomics.
         unsafe { &*self.ring.control }
     }
 
     fn peer(&self) -> usize {
-        self.attached.segment().ranks()[self.peer_slot]
+        self.attachment.segment().ranks()[self.peer_index]
     }
 
     fn capacity(&self) -> u64 {
         self.ring.capacity as u64
     }
 
-    /// Bytes of the ring from `position` on, at most `count`, up to where it wraps around.
+    /// The start and length of the longest contiguous range from `position` on, of at most `count` bytes.
     fn contiguous(&self, position: u64, count: u64) -> (usize, usize) {
         let start = (position & (self.capacity() - 1)) as usize;
         (start, (count as usize).min(self.ring.capacity - start))
     }
 
-    fn tell_peer(&self) {
-        self.attached.doorbell(self.peer_slot, self.stream).ring();
+    fn wake_peer(&self) {
+        self.attachment.doorbell(self.peer_index, self.stream).ring();
     }
 
-    fn waiter(&self) -> Waiter<'_> {
-        Waiter::Doorbell(self.attached.doorbell(self.attached.slot(), self.stream))
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Doorbell(self.attachment.doorbell(self.attachment.index(), self.stream))
     }
 
     fn corrupt(&self) -> TransportError {
@@ -56,21 +62,21 @@ impl End {
     }
 }
 
-/// The producer.
+/// The producing end.
 pub(super) struct RingSender {
-    end: End,
+    end: RingEnd,
     written: u64,
-    /// What the consumer had read when last looked at: looking again costs a cache miss.
-    read_seen: u64,
+    /// The consumer's position when it was last read. Reading it again costs a cache miss.
+    last_read: u64,
 }
 
 impl RingSender {
-    pub(super) fn new(attached: Arc<Attached>, peer_slot: usize, stream: StreamNumber, patience: Patience) -> Self {
-        let ring = attached.ring(attached.slot(), peer_slot, stream);
-        let end = End { attached, ring, peer_slot, stream, patience };
+    pub(super) fn new(attachment: Arc<Attachment>, peer_index: usize, stream: StreamNumber, wait_policy: WaitPolicy) -> Self {
+        let ring = attachment.ring(attachment.index(), peer_index, stream);
+        let end = RingEnd { attachment, ring, peer_index, stream, wait_policy };
         let written = end.control().written.0.load(Ordering::Relaxed);
-        let read_seen = end.control().read.0.load(Ordering::Acquire);
-        RingSender { end, written, read_seen }
+        let last_read = end.control().read.0.load(Ordering::Acquire);
+        RingSender { end, written, last_read }
     }
 }
 
@@ -78,76 +84,77 @@ impl SendHalf for RingSender {
     fn try_send(&mut self, message: &mut Outgoing<'_>) -> Result<usize, TransportError> {
         let rest = message.rest();
         let wanted = (rest.iter().map(|part| part.len() as u64).sum::<u64>()).min(PIECE);
-        if self.end.capacity() - (self.written - self.read_seen) < wanted {
+        if self.end.capacity() - (self.written - self.last_read) < wanted {
             let read = self.end.control().read.0.load(Ordering::Acquire);
             if self.written.wrapping_sub(read) > self.end.capacity() {
                 return Err(self.end.corrupt());
             }
-            self.read_seen = read;
+            self.last_read = read;
         }
-        let free = self.end.capacity() - (self.written - self.read_seen);
+        let free = self.end.capacity() - (self.written - self.last_read);
         let count = wanted.min(free);
         if count == 0 {
             return Ok(0);
         }
         let mut position = self.written;
-        let until = self.written + count;
+        let end = self.written + count;
         for mut part in rest {
-            while !part.is_empty() && position < until {
-                let (start, length) = self.end.contiguous(position, until - position);
+            while !part.is_empty() && position < end {
+                let (start, length) = self.end.contiguous(position, end - position);
                 let length = length.min(part.len());
-                let (now, later) = part.split_at(length);
-                // SAFETY: the `count` bytes from `written` on are free, so the consumer does not touch them until `written`
-                // moves; `start + length` is within the ring; `now` is this process's own memory.
-                unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), self.end.ring.data.add(start), length) };
+                let (piece, later) = part.split_at(length);
+                // SAFETY: the `count` bytes from `written` on are free, so the consumer does not touch them until
+                // `written` moves; `start + length` is within the ring; `piece` is this process's own memory.
+                unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.end.ring.data.add(start), length) };
                 position += length as u64;
                 part = later;
             }
         }
-        self.written = until;
-        self.end.control().written.0.store(until, Ordering::Release);
-        self.end.tell_peer();
+        self.written = end;
+        self.end.control().written.0.store(end, Ordering::Release);
+        self.end.wake_peer();
         message.advance(count as usize);
         Ok(count as usize)
     }
 }
 
-/// The consumer.
+/// The consuming end.
 pub(super) struct RingReceiver {
-    end: End,
+    end: RingEnd,
     read: u64,
-    written_seen: u64,
+    /// The producer's position when it was last read.
+    last_written: u64,
 }
 
 impl RingReceiver {
-    pub(super) fn new(attached: Arc<Attached>, peer_slot: usize, stream: StreamNumber, patience: Patience) -> Self {
-        let ring = attached.ring(peer_slot, attached.slot(), stream);
-        let end = End { attached, ring, peer_slot, stream, patience };
+    pub(super) fn new(attachment: Arc<Attachment>, peer_index: usize, stream: StreamNumber, wait_policy: WaitPolicy) -> Self {
+        let ring = attachment.ring(peer_index, attachment.index(), stream);
+        let end = RingEnd { attachment, ring, peer_index, stream, wait_policy };
         let read = end.control().read.0.load(Ordering::Relaxed);
-        RingReceiver { end, read, written_seen: read }
+        RingReceiver { end, read, last_written: read }
     }
 }
 
 impl ReceiveHalf for RingReceiver {
     fn try_receive(&mut self, message: &mut Incoming<'_>) -> Result<usize, TransportError> {
         let wanted = (message.remaining() as u64).min(PIECE);
-        if self.written_seen - self.read < wanted {
+        if self.last_written - self.read < wanted {
             let written = self.end.control().written.0.load(Ordering::Acquire);
             if written.wrapping_sub(self.read) > self.end.capacity() {
                 return Err(self.end.corrupt());
             }
-            self.written_seen = written;
+            self.last_written = written;
         }
-        let count = wanted.min(self.written_seen - self.read);
+        let count = wanted.min(self.last_written - self.read);
         if count == 0 {
             return Ok(0);
         }
-        let until = self.read + count;
+        let end = self.read + count;
         let mut position = self.read;
-        while position < until {
-            let (start, length) = self.end.contiguous(position, until - position);
-            // SAFETY: the bytes between `read` and `written` are the consumer's until `read` moves past them; the range is
-            // within the ring; the slice is gone before `read` is stored.
+        while position < end {
+            let (start, length) = self.end.contiguous(position, end - position);
+            // SAFETY: the bytes between `read` and `written` are the consumer's until `read` moves past them; the
+            // range is within the ring; the slice is gone before `read` is stored.
             let bytes = unsafe { std::slice::from_raw_parts(self.end.ring.data.add(start), length) };
             message.accept(bytes).map_err(|wrong| TransportError::LengthMismatch {
                 rank: self.end.peer(),
@@ -157,9 +164,9 @@ impl ReceiveHalf for RingReceiver {
             })?;
             position += length as u64;
         }
-        self.read = until;
-        self.end.control().read.0.store(until, Ordering::Release);
-        self.end.tell_peer();
+        self.read = end;
+        self.end.control().read.0.store(end, Ordering::Release);
+        self.end.wake_peer();
         Ok(count as usize)
     }
 }
@@ -177,16 +184,16 @@ impl Endpoint for RingSender {
         self.written.wrapping_sub(self.end.control().read.0.load(Ordering::Acquire)) != self.end.capacity()
     }
 
-    fn waiter(&self) -> Waiter<'_> {
-        self.end.waiter()
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.end.wake_source()
     }
 
     fn check(&self) -> Result<(), TransportError> {
-        self.end.attached.check(self.end.peer_slot)
+        self.end.attachment.check(self.end.peer_index)
     }
 
-    fn patience(&self) -> Patience {
-        self.end.patience
+    fn wait_policy(&self) -> WaitPolicy {
+        self.end.wait_policy
     }
 }
 
@@ -203,15 +210,15 @@ impl Endpoint for RingReceiver {
         self.end.control().written.0.load(Ordering::Acquire) != self.read
     }
 
-    fn waiter(&self) -> Waiter<'_> {
-        self.end.waiter()
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.end.wake_source()
     }
 
     fn check(&self) -> Result<(), TransportError> {
-        self.end.attached.check(self.end.peer_slot)
+        self.end.attachment.check(self.end.peer_index)
     }
 
-    fn patience(&self) -> Patience {
-        self.end.patience
+    fn wait_policy(&self) -> WaitPolicy {
+        self.end.wait_policy
     }
 }

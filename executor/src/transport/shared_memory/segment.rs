@@ -1,136 +1,67 @@
-//! The piece of memory that all ranks of a machine share: how it is laid out, made, inherited, attached to and aborted.
-//!
-//! It knows nothing of messages. All `unsafe` that turns offsets into references is in this file.
+//! The shared memory segment of a machine's ranks: how it is created, inherited, attached to and aborted.
+//! It knows nothing of messages.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::super::channel::Doorbell;
+use super::super::doorbell::Doorbell;
 use super::super::{StreamNumber, TransportError};
-use super::place::{is_locked, lock, open_description};
+use super::layout::{ATTACHED, LEFT, NEVER_ATTACHED, PAGE, SegmentLayout};
+use super::liveness::{is_locked, lock, open_description};
+use super::mapping::{Mapping, RawRing};
 
-/// Children learn the number of the inherited file descriptor from this variable.
+/// The variable in which child processes find the number of the inherited file descriptor.
 const ENVIRONMENT_VARIABLE: &str = "FORETELL_SHARED_MEMORY";
+/// The first bytes of a segment. They change with the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"foretel1");
-const PAGE: usize = 4096;
-/// A machine has no more ranks than this; it bounds the table and, with the next, the size of a segment.
-const MOST_RANKS: usize = 1024;
-const MOST_RING_BYTES: usize = 1 << 30;
 
-const NOT_ABORTED: u32 = 0;
-const ABORTED_BY_LAUNCHER: u32 = u32::MAX;
-
-const NEVER_ATTACHED: u32 = 0;
-const ATTACHED: u32 = 1;
-const LEFT: u32 = 2;
-
-/// What a segment is made for.
+/// The sizes of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentShape {
-    /// The ranks of this machine, by their numbers in the whole run.
+    /// The ranks of this machine, by their numbers in the run.
     pub ranks: Vec<usize>,
-    /// How many streams there are; memory is only used for those opened.
+    /// The number of streams. Only those that are opened use memory.
     pub streams: usize,
-    /// Bytes a ring holds: a power of two, a page at least.
+    /// The capacity of a ring in bytes: a power of two, and at least a page.
     pub ring_bytes: usize,
 }
 
 impl SegmentShape {
-    /// The ring size that did best on the machine this was written on (see `benchmark_shared_memory` in the tests): large enough
-    /// to keep both sides busy, small enough for both directions to stay in a core's second-level cache.
+    /// The fastest ring size on the development machine (`executor/benches/transport.rs`): large enough to
+    /// keep both sides busy, small enough for both directions to stay in a core's second-level cache.
     pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 
-    /// A shape with the default size of rings.
+    /// A shape with rings of the default size.
     pub fn new(ranks: Vec<usize>, streams: usize) -> Self {
         SegmentShape { ranks, streams, ring_bytes: Self::DEFAULT_RING_BYTES }
     }
 }
 
-/// The first page.
-#[repr(C)]
-struct Header {
-    magic: u64,
-    ranks: u64,
-    streams: u64,
-    ring_bytes: u64,
-    abort: Lined<AtomicU32>,
-}
-
-/// One rank's entry in the table after the header.
-#[repr(C, align(128))]
-struct RankEntry {
-    rank: u64,
-    state: AtomicU32,
-}
-
-/// A value alone on its pair of cache lines (processors fetch them by two).
-#[repr(C, align(128))]
-pub(super) struct Lined<T>(pub(super) T);
-
-/// How far a ring was written and read, in bytes since the start; both only grow.
-#[repr(C)]
-pub(super) struct RingControl {
-    pub(super) written: Lined<AtomicU64>,
-    pub(super) read: Lined<AtomicU64>,
-}
-
-/// Where everything lies, computed alike by all processes.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    ranks: usize,
-    streams: usize,
-    ring_bytes: usize,
-    doorbells: usize,
-    controls: usize,
-    data: usize,
-    length: usize,
-}
-
-impl Layout {
-    fn new(ranks: usize, streams: usize, ring_bytes: usize) -> Option<Self> {
-        let sensible = (1..=MOST_RANKS).contains(&ranks)
-            && (1..=usize::from(u16::MAX) + 1).contains(&streams)
-            && (PAGE..=MOST_RING_BYTES).contains(&ring_bytes)
-            && ring_bytes.is_power_of_two();
-        if !sensible {
-            return None;
-        }
-        let rings = ranks * ranks * streams;
-        let doorbells = PAGE + ranks * size_of::<RankEntry>();
-        let controls = doorbells + ranks * streams * size_of::<Doorbell>();
-        let data = (controls + rings * size_of::<RingControl>()).next_multiple_of(PAGE);
-        // The kernel counts lengths in signed numbers.
-        let length = rings.checked_mul(ring_bytes)?.checked_add(data).filter(|length| *length <= isize::MAX as usize)?;
-        Some(Layout { ranks, streams, ring_bytes, doorbells, controls, data, length })
-    }
-}
-
-/// The shared memory of a machine's ranks. The launcher keeps it until they have ended, and may [`abort`](Self::abort) through it.
+/// The shared memory of a machine's ranks. The launcher keeps it until they have ended, and can
+/// [`abort`](Self::abort) the run through it.
 #[derive(Debug)]
 pub struct Segment {
     descriptor: OwnedFd,
     mapping: Arc<Mapping>,
-    layout: Layout,
+    layout: SegmentLayout,
+    /// The ranks' numbers in the run, by index in the segment.
     ranks: Vec<usize>,
 }
 
 impl Segment {
-    /// Makes a new segment. Its memory is only really taken where it is touched.
+    /// Creates a segment. The kernel allocates its pages when they are first used.
     pub fn create(shape: &SegmentShape) -> Result<Self, TransportError> {
-        let layout = Layout::new(shape.ranks.len(), shape.streams, shape.ring_bytes).ok_or_else(|| TransportError::Segment {
+        let SegmentShape { ranks, streams, ring_bytes } = shape;
+        let layout = SegmentLayout::new(ranks.len(), *streams, *ring_bytes).ok_or_else(|| TransportError::Segment {
             reason: format!(
-                "{} ranks, {} streams and rings of {} bytes were asked for; at least one of each, and a power of two of bytes, are needed",
-                shape.ranks.len(),
-                shape.streams,
-                shape.ring_bytes
+                "{} ranks, {streams} streams and rings of {ring_bytes} bytes were asked for; at least one of each is needed, and a power of two of bytes",
+                ranks.len(),
             ),
         })?;
         let system =
@@ -138,31 +69,22 @@ impl Segment {
         let descriptor =
             memfd_create("foretell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|error| system("create", error))?;
         ftruncate(&descriptor, layout.length as u64).map_err(|error| system("size", error))?;
-        // Sealed, no process can cut it short and so kill the others by a bus error.
+        // Without the seals a process could shorten the file, and the others would die of a bus error.
         fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|error| system("seal", error))?;
         let mapping = Arc::new(Mapping::new(descriptor.as_fd(), layout.length)?);
-        let header = mapping.pointer.as_ptr().cast::<Header>();
-        // SAFETY: the mapping is at least one page, zeroed, aligned to a page, and no other process has it yet.
-        unsafe {
-            (*header).magic = MAGIC;
-            (*header).ranks = layout.ranks as u64;
-            (*header).streams = layout.streams as u64;
-            (*header).ring_bytes = layout.ring_bytes as u64;
-        }
-        for (slot, rank) in shape.ranks.iter().enumerate() {
-            // SAFETY: `slot` is below `layout.ranks`, so the entry is inside the mapping; nobody else has it yet.
-            unsafe { (*mapping.rank_entry(slot)).rank = *rank as u64 };
-        }
-        Ok(Segment { descriptor, mapping, layout, ranks: shape.ranks.clone() })
+        // SAFETY: the file was created here, so no other process has it yet.
+        unsafe { mapping.initialise(MAGIC, &layout, ranks) };
+        Ok(Segment { descriptor, mapping, layout, ranks: ranks.clone() })
     }
 
-    /// Lets the child that `command` will start inherit the segment, and tells it so by its environment.
+    /// Makes the process that `command` will start inherit the segment, and tells it in its environment.
     pub fn pass_to(&self, command: &mut Command) {
         let descriptor = self.descriptor.as_raw_fd();
         command.env(ENVIRONMENT_VARIABLE, descriptor.to_string());
-        // SAFETY: between fork and exec the closure makes one system call, allocates nothing and takes no lock; the descriptor
-        // is open in the child because it was in the parent. It is cleared there only, so no other child inherits it.
+        // SAFETY: between fork and exec the closure makes one system call, allocates nothing and takes no lock.
+        // The descriptor is open in the child because it was open in the parent. The flag is cleared in this
+        // child only, so no other child inherits the descriptor.
         unsafe {
             command.pre_exec(move || {
                 let descriptor = BorrowedFd::borrow_raw(descriptor);
@@ -171,7 +93,7 @@ impl Segment {
         }
     }
 
-    /// The segment that the launcher passed to this process; `None` if there is none.
+    /// The segment that this process has inherited; `None` if it has not inherited one.
     pub fn from_environment() -> Result<Option<Self>, TransportError> {
         let Some(text) = std::env::var_os(ENVIRONMENT_VARIABLE) else { return Ok(None) };
         let number =
@@ -181,29 +103,28 @@ impl Segment {
         let file = open_description(number)?;
         // SAFETY: the descriptor was open a line above, and is borrowed for one call only.
         let inherited = unsafe { BorrowedFd::borrow_raw(number) };
-        // Our own children need not have it. Failing that, nothing is lost but neatness.
+        // Child processes of this rank do not need it. If the call fails, they have one descriptor too many.
         let _ = fcntl_setfd(inherited, FdFlags::CLOEXEC);
         Self::from_descriptor(file.into()).map(Some)
     }
 
     fn from_descriptor(descriptor: OwnedFd) -> Result<Self, TransportError> {
-        let wrong = |reason: &str| TransportError::Segment { reason: reason.to_owned() };
-        let seals = fcntl_get_seals(&descriptor).map_err(|_| wrong("it is not an anonymous file"))?;
+        let invalid = |reason: &str| TransportError::Segment { reason: reason.to_owned() };
+        let seals = fcntl_get_seals(&descriptor).map_err(|_| invalid("it is not an anonymous file"))?;
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(wrong("it is not sealed against shrinking"));
+            return Err(invalid("it is not sealed against shrinking"));
         }
         let length =
             fstat(&descriptor).map_err(|error| TransportError::system("inspect the shared memory", error))?.st_size as usize;
         if length < PAGE {
-            return Err(wrong("it is too short"));
+            return Err(invalid("it is too short"));
         }
         let mapping = Arc::new(Mapping::new(descriptor.as_fd(), length)?);
         let header = mapping.header();
-        let layout = Layout::new(header.ranks as usize, header.streams as usize, header.ring_bytes as usize)
+        let layout = SegmentLayout::new(header.ranks as usize, header.streams as usize, header.ring_bytes as usize)
             .filter(|layout| header.magic == MAGIC && layout.length == length)
-            .ok_or_else(|| wrong("its header is not that of a segment of this version of foretell"))?;
-        // SAFETY: every slot is inside the mapping, whose length was just checked, and `rank` does not change once made.
-        let ranks = (0..layout.ranks).map(|slot| unsafe { (*mapping.rank_entry(slot)).rank as usize }).collect();
+            .ok_or_else(|| invalid("its header is not that of a segment of this version of foretell"))?;
+        let ranks = (0..layout.ranks).map(|index| mapping.rank(index)).collect();
         Ok(Segment { descriptor, mapping, layout, ranks })
     }
 
@@ -212,168 +133,86 @@ impl Segment {
         &self.ranks
     }
 
-    /// How many streams there are.
+    /// The number of streams.
     pub fn streams(&self) -> usize {
         self.layout.streams
     }
 
-    /// Makes every rank's present and future waits fail: with the loss of `lost`, or as aborted. The first call decides.
+    /// Makes all present and future waits of the ranks fail: with the loss of `lost`, or without one as
+    /// aborted. Only the first call has an effect.
     pub fn abort(&self, lost: Option<usize>) {
-        let word = lost.and_then(|rank| u32::try_from(rank).ok()).map_or(ABORTED_BY_LAUNCHER, |rank| rank.saturating_add(1));
-        let _ = self.mapping.header().abort.0.compare_exchange(NOT_ABORTED, word, Ordering::AcqRel, Ordering::Relaxed);
-        for slot in 0..self.layout.ranks {
+        self.mapping.header().abort.0.set(lost);
+        for index in 0..self.layout.ranks {
             for stream in 0..self.layout.streams {
-                self.doorbell_at(slot, stream).ring();
+                self.mapping.doorbell(&self.layout, index, stream).ring();
             }
         }
     }
 
-    pub(super) fn slot_of(&self, rank: usize) -> Option<usize> {
+    /// The index of a rank in the segment.
+    pub(super) fn index_of(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|candidate| *candidate == rank)
     }
-
-    fn doorbell_at(&self, slot: usize, stream: usize) -> &Doorbell {
-        assert!(slot < self.layout.ranks && stream < self.layout.streams);
-        let offset = self.layout.doorbells + (slot * self.layout.streams + stream) * size_of::<Doorbell>();
-        // SAFETY: inside the mapping by the assertion, aligned because the base and all sizes are multiples of 128, and made of
-        // atomics only, of which zero bytes are valid.
-        unsafe { &*self.mapping.at(offset).cast::<Doorbell>() }
-    }
-
-    fn abort_error(&self) -> Result<(), TransportError> {
-        match self.mapping.header().abort.0.load(Ordering::Acquire) {
-            NOT_ABORTED => Ok(()),
-            ABORTED_BY_LAUNCHER => Err(TransportError::Aborted),
-            word => Err(TransportError::PeerLost { rank: word as usize - 1 }),
-        }
-    }
 }
 
-/// A rank's own hold on the segment: while it lives, the others know that the rank does.
-pub(super) struct Attached {
+/// A rank's own hold on the segment. As long as it exists, the other ranks see that this one lives.
+pub(super) struct Attachment {
     segment: Segment,
-    slot: usize,
+    index: usize,
 }
 
-impl Attached {
+impl Attachment {
     pub(super) fn new(segment: &Segment, rank: usize) -> Result<Self, TransportError> {
-        let slot = segment
-            .slot_of(rank)
-            .ok_or_else(|| TransportError::Segment { reason: format!("it was not made for rank {rank}") })?;
-        // Locks belong to an open file description, which dies with its process: so each rank needs one of its own.
+        let index = segment
+            .index_of(rank)
+            .ok_or_else(|| TransportError::Segment { reason: format!("it was not created for rank {rank}") })?;
+        // A lock belongs to an open file description, so each rank needs one of its own.
         let descriptor: OwnedFd = open_description(segment.descriptor.as_raw_fd())?.into();
-        lock(descriptor.as_fd(), slot)
-            .map_err(|error| TransportError::system(format!("take the place of rank {rank} in the shared memory"), error))?;
+        lock(descriptor.as_fd(), index)
+            .map_err(|error| TransportError::system(format!("attach to the shared memory as rank {rank}"), error))?;
         let segment =
             Segment { descriptor, mapping: Arc::clone(&segment.mapping), layout: segment.layout, ranks: segment.ranks.clone() };
-        segment.mapping.state(slot).store(ATTACHED, Ordering::Release);
-        Ok(Attached { segment, slot })
+        segment.mapping.state(index).store(ATTACHED, Ordering::Release);
+        Ok(Attachment { segment, index })
     }
 
     pub(super) fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    pub(super) fn slot(&self) -> usize {
-        self.slot
+    /// This rank's index in the segment.
+    pub(super) fn index(&self) -> usize {
+        self.index
     }
 
     pub(super) fn rank(&self) -> usize {
-        self.segment.ranks[self.slot]
+        self.segment.ranks[self.index]
     }
 
-    /// An error if the run was aborted, or if the rank in `slot` was here and is not any more.
-    pub(super) fn check(&self, slot: usize) -> Result<(), TransportError> {
-        self.segment.abort_error()?;
-        let gone = match self.segment.mapping.state(slot).load(Ordering::Acquire) {
+    /// Returns an error if the run was aborted, or if the rank at `index` has attached and is gone.
+    pub(super) fn check(&self, index: usize) -> Result<(), TransportError> {
+        self.segment.mapping.header().abort.0.check()?;
+        let is_gone = match self.segment.mapping.state(index).load(Ordering::Acquire) {
             NEVER_ATTACHED => false,
-            ATTACHED => !is_locked(self.segment.descriptor.as_fd(), slot),
+            ATTACHED => !is_locked(self.segment.descriptor.as_fd(), index),
             _ => true,
         };
-        if gone { Err(TransportError::PeerLost { rank: self.segment.ranks[slot] }) } else { Ok(()) }
+        if is_gone { Err(TransportError::PeerLost { rank: self.segment.ranks[index] }) } else { Ok(()) }
     }
 
-    /// The doorbell of the rank in `slot` for `stream`.
-    pub(super) fn doorbell(&self, slot: usize, stream: StreamNumber) -> &Doorbell {
-        self.segment.doorbell_at(slot, usize::from(stream.0))
+    /// The doorbell of the rank at `index` for `stream`.
+    pub(super) fn doorbell(&self, index: usize, stream: StreamNumber) -> &Doorbell {
+        self.segment.mapping.doorbell(&self.segment.layout, index, usize::from(stream.0))
     }
 
-    /// The ring from `source` to `destination` (both slots) on `stream`.
+    /// The ring from `source` to `destination`, both indices of ranks, for `stream`.
     pub(super) fn ring(&self, source: usize, destination: usize, stream: StreamNumber) -> RawRing {
-        let layout = &self.segment.layout;
-        let stream = usize::from(stream.0);
-        assert!(source < layout.ranks && destination < layout.ranks && stream < layout.streams);
-        let index = (source * layout.ranks + destination) * layout.streams + stream;
-        RawRing {
-            control: self.segment.mapping.at(layout.controls + index * size_of::<RingControl>()).cast(),
-            data: self.segment.mapping.at(layout.data + index * layout.ring_bytes),
-            capacity: layout.ring_bytes,
-        }
+        self.segment.mapping.ring(&self.segment.layout, source, destination, usize::from(stream.0))
     }
 }
 
-impl Drop for Attached {
+impl Drop for Attachment {
     fn drop(&mut self) {
-        self.segment.mapping.state(self.slot).store(LEFT, Ordering::Release);
-    }
-}
-
-/// Where a ring lies. Valid as long as the [`Attached`] it came from; its holder keeps that alive beside it.
-#[derive(Clone, Copy)]
-pub(super) struct RawRing {
-    pub(super) control: *const RingControl,
-    pub(super) data: *mut u8,
-    pub(super) capacity: usize,
-}
-
-#[derive(Debug)]
-struct Mapping {
-    pointer: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: the memory is only reached through atomics and through ring regions that their indices give to one side at a time.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(descriptor: BorrowedFd<'_>, length: usize) -> Result<Self, TransportError> {
-        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
-        let pointer =
-            unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, descriptor, 0) }
-                .map_err(|error| {
-                    TransportError::system(format!("map {length} bytes of memory shared by this machine's ranks"), error)
-                })?;
-        let pointer = NonNull::new(pointer.cast::<u8>())
-            .ok_or_else(|| TransportError::Segment { reason: "it was mapped at address zero".to_owned() })?;
-        Ok(Mapping { pointer, length })
-    }
-
-    fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset < self.length);
-        // SAFETY: inside the mapping by the assertion.
-        unsafe { self.pointer.as_ptr().add(offset) }
-    }
-
-    fn header(&self) -> &Header {
-        // SAFETY: a mapping has a page at least; the plain fields never change once other processes see them.
-        unsafe { &*self.pointer.as_ptr().cast::<Header>() }
-    }
-
-    fn rank_entry(&self, slot: usize) -> *mut RankEntry {
-        self.at(PAGE + slot * size_of::<RankEntry>()).cast()
-    }
-
-    fn state(&self, slot: usize) -> &AtomicU32 {
-        // SAFETY: callers pass slots of the layout, so the entry is inside the mapping; the field is an atomic.
-        unsafe { &(*self.rank_entry(slot)).state }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and whoever holds a pointer into it holds an `Arc` of it too.
-        let _ = unsafe { munmap(self.pointer.as_ptr().cast(), self.length) };
+        self.segment.mapping.state(self.index).store(LEFT, Ordering::Release);
     }
 }

@@ -53,22 +53,6 @@ fn all_reduce_gives_the_same_bits_everywhere_and_every_time() {
     }
 }
 
-#[test]
-fn maximum_keeps_the_greatest_and_any_nan() {
-    for length in [4, 50_000] {
-        let results = on_every_rank(&world(Kind::SharedMemory, 3), |transport| {
-            let rank = transport.rank();
-            let mut values = vec![rank as f32; length];
-            values[rank] = if rank == 1 { f32::NAN } else { -9.0 };
-            Group::new(transport, &[0, 1, 2], StreamNumber(0)).unwrap().all_reduce_with(Reduction::Maximum, &mut values).unwrap();
-            values
-        });
-        for values in results {
-            assert!((values[0], values[2], values[3]) == (2.0, 1.0, 2.0) && values[1].is_nan(), "{:?}", &values[..4]);
-        }
-    }
-}
-
 /// The bytes of numbers of sixteen bits.
 fn half_bytes(half: Half, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&value| half.nearest(value).to_le_bytes()).collect()
@@ -94,9 +78,9 @@ fn numbers_of_sixteen_bits_are_summed_in_single_precision_and_rounded_once_a_mem
                     LENGTHS.map(|length| {
                         let own = half_bytes(half, &small_numbers(rank, length));
                         let mut values = own.clone();
-                        group.all_reduce(Number::Half(half), Reduction::Sum, &mut values).unwrap();
+                        group.all_reduce(ElementType::Half(half), &mut values).unwrap();
                         let mut part = vec![0; 2 * chunk_range(length, size, rank).len()];
-                        group.reduce_scatter(Number::Half(half), &own, &mut part).unwrap();
+                        group.reduce_scatter(ElementType::Half(half), &own, &mut part).unwrap();
                         (values, part)
                     })
                 });
@@ -151,21 +135,7 @@ fn reduce_scatter_and_all_gather_are_the_two_halves_of_all_reduce() {
 }
 
 #[test]
-fn reduce_scatter_takes_parts_of_any_sizes() {
-    let counts = [70_000, 0, 3];
-    let length = counts.iter().sum();
-    let results = on_every_rank(&world(Kind::SharedMemory, 3), |transport| {
-        let rank = transport.rank();
-        let mut part = vec![0.0; counts[rank]];
-        let mut group = Group::new(transport, &[0, 1, 2], StreamNumber(2)).unwrap();
-        group.reduce_scatter_uneven(Reduction::Sum, &whole_numbers(rank, length), &counts, &mut part).unwrap();
-        part
-    });
-    assert!(results.concat() == naive_sum(whole_numbers, 3, length));
-}
-
-#[test]
-fn all_gather_collects_bytes_of_even_and_uneven_sizes() {
+fn all_gather_collects_the_bytes_of_all_members() {
     for kind in ALL_KINDS {
         for size in 1..=4 {
             on_every_rank(&world(kind, size), |transport| {
@@ -176,10 +146,6 @@ fn all_gather_collects_bytes_of_even_and_uneven_sizes() {
                     group.all_gather(&some_bytes(rank, length), &mut output).unwrap();
                     assert!(output == (0..size).flat_map(|rank| some_bytes(rank, length)).collect::<Vec<_>>());
                 }
-                let counts: Vec<usize> = (0..size).map(|rank| rank * rank * 1000).collect();
-                let mut output = vec![0; counts.iter().sum()];
-                group.all_gather_uneven(&some_bytes(rank, counts[rank]), &counts, &mut output).unwrap();
-                assert!(output == (0..size).flat_map(|rank| some_bytes(rank, counts[rank])).collect::<Vec<_>>());
             });
         }
     }
@@ -218,13 +184,6 @@ fn all_to_all_transposes() {
                     group.all_to_all(&input, &mut output).unwrap();
                     assert!(output == (0..size).flat_map(|from| piece(from, rank, length)).collect::<Vec<_>>());
                 }
-                let length = |from: usize, to: usize| from * 1000 + to * 10;
-                let send_counts: Vec<usize> = (0..size).map(|to| length(rank, to)).collect();
-                let receive_counts: Vec<usize> = (0..size).map(|from| length(from, rank)).collect();
-                let input: Vec<u8> = (0..size).flat_map(|to| piece(rank, to, length(rank, to))).collect();
-                let mut output = vec![0; receive_counts.iter().sum()];
-                group.all_to_all_uneven(&input, &send_counts, &mut output, &receive_counts).unwrap();
-                assert!(output == (0..size).flat_map(|from| piece(from, rank, length(from, rank))).collect::<Vec<_>>());
             });
         }
     }
@@ -317,24 +276,20 @@ fn messages_between_two_ranks_arrive_whole_and_in_order() {
     for kind in ALL_KINDS {
         on_every_rank(&world(kind, 2), |transport| {
             let (rank, peer) = (transport.rank(), 1 - transport.rank());
-            let mut channel = transport.open(peer, StreamNumber(0)).unwrap();
+            let mut group = Group::new(transport, &all(2), StreamNumber(0)).unwrap();
             for length in [0, 1, 3, 5000, 2, 1_000_003] {
                 if rank == 0 {
-                    channel.send(&some_bytes(length, length)).unwrap();
+                    group.send(peer, &some_bytes(length, length)).unwrap();
                 } else {
                     let mut bytes = vec![0; length];
-                    channel.receive(&mut bytes).unwrap();
+                    group.receive(peer, &mut bytes).unwrap();
                     assert!(bytes == some_bytes(length, length));
                 }
             }
-            // Numbers reduced from places that are not multiples of four in the ring.
-            if rank == 0 {
-                channel.send_f32(&whole_numbers(3, 50_001)).unwrap();
-            } else {
-                let mut values = vec![1.0; 50_001];
-                channel.receive_reduce(Reduction::Sum, &mut values).unwrap();
-                assert!(values.iter().zip(whole_numbers(3, 50_001)).all(|(value, sent)| *value == sent + 1.0));
-            }
+            // After an odd number of bytes, elements are reduced at addresses that are no multiples of four.
+            let mut values = whole_numbers(rank, 50_001);
+            group.all_reduce_f32(&mut values).unwrap();
+            assert!(values == naive_sum(whole_numbers, 2, 50_001));
         });
     }
 }
@@ -358,7 +313,7 @@ fn wrong_sizes_and_strangers_are_refused_with_a_sentence() {
     assert!(Group::new(Arc::clone(&transports[0]), &[0, 0], StreamNumber(0)).is_err());
     let mut group = Group::new(Arc::clone(&transports[0]), &[0], StreamNumber(0)).unwrap();
     let error = group.reduce_scatter_f32(&[1.0, 2.0], &mut [0.0]).unwrap_err();
-    assert_eq!(error.to_string(), "rank 0 called reduce-scatter with 1 elements where 2 are needed");
+    assert_eq!(error.to_string(), "rank 0 called reduce-scatter with 4 bytes where 8 are needed");
     assert!(group.all_gather(&[1], &mut [0, 0]).is_err());
     assert!(group.broadcast(1, &mut []).is_err());
 }

@@ -1,7 +1,6 @@
 //! Tests of the transports, with ranks as threads here and as real processes in `processes`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod benchmark;
 mod collectives;
 mod hostile;
 mod processes;
@@ -26,8 +25,8 @@ enum Kind {
 
 const ALL_KINDS: [Kind; 4] = [Kind::SharedMemory, Kind::SmallRings, Kind::Tcp, Kind::Mixed];
 
-fn patience(timeout: Duration) -> Patience {
-    Patience { timeout, ..Patience::default() }
+fn wait_policy(timeout: Duration) -> WaitPolicy {
+    WaitPolicy { timeout, ..WaitPolicy::default() }
 }
 
 /// The transports of all ranks of a run, to be used by threads of this process.
@@ -61,14 +60,14 @@ fn erase<T: Transport + 'static>(transports: Vec<T>) -> Vec<Arc<dyn Transport>> 
 
 fn shared_memory_world(ranks: &[usize], world_size: usize, ring_bytes: usize, timeout: Duration) -> Vec<SharedMemory> {
     let segment = Segment::create(&SegmentShape { ranks: ranks.to_vec(), streams: 4, ring_bytes }).unwrap();
-    ranks.iter().map(|rank| SharedMemory::attach(&segment, *rank, world_size, patience(timeout)).unwrap()).collect()
+    ranks.iter().map(|rank| SharedMemory::attach(&segment, *rank, world_size, wait_policy(timeout)).unwrap()).collect()
 }
 
 fn tcp_world(size: usize, timeout: Duration) -> Vec<Tcp> {
     let key = RunKey::generate().unwrap();
     let listeners: Vec<TcpListener> = (0..size).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-    let options = TcpOptions { connect_timeout: timeout, patience: patience(timeout), socket_buffer: None };
+    let options = TcpOptions { connect_timeout: timeout, wait_policy: wait_policy(timeout) };
     let start = |(rank, listener)| Tcp::new(rank, listener, addresses.clone(), key.clone(), options).unwrap();
     listeners.into_iter().enumerate().map(start).collect()
 }

@@ -46,18 +46,13 @@ fn child() {
             // Survivors stay until they are told: the launcher must not hear of their end first.
             client.receive::<String>(Some(LONG)).unwrap();
         }
-        "benchmark in shared memory" => benchmark::rank(shared_memory(rank, world_size), world_size),
-        "benchmark over tcp" => {
-            let (transport, _client) = tcp(rank, world_size);
-            benchmark::rank(transport, world_size);
-        }
         other => panic!("no role `{other}`"),
     }
 }
 
 fn shared_memory(rank: usize, world_size: usize) -> Arc<dyn Transport> {
     let segment = Segment::from_environment().unwrap().unwrap();
-    Arc::new(SharedMemory::attach(&segment, rank, world_size, patience(LONG)).unwrap())
+    Arc::new(SharedMemory::attach(&segment, rank, world_size, wait_policy(LONG)).unwrap())
 }
 
 fn tcp(rank: usize, world_size: usize) -> (Arc<dyn Transport>, ControlClient) {
@@ -67,7 +62,7 @@ fn tcp(rank: usize, world_size: usize) -> (Arc<dyn Transport>, ControlClient) {
     let port = listener.local_addr().unwrap().port();
     let (client, table) = ControlClient::join(server, &key, rank, &announcement(port), LONG).unwrap();
     assert_eq!(table.ranks.len(), world_size);
-    let options = TcpOptions { patience: patience(LONG), ..TcpOptions::default() };
+    let options = TcpOptions { wait_policy: wait_policy(LONG), ..TcpOptions::default() };
     (Arc::new(Tcp::new(rank, listener, table.addresses().unwrap(), key, options).unwrap()), client)
 }
 
@@ -113,7 +108,7 @@ pub(super) fn with_server(role: &str, world_size: usize) -> (Vec<Child>, Control
         key.pass_to(command);
         command.env(SERVER, server.address().to_string());
     });
-    server.gather(LONG).unwrap();
+    server.wait_for_ranks(LONG).unwrap();
     (children, server)
 }
 

@@ -22,7 +22,7 @@ pub(super) fn announcement(port: u16) -> Announcement {
 pub(super) fn join_alone(server: &ControlServer, key: &RunKey) -> ControlClient {
     std::thread::scope(|scope| {
         let client = scope.spawn(|| ControlClient::join(server.address(), key, 0, &announcement(1), LONG).unwrap().0);
-        server.gather(LONG).unwrap();
+        server.wait_for_ranks(LONG).unwrap();
         client.join().unwrap()
     })
 }
@@ -46,7 +46,7 @@ fn all_ranks_get_the_table_and_talk_both_ways() {
                 assert!(matches!(client.receive::<Value>(Some(SHORT)), Err(TransportError::ControlTimedOut { .. })));
             });
         }
-        server.gather(LONG).unwrap();
+        server.wait_for_ranks(LONG).unwrap();
         let mut heard: Vec<usize> = (0..3)
             .map(|_| match server.next_event(LONG).unwrap() {
                 (rank, Event::Message(message)) => {
@@ -78,7 +78,7 @@ fn a_missing_rank_is_named_after_the_time_out() {
             let key = &key;
             scope.spawn(move || ControlClient::join(address, key, rank, &announcement(1), SHORT * 3).unwrap_err());
         }
-        let error = server.gather(SHORT).unwrap_err();
+        let error = server.wait_for_ranks(SHORT).unwrap_err();
         assert!(error.to_string().starts_with("ranks 1, 3 did not join the run within"), "{error}");
     });
 }
@@ -88,9 +88,9 @@ fn a_rank_that_joins_and_dies_is_named_at_once() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 2).unwrap();
     let error = ControlClient::join(server.address(), &key, 1, &announcement(1), SHORT).unwrap_err();
-    assert!(matches!(error, TransportError::ControlTimedOut { party: Party::Launcher, .. }), "{error}");
+    assert!(matches!(error, TransportError::ControlTimedOut { peer: Peer::Launcher, .. }), "{error}");
     let started = Instant::now();
-    assert!(matches!(server.gather(LONG), Err(TransportError::PeerLost { rank: 1 })));
+    assert!(matches!(server.wait_for_ranks(LONG), Err(TransportError::PeerLost { rank: 1 })));
     assert!(started.elapsed() < Duration::from_secs(1));
 }
 
@@ -104,7 +104,7 @@ fn the_loss_of_the_launcher_ends_a_ranks_wait() {
             let (client, _) = ControlClient::join(address, key, 0, &announcement(1), LONG).unwrap();
             client.receive::<Value>(None).unwrap_err()
         });
-        server.gather(LONG).unwrap();
+        server.wait_for_ranks(LONG).unwrap();
         drop(server);
         assert!(matches!(rank.join().unwrap(), TransportError::LauncherLost));
     });

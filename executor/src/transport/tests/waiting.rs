@@ -68,7 +68,7 @@ fn abort_wakes_every_waiter_at_once() {
 #[test]
 fn an_abort_without_a_name_is_the_launchers() {
     let segment = Segment::create(&SegmentShape::new(vec![0, 1], 1)).unwrap();
-    let transport = SharedMemory::attach(&segment, 0, 2, Patience::default()).unwrap();
+    let transport = SharedMemory::attach(&segment, 0, 2, WaitPolicy::default()).unwrap();
     segment.abort(None);
     segment.abort(Some(1));
     let error = transport.open(1, StreamNumber(0)).unwrap().receive(&mut [0]).unwrap_err();
@@ -136,11 +136,11 @@ fn a_channel_opens_once_and_only_to_others() {
 #[test]
 fn a_segment_takes_each_rank_once_and_sensible_shapes_only() {
     let segment = Segment::create(&SegmentShape::new(vec![4, 7], 2)).unwrap();
-    let first = SharedMemory::attach(&segment, 7, 8, Patience::default()).unwrap();
-    assert!(SharedMemory::attach(&segment, 7, 8, Patience::default()).is_err());
-    assert!(SharedMemory::attach(&segment, 5, 8, Patience::default()).is_err());
+    let first = SharedMemory::attach(&segment, 7, 8, WaitPolicy::default()).unwrap();
+    assert!(SharedMemory::attach(&segment, 7, 8, WaitPolicy::default()).is_err());
+    assert!(SharedMemory::attach(&segment, 5, 8, WaitPolicy::default()).is_err());
     drop(first);
-    assert!(SharedMemory::attach(&segment, 7, 8, Patience::default()).is_ok());
+    assert!(SharedMemory::attach(&segment, 7, 8, WaitPolicy::default()).is_ok());
     for (ranks, streams, ring_bytes) in
         [(vec![], 1, 4096), (vec![0], 0, 4096), (vec![0], 1, 5000), (vec![0], 1, 0), (vec![0], 1, 1 << 40)]
     {
@@ -153,7 +153,7 @@ fn who_may_not_spin_sleeps_until_he_may_or_has_his_message() {
     use crate::clock::thread_cpu_time;
     use std::sync::atomic::{AtomicBool, Ordering};
     const SPIN: Duration = Duration::from_millis(200);
-    let patience = Patience { spin: SPIN, timeout: Duration::from_secs(20) };
+    let patience = WaitPolicy { spin: SPIN, timeout: Duration::from_secs(20) };
     let stream = StreamNumber(1);
     // What waiting 100 ms for a message takes of the processor, when the thread may spin from the middle on and when it never may.
     let busy = |is_nudged: bool| {

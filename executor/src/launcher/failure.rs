@@ -1,0 +1,81 @@
+//! Finding out why a run failed.
+//!
+//! One rank's death makes the others fail soon after, and the launcher may hear of those first. So it
+//! collects what the ranks report and how their processes end for a short time, then names the most
+//! likely cause.
+
+use super::{POLL_INTERVAL, Ranks};
+use crate::error::ExecutorError;
+use crate::job::{Order, Report};
+use crate::transport::Event;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+/// How long ranks have, after the first sign of a failure, to report its cause and to end.
+const GRACE: Duration = Duration::from_millis(700);
+
+impl Ranks {
+    /// Stops the run and returns the cause of its failure.
+    ///
+    /// `rank` is the rank on which the failure was noticed and `message` its own report, if it sent
+    /// one; `is_consequence` says that the report blames another rank. The cause is, in this order: a
+    /// rank that a signal killed, one that failed by itself, one that ended in failure, or `rank`.
+    pub(super) fn diagnose(&mut self, rank: usize, message: Option<String>, is_consequence: bool) -> ExecutorError {
+        let mut reports: Vec<(usize, String, bool)> = message.map(|text| (rank, text, is_consequence)).into_iter().collect();
+        let started = Instant::now();
+        let mut is_aborted = false;
+        while started.elapsed() < GRACE && self.exits.iter().any(Option::is_none) {
+            // Ranks that fail by themselves report first; then the waiting ones are told to give up.
+            if !is_aborted && started.elapsed() > GRACE / 4 {
+                is_aborted = true;
+                self.abort();
+            }
+            if let Some((rank, Event::Message(message))) = self.server.next_event(POLL_INTERVAL)
+                && let Ok(Report::Failed { message, consequence }) = message.parse::<Report>()
+            {
+                reports.push((rank, message, consequence));
+            }
+            self.poll_children();
+        }
+        let exit =
+            |is_wanted: fn(&ExitStatus) -> bool| self.first_exit(is_wanted).map(|(rank, status)| (rank, describe_exit(status)));
+        let own_failure = || {
+            let report = reports.iter().find(|(.., is_consequence)| !is_consequence);
+            report.map(|(rank, text, _)| (*rank, format!("failed: {text}")))
+        };
+        let cause = exit(|status| status.signal().is_some()).or_else(own_failure).or_else(|| exit(|status| !status.success()));
+        let (rank, cause) = cause.unwrap_or_else(|| (rank, "does not answer any more".into()));
+        ExecutorError::RankDied { rank, cause }
+    }
+
+    /// Makes every wait for another rank fail.
+    fn abort(&self) {
+        for segment in &self.segments {
+            segment.abort(None);
+        }
+        // Ranks that are gone cannot be told, and need not be.
+        let _ = self.server.broadcast(&Order::Abort { lost: None });
+    }
+}
+
+/// How a process ended, as the rest of a sentence that begins with the rank.
+pub(super) fn describe_exit(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
+        (None, Some(code)) => format!("ended with status {code}"),
+        (None, None) => "ended".into(),
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGKILL => " (SIGKILL; the system kills so when memory runs out)",
+        libc::SIGTERM => " (SIGTERM)",
+        libc::SIGINT => " (SIGINT)",
+        libc::SIGSEGV => " (SIGSEGV)",
+        libc::SIGBUS => " (SIGBUS)",
+        libc::SIGABRT => " (SIGABRT)",
+        _ => "",
+    }
+}
