@@ -5,7 +5,7 @@ use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::Profile;
-use foretell_simulator::gpu::{Profiles, StackKind};
+use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use serde::de::DeserializeOwned;
 use std::path::Path;
@@ -143,7 +143,7 @@ fn looks_like_path(text: &str, folder: &Path) -> bool {
 }
 
 /// What is known of a software stack.
-pub fn stack(name: &str) -> Result<&'static StackKind, Failure> {
+pub fn stack(name: &str) -> Result<&'static StackProfile, Failure> {
     let profiles = Profiles::library().map_err(|error| Failure::Undone(error.to_string()))?;
     profiles.stack(name).map_err(|_| {
         let names: Vec<&str> = profiles.stack_names().collect();

@@ -176,7 +176,7 @@ impl Choices {
         let mut base =
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
         let stack = inputs::stack(&self.stack)?;
-        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.overlap, stack.bucket);
+        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.defaults.overlap, stack.defaults.bucket);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
@@ -218,12 +218,12 @@ impl Choices {
             let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
             let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started);
             planned = match (planned, found) {
-                (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.beside(&found)),
+                (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.counting(&found)),
                 (Ok(before), Err(_)) => Ok(before),
                 (before, Ok(found)) => {
                     (setting.topology, setting.first_nodes) = (topology, Some(first));
                     Ok(match before {
-                        Ok(before) => found.beside(&before),
+                        Ok(before) => found.counting(&before),
                         Err(_) => found,
                     })
                 }
@@ -262,7 +262,7 @@ impl Choices {
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 top,
-                elsewhere,
+                must_beat: elsewhere,
                 ..Request::new(&setting.model.model, &setting.model.name, topology, &costs, base)
             };
             Ok(plan(&request)?)
@@ -271,7 +271,7 @@ impl Choices {
         for &precision in &self.formats(setting)[1..] {
             // What does not fit in one format may in another.
             planned = match (planned, search(&Plan { precision, ..setting.base.clone() })) {
-                (Ok(one), Ok(other)) => Ok(one.with(other, top)),
+                (Ok(one), Ok(other)) => Ok(one.merged(other, top)),
                 (Err(_), other) => other,
                 (one, Err(_)) => one,
             };

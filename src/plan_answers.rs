@@ -286,7 +286,7 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
             Err(error) => return Err(error.into()),
         };
         planned = Some(match planned {
-            Some(before) => before.with(found, 1),
+            Some(before) => before.merged(found, 1),
             None => found,
         });
     }

@@ -216,7 +216,7 @@ impl PlanFile {
 
 /// What communication a stack has run beside kernels.
 fn usual_overlap(stack: &Stack) -> Option<Overlap> {
-    inputs::stack(stack.name()).ok().map(|stack| stack.overlap)
+    inputs::stack(stack.name()).ok().map(|stack| stack.defaults.overlap)
 }
 
 /// What a model is called that stands in place, without a name.

@@ -114,7 +114,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         match &self.allocation {
             // SAFETY: this driver allocated the memory, and it is no longer in use.
-            Allocation::Device(driver) => unsafe { driver.free(DeviceAddress::of(self.start.as_ptr())) },
+            Allocation::Device(driver) => unsafe { driver.free(DeviceAddress::from_pointer(self.start.as_ptr())) },
             // SAFETY: as above.
             Allocation::Pinned(driver) => unsafe { driver.free_pinned(self.start) },
             Allocation::Host => {

@@ -51,7 +51,7 @@ pub(crate) fn initialise(
             let bytes = buffer.bytes.count() as usize;
             // SAFETY: the place lies in the arena. The copy is as long, and lives until the stream
             // is done.
-            unsafe { driver.copy_in(DeviceAddress::of(place), copy.as_ptr().cast(), bytes, stream) }?;
+            unsafe { driver.copy_in(DeviceAddress::from_pointer(place), copy.as_ptr().cast(), bytes, stream) }?;
         }
         driver.synchronize(stream)?;
     }

@@ -136,13 +136,7 @@ impl Interpreter {
             .map(|program| PreparedProgram::new(program, &mesh, rank, &keys, arenas))
             .collect::<Result<Vec<_>, _>>()?;
         let (backend, gpu_streams) = open_backend(arenas, &prepared, &keys)?;
-        let step = StepRequest {
-            program: 0,
-            samples,
-            next: None,
-            hyperparameters: Hyperparameters::default(),
-            is_timed: false,
-        };
+        let step = StepRequest { program: 0, samples, next: None, hyperparameters: Hyperparameters::default(), is_timed: false };
         let shared = Arc::new(SharedState {
             programs: prepared,
             gpu_streams,
@@ -203,9 +197,7 @@ impl Interpreter {
             worker.thread().unpark();
         }
         let result = match &mut self.backend {
-            KernelBackend::Cpu(backend) => {
-                threads::run_compute_stream(shared, prepared, backend, &own_step.hyperparameters)
-            }
+            KernelBackend::Cpu(backend) => threads::run_compute_stream(shared, prepared, backend, &own_step.hyperparameters),
             KernelBackend::Cuda(backend) => gpu::run_compute_stream(shared, prepared, backend, &own_step),
         };
         if let Err(error) = result {

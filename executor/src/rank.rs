@@ -1,6 +1,6 @@
 //! A rank's process: joins the run that its environment names, does its job, reports the result.
 
-use crate::backend::cuda::{Driver, NvidiaDriver, Reach};
+use crate::backend::cuda::{Driver, GpuTransport, NvidiaDriver};
 use crate::calibration;
 use crate::environment::{
     ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
@@ -159,8 +159,8 @@ fn join() -> Result<Member, ExecutorError> {
 /// Opens the GPU that the environment assigns; `None` if it assigns none.
 fn open_gpu() -> Result<Option<Arc<dyn Driver>>, ExecutorError> {
     let Ok(index) = number(GPU_VARIABLE) else { return Ok(None) };
-    let reach = if std::env::var_os(NCCL_VARIABLE).is_some() { Reach::Direct } else { Reach::Host };
-    Ok(Some(Arc::new(NvidiaDriver::open(index, reach)?)))
+    let transport = if std::env::var_os(NCCL_VARIABLE).is_some() { GpuTransport::Nccl } else { GpuTransport::Host };
+    Ok(Some(Arc::new(NvidiaDriver::open(index, transport)?)))
 }
 
 fn variable(name: &str) -> Result<String, ExecutorError> {

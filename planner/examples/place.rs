@@ -1,7 +1,7 @@
 //! How long it takes to place the operators of a model: `cargo run --release -p foretell-planner --example place -- resnet50 8 64`.
 
 use foretell_models::Model;
-use foretell_planner::placements::{PlacementRequest, choose};
+use foretell_planner::operator_sharding::{ShardingRequest, choose};
 use foretell_program::{Layout, Plan};
 use foretell_simulator::{CostModel, Oversubscription};
 use foretell_topologies::Topology;
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Plan::new(Layout { tensor, micro_batch, ..Layout::default() }, micro_batch);
     let oversubscription = Oversubscription::Refused;
     let request =
-        PlacementRequest { model: &model, name: &name, topology: &topology, costs: &costs, plan: &plan, oversubscription };
+        ShardingRequest { model: &model, name: &name, topology: &topology, costs: &costs, plan: &plan, oversubscription };
     for _ in 0..5 {
         let start = std::time::Instant::now();
         let placed = choose(&request)?;

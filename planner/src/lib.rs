@@ -1,14 +1,28 @@
-//! The search over parallelism layouts.
+//! The search over parallelism layouts: from a model and devices to the fastest plan that fits, with
+//! a proof of how far it is from the best.
 //!
-//! The nouns: a [`Request`] says what is to be laid out where, and which choices are [`Fixed`]; [`plan()`] enumerates the
-//! [`Layout`](foretell_program::Layout)s of the [`space`] family by family, drops those that cannot fit and those of which a lower bound
-//! ([`least`]) says that they cannot be the best, has the simulator decide among the rest, in parallel, the least bound first, and
-//! returns [`Planned`]: [`Candidate`]s in order, and what the search did.
-//! The answer does not depend on the number of threads. This crate knows no kernels and reads no files.
+//! The nouns:
+//! - A [`Request`] names the model, the devices, and the layout fields that are [`Fixed`].
+//! - The *search space* is every [`Layout`](foretell_program::Layout) that the request allows. A
+//!   *family* is the layouts with one mesh, micro-batch, schedule and recomputation; its *variants*
+//!   differ in ZeRO, rank order, cuts and buckets.
+//! - A *lower bound* is a step time, or memory, that no layout of a family (or a single layout)
+//!   stays below. Bounds come from *truncated models*: short versions of the model that are compiled
+//!   and timed instruction by instruction.
+//! - *Incumbents* are the best layouts simulated so far.
+//! - [`Planned`] is the answer: [`Candidate`]s, the best first, and what the search did. Its `gap`
+//!   is how far the best candidate may lie above the best layout of the space.
+//!
+//! The flow: [`plan()`] lists the families, bounds them, and opens the one with the least bound. It
+//! simulates layouts in parallel, in the order of their bounds, until no bound that is left can beat
+//! the incumbents. The answer does not depend on the number of threads.
+//!
+//! For models that are no stack of equal blocks, [`operator_sharding`] chooses how `tensor` shards
+//! each operator. This crate knows no kernels and reads no files.
 //!
 //! ```
 //! use foretell_models::Model;
-//! use foretell_planner::{Fixed, Request, plan};
+//! use foretell_planner::{Request, plan};
 //! use foretell_program::{Layout, Plan};
 //! use foretell_simulator::CostModel;
 //! use foretell_topologies::Topology;
@@ -16,44 +30,24 @@
 //! let costs = CostModel::new(None, &topology);
 //! let model = Model::named("mlp")?;
 //! let base = Plan::new(Layout::default(), 256);
-//! let request = Request::new(&model, "mlp", &topology, &costs, &base);
+//! let request = Request { fixed: "tensor=1".parse()?, ..Request::new(&model, "mlp", &topology, &costs, &base) };
 //! let planned = plan(&request)?;
-//! assert!(planned.candidates[0].prediction.fits);
+//! let best = &planned.candidates[0];
+//! assert!(best.prediction.fits && best.plan.layout.tensor == 1);
+//! assert!(planned.search.lower_bound_seconds <= best.prediction.step_seconds.value());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod answer;
-mod arithmetic;
 mod bounds;
-mod devices;
-mod fitting;
-mod fixed;
-mod least_state;
-mod members;
-mod memo;
+mod error;
 mod objective;
-mod offloading;
-mod own_meshes;
-mod pipeline;
-pub mod placements;
-mod probe;
-mod processor;
+pub mod operator_sharding;
 mod queries;
-mod queue;
-mod remaining;
-mod request;
 mod search;
-mod setting;
-mod shares;
-pub mod space;
-mod whole;
-mod windows;
+mod space;
 
-pub use answer::{Candidate, Planned, PlannerError, Search};
-pub use fixed::{Fixed, FixedError};
-pub use objective::{Objective, checkpoint_bytes};
-pub use own_meshes::Run;
+pub use error::PlannerError;
+pub use objective::checkpoint_bytes;
 pub use queries::{Least, families, layouts, least};
-pub use remaining::deadline;
-pub use request::Request;
-pub use search::plan;
+pub use search::{Candidate, Planned, Search, deadline, plan};
+pub use space::{Fixed, FixedError, Objective, Request};

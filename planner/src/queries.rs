@@ -1,72 +1,75 @@
-//! What one may ask of a layout or a space without a search.
+//! Questions about a layout or a space that need no search.
 
-use crate::answer::PlannerError;
-use crate::bounds::{Bounds, Verdict};
-use crate::objective::Objective;
-use crate::placements::with_placed_operators;
-use crate::request::Request;
-use crate::space::Family;
+use crate::bounds::{Bound, Bounds};
+use crate::error::PlannerError;
+use crate::operator_sharding::with_sharded_operators;
+use crate::space::{Family, Objective, Request};
 use foretell_program::{Layout, Plan};
 use foretell_units::{Bytes, Seconds};
 
-/// What a layout takes and needs at least.
+/// Lower bounds on what a layout needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Least {
-    /// No simulation of it is faster, if it fits.
+    /// Step time. No simulation of the layout is faster, if the layout fits.
     pub step: Seconds,
-    /// No stage's arena is smaller than the largest must be.
+    /// Memory of the fullest stage. The compiler's largest arena is no smaller.
     pub memory: Bytes,
 }
 
-/// What a layout of a request's model takes and needs at least; `None` where it does not divide the model.
+/// Returns lower bounds on what a layout of a request's model needs, or `None` if the layout does not
+/// divide the model.
 ///
 /// # Errors
-/// As [`crate::plan`] of the request's model and sizes.
+/// As [`crate::plan`], for the sizes of the model and the request.
 pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, PlannerError> {
-    let unlimited = Request { objective: Objective::Time, ..request.clone() };
-    let mut bounds = Bounds::new(&unlimited)?;
+    let by_time = Request { objective: Objective::Time, ..request.clone() };
+    let mut bounds = Bounds::new(&by_time)?;
     let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
     let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
-    // Whatever it needs is more than nothing.
+    // With no memory at all, the first bound on memory is returned.
     bounds.memory_limit = Bytes::ZERO;
-    let memory = match bounds.of_member(layout, micro_batches) {
-        Verdict::OutOfMemory(bytes) => bytes,
+    let memory = match bounds.layout(layout, micro_batches) {
+        Ok(Bound { time: None, memory }) => memory,
         _ => Bytes::ZERO,
     };
+    // With any amount of memory, the bounds on time are complete.
     bounds.memory_limit = Bytes::new(u64::MAX);
-    let step = match (bounds.of_members(&family, std::slice::from_ref(layout)), bounds.of_member(layout, micro_batches)) {
-        (Verdict::Least(of_family), Verdict::Least(own)) => {
-            let of_arithmetic = bounds.of_arithmetic(&Family { layout: layout.clone(), micro_batches });
-            Seconds::new(own.max(of_family).max(of_arithmetic))
-        }
-        _ => return Ok(None),
+    let of_family = bounds.layouts(&family, std::slice::from_ref(layout));
+    let (Ok(Bound { time: Some(of_family), .. }), Ok(Bound { time: Some(own), .. })) =
+        (of_family, bounds.layout(layout, micro_batches))
+    else {
+        return Ok(None);
     };
+    let step = own.max(of_family).max(bounds.arithmetic_time(layout));
     Ok(Some(Least { step, memory }))
 }
 
-/// Every layout of a request's space: each with everything on the devices, and then in the ways in which it may have something on the hosts.
+/// Returns every layout of a request's space. Each is followed by its offloaded forms and those that
+/// recompute part of its blocks.
 ///
 /// # Errors
 /// As [`least`].
 pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let bounds = Bounds::new(request)?;
     let space = &bounds.space;
-    let families = with_placed_operators(request, space.families());
-    let members =
-        families.iter().flat_map(|family| bounds.members(family).into_iter().map(|layout| (layout, family.micro_batches)));
-    let forms = |(layout, micro_batches): (Layout, usize)| {
-        let on_hosts: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
-        let some_recomputed = bounds.partly_recomputed(&layout, micro_batches);
-        std::iter::once(layout).chain(on_hosts).chain(some_recomputed)
+    let families = with_sharded_operators(request, space.families());
+    let of_family = |family: &Family| -> Vec<Layout> {
+        let forms = |layout: Layout| {
+            let offloaded: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
+            let recomputed = bounds.partly_recomputed(&layout, family.micro_batches);
+            std::iter::once(layout).chain(offloaded).chain(recomputed)
+        };
+        bounds.variants(family).into_iter().flat_map(forms).collect()
     };
-    Ok(members.flat_map(forms).collect())
+    Ok(families.iter().flat_map(of_family).collect())
 }
 
-/// One layout of each family of a request's space: between them they have all shapes of kernels but those of updates that ZeRO shares out.
+/// Returns one layout of each family of a request's space. Together they run kernels of every shape
+/// that the space has, except for updates that ZeRO shards.
 ///
 /// # Errors
 /// As [`least`].
 pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
-    let families = with_placed_operators(request, Bounds::new(request)?.space.families());
+    let families = with_sharded_operators(request, Bounds::new(request)?.space.families());
     Ok(families.into_iter().map(|family| family.layout).collect())
 }

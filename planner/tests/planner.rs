@@ -733,8 +733,8 @@ fn of_several_number_formats_the_fastest_is_taken() {
         plan(&Request { fixed, top: 2, ..Request::new(&model, "gpt2", &DGX, &costs, &base) }).expect("something fits")
     };
     let (slow, fast) = (found(DataType::Fp32), found(DataType::Bf16));
-    let both = slow.clone().with(fast.clone(), 2);
-    assert_eq!(both, fast.clone().with(slow.clone(), 2));
+    let both = slow.clone().merged(fast.clone(), 2);
+    assert_eq!(both, fast.clone().merged(slow.clone(), 2));
     assert_eq!(both.candidates, fast.candidates);
     assert_eq!(both.search.layouts, slow.search.layouts + fast.search.layouts);
     assert_eq!((both.search.best_seconds, both.search.gap), (fast.search.best_seconds, fast.search.gap));

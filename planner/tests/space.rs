@@ -160,7 +160,7 @@ fn what_was_found_elsewhere_is_to_be_beaten() {
     let (model, base) = (gpt(6, 256, 128), Plan { precision: DataType::Fp16, ..base(16) });
     let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp16).expect("the library knows it");
     let request = Request { tolerance: 0.0, devices: 2, ..Request::new(&model, "model", &topology, &costs, &base) };
-    let beating = |elsewhere: f64| plan(&Request { elsewhere: Some(elsewhere), ..request.clone() }).expect("it is searched");
+    let beating = |elsewhere: f64| plan(&Request { must_beat: Some(elsewhere), ..request.clone() }).expect("it is searched");
     // The best is found, whatever it has to beat.
     let found = beating(f64::INFINITY);
     let [best] = &found.candidates[..] else { unreachable!("one was asked for") };
@@ -181,7 +181,7 @@ fn what_was_found_elsewhere_is_to_be_beaten() {
     }
     // Beside another answer it counts, and says how much better something in it could be.
     let all = plan(&Request { devices: 4, ..request.clone() }).expect("it fits");
-    let beside = all.clone().beside(&none);
+    let beside = all.clone().counting(&none);
     assert_eq!(beside.search.layouts, all.search.layouts + none.search.layouts);
     assert!(beside.search.best_seconds == all.search.best_seconds && beside.value == all.value);
     let least = none.value.min(all.search.lower_bound_seconds);

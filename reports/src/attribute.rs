@@ -1,9 +1,10 @@
-//! Why a rank's step took as long as it did: every instant of the step is given to one instruction and one of three reasons.
+//! Attributes every instant of a rank's step to one instruction and one of three reasons.
 //!
-//! The compute stream is the rank's clock. While a kernel runs, the time is the kernel's work. While none runs, the next one is
-//! followed back through what it waited for, as a critical path is: to the dependency that finished last, to what *that* waited
-//! for, and so on, until the walk is back at the time the compute stream fell idle. So communication counts only where it is
-//! exposed, and the pieces of a rank add up to the step exactly. This module knows no kinds, no causes and no predictions.
+//! The compute stream is the rank's clock. While a kernel runs, the time is that kernel's work. While
+//! none runs, a walk starts at the next kernel and goes back to the dependency that finished last, to
+//! that one's last dependency, and so on, until the time at which the compute stream became idle. So
+//! communication counts only where it is exposed, and the pieces of a rank add up to the step exactly.
+//! This module knows no kinds of time, no causes and no predictions.
 
 use foretell_program::{
     Group, Instruction, InstructionId, Operation, PeerId, Program, Rank, RankTimeline, Span, StageProgram, Stream, Timeline,
@@ -11,35 +12,34 @@ use foretell_program::{
 use foretell_units::Picoseconds;
 use std::collections::HashMap;
 
-/// Why time passed.
+/// Why a piece of the step passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Reason {
     /// The instruction ran.
     Work,
-    /// Another rank had not come yet: to the same exchange, or to the end of the step.
+    /// Another rank had not yet arrived at the same collective or message, or at the end of the step.
     Wait,
-    /// Nothing ran and nobody was waited for: the host was launching, handing over, or busy elsewhere.
+    /// Nothing ran and no rank was awaited: the host was launching, switching streams, or busy.
     Host,
 }
 
 /// A part of a rank's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The instruction that ran or could not begin; none after the last.
+    /// The instruction that ran or was about to run; `None` after the last one.
     pub instruction: Option<InstructionId>,
-    /// Why.
     pub reason: Reason,
-    /// How long.
     pub duration: Picoseconds,
 }
 
-/// Splits a rank's step. The pieces add up to [`Timeline::step`]. Spans of instructions that the program does not have are passed over.
-pub(crate) fn attribute(program: &Program, exchanges: &Exchanges, timeline: &Timeline, rank: Rank) -> Vec<Piece> {
+/// Splits a rank's step into pieces that add up to [`Timeline::step`]. Ignores spans of instructions
+/// that the Program does not have.
+pub(crate) fn attribute(program: &Program, communications: &Communications, timeline: &Timeline, rank: Rank) -> Vec<Piece> {
     let step = timeline.step();
     let Some(own) = timeline.rank(rank) else { return Vec::new() };
     let stage = program.list_of(rank);
     let end = own.end;
-    let mut walk = Walk { program, exchanges, timeline, rank, stage, spans: by_instruction(stage, own), pieces: Vec::new() };
+    let mut walk = Walk { program, communications, timeline, rank, stage, spans: by_instruction(stage, own), pieces: Vec::new() };
 
     let mut computes: Vec<(InstructionId, Span)> = walk.all_spans().filter(|&(id, _)| is_on_compute_stream(stage, id)).collect();
     computes.sort_by_key(|(id, span)| (span.start, *id));
@@ -56,23 +56,24 @@ pub(crate) fn attribute(program: &Program, exchanges: &Exchanges, timeline: &Tim
     walk.pieces
 }
 
-/// How long an exchange or a load itself took, whether or not a kernel hid it: from when all had come until its end.
+/// How long a collective, message or load itself took, hidden or not: from the arrival of the last
+/// participant to its end.
 pub(crate) fn active_time(
     program: &Program,
-    exchanges: &Exchanges,
+    communications: &Communications,
     timeline: &Timeline,
     rank: Rank,
     id: InstructionId,
 ) -> Picoseconds {
     let Some(span) = timeline.rank(rank).and_then(|own| span_of(own, id)) else { return Picoseconds::ZERO };
-    let arrival = exchanges.last_arrival(program, timeline, rank, id).unwrap_or_default();
+    let arrival = communications.last_arrival(program, timeline, rank, id).unwrap_or_default();
     span.end.saturating_sub(span.start.max(arrival))
 }
 
 /// One rank's spans, and the pieces found so far.
 struct Walk<'a> {
     program: &'a Program,
-    exchanges: &'a Exchanges,
+    communications: &'a Communications,
     timeline: &'a Timeline,
     rank: Rank,
     stage: &'a StageProgram,
@@ -87,10 +88,10 @@ impl Walk<'_> {
         }
     }
 
-    /// Explains the idle time of the compute stream before an instruction, or before the end of the rank's step.
+    /// Explains the compute stream's idle time before an instruction, or before the end of the step.
     fn explain_gap(&mut self, from: Picoseconds, to: Picoseconds, before: Option<InstructionId>) {
         let (mut until, mut blocked) = (to, before);
-        // A dependency stands earlier in the list than what waits for it, so that the walk ends.
+        // A dependency comes earlier in the list than its dependent, so the walk ends.
         while until > from {
             let binding = self.finished_last(blocked).filter(|(_, span)| span.end > from);
             let ready = binding.map_or(from, |(_, span)| span.end.min(until));
@@ -102,24 +103,25 @@ impl Walk<'_> {
         }
     }
 
-    /// Gives time to an instruction: as waiting until the last of the other ranks had come to the exchange, then as `otherwise`.
+    /// Attributes time to an instruction: as [`Reason::Wait`] until the last other participant arrived,
+    /// then as `otherwise`.
     fn explain(&mut self, from: Picoseconds, to: Picoseconds, instruction: Option<InstructionId>, otherwise: Reason) {
         let arrival = instruction
             .filter(|_| to > from)
-            .and_then(|id| self.exchanges.last_arrival(self.program, self.timeline, self.rank, id));
+            .and_then(|id| self.communications.last_arrival(self.program, self.timeline, self.rank, id));
         let met = arrival.map_or(from, |arrival| arrival.clamp(from, to.max(from)));
         self.add(instruction, Reason::Wait, from, met);
         self.add(instruction, otherwise, met, to);
     }
 
-    /// The dependency that let an instruction begin; for the end of the step, the last span.
+    /// The dependency of `blocked` that finished last; for the end of the step, the last span.
     fn finished_last(&self, blocked: Option<InstructionId>) -> Option<(InstructionId, Span)> {
         let latest = |one: &(InstructionId, Span)| (one.1.end, one.0);
         match blocked {
             None => self.all_spans().max_by_key(latest),
             Some(id) => {
                 let instruction = self.stage.instructions.get(id.0 as usize)?;
-                let in_stream = self.exchanges.predecessor(self.program.list_index(self.rank), id);
+                let in_stream = self.communications.predecessor(self.program.list_index(self.rank), id);
                 let before = instruction.after.iter().copied().chain(in_stream).filter(|&one| one < id);
                 before.filter_map(|one| Some((one, self.span(one)?))).max_by_key(latest)
             }
@@ -135,21 +137,23 @@ impl Walk<'_> {
     }
 }
 
-/// Who meets whom: found once for a program, and the same for every timeline of it.
-pub(crate) struct Exchanges {
-    lists: Vec<ListExchanges>,
+/// Which instructions of different ranks take part in the same collective or message. Found once for a
+/// Program and valid for every Timeline of it.
+pub(crate) struct Communications {
+    lists: Vec<ListCommunications>,
 }
 
-struct ListExchanges {
-    /// By instruction: the one before it in its stream.
+struct ListCommunications {
+    /// The previous instruction in the same stream, indexed by instruction.
     predecessors: Vec<Option<InstructionId>>,
-    /// By instruction: which exchange it takes part in, if it communicates.
+    /// The collective or message of each communicating instruction, indexed by instruction.
     meetings: Vec<Option<Meeting>>,
-    /// Where each meeting is in the list.
-    places: HashMap<Meeting, InstructionId>,
+    /// The instruction of each collective or message.
+    instructions: HashMap<Meeting, InstructionId>,
 }
 
-/// The `ordinal`-th exchange over a channel, which every participant numbers alike since a channel keeps its order.
+/// The `ordinal`-th use of a channel. All participants agree on the number, since a channel keeps its
+/// order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Meeting {
     channel: Channel,
@@ -159,39 +163,40 @@ struct Meeting {
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Channel {
     Group(Group),
-    /// Messages to a peer of the list, and from one.
+    /// Messages to a peer of the list.
     To(PeerId),
+    /// Messages from a peer of the list.
     From(PeerId),
 }
 
-impl Exchanges {
+impl Communications {
     pub(crate) fn of(program: &Program) -> Self {
-        Self { lists: program.lists.iter().map(ListExchanges::of).collect() }
+        Self { lists: program.lists.iter().map(ListCommunications::of).collect() }
     }
 
     fn predecessor(&self, list: usize, id: InstructionId) -> Option<InstructionId> {
         self.lists.get(list)?.predecessors.get(id.0 as usize).copied().flatten()
     }
 
-    /// When the last other participant began the exchange; none where the instruction is not one.
+    /// When the last other participant arrived; `None` if the instruction does not communicate.
     fn last_arrival(&self, program: &Program, timeline: &Timeline, rank: Rank, id: InstructionId) -> Option<Picoseconds> {
         let partners = self.partners(program, rank, id);
         partners.into_iter().filter_map(|(rank, id)| span_of(timeline.rank(rank)?, id)).map(|span| span.start).max()
     }
 
-    /// The other ranks of an exchange, each with its instruction.
+    /// The other participants of an instruction's collective or message, each with its instruction.
     fn partners(&self, program: &Program, rank: Rank, id: InstructionId) -> Vec<(Rank, InstructionId)> {
         let own = program.list_index(rank);
         let meeting = |list: usize| self.lists.get(list)?.meetings.get(id.0 as usize)?.as_ref();
         let Some(Meeting { channel, ordinal }) = meeting(own) else { return Vec::new() };
         let place = |other: Rank, channel: Channel| {
             let list = self.lists.get(program.list_index(other))?;
-            Some((other, *list.places.get(&Meeting { channel, ordinal: *ordinal })?))
+            Some((other, *list.instructions.get(&Meeting { channel, ordinal: *ordinal })?))
         };
         let opposite = |peer: &PeerId, as_seen_there: fn(PeerId) -> Channel| {
             let other = program.lists[own].peers.get(peer.0 as usize)?.of(&program.mesh, rank);
             let peers = program.list_of(other).peers.iter().enumerate();
-            // A list may have a peer once for sends and once for receives.
+            // A list may hold the same peer twice: for sends and for receives.
             let back = peers.filter(|(_, peer)| peer.of(&program.mesh, other) == rank);
             back.map(|(number, _)| as_seen_there(PeerId(number as u16))).find_map(|channel| place(other, channel))
         };
@@ -206,11 +211,11 @@ impl Exchanges {
     }
 }
 
-impl ListExchanges {
+impl ListCommunications {
     fn of(stage: &StageProgram) -> Self {
         let mut last_of_stream = HashMap::new();
         let mut met: HashMap<Channel, usize> = HashMap::new();
-        let mut result = Self { predecessors: Vec::new(), meetings: Vec::new(), places: HashMap::new() };
+        let mut result = Self { predecessors: Vec::new(), meetings: Vec::new(), instructions: HashMap::new() };
         for (index, instruction) in stage.instructions.iter().enumerate() {
             let id = InstructionId(index as u32);
             result.predecessors.push(last_of_stream.insert(instruction.stream, id));
@@ -220,7 +225,7 @@ impl ListExchanges {
                 Meeting { channel, ordinal: *count }
             });
             if let Some(meeting) = &meeting {
-                result.places.insert(meeting.clone(), id);
+                result.instructions.insert(meeting.clone(), id);
             }
             result.meetings.push(meeting);
         }
@@ -242,7 +247,7 @@ fn is_on_compute_stream(stage: &StageProgram, id: InstructionId) -> bool {
     stream == Some(&Stream::Compute)
 }
 
-/// A timeline's spans in the order of the list; those of unknown instructions are left out.
+/// A timeline's spans, indexed by instruction. Ignores spans of unknown instructions.
 fn by_instruction(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Option<Span>> {
     let mut spans = vec![None; stage.instructions.len()];
     for span in &timeline.spans {
@@ -253,7 +258,8 @@ fn by_instruction(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Option<S
     spans
 }
 
-/// One instruction's span: at its place in the list, or wherever an incomplete timeline has it.
+/// One instruction's span. A complete timeline has it at the instruction's index; an incomplete one is
+/// searched.
 fn span_of(timeline: &RankTimeline, id: InstructionId) -> Option<Span> {
     let at_its_place = timeline.spans.get(id.0 as usize).filter(|span| span.instruction == id);
     at_its_place.or_else(|| timeline.spans.iter().find(|span| span.instruction == id)).copied()

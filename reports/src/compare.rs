@@ -1,15 +1,18 @@
-//! Predicted against measured, instruction by instruction: which of them made the step longer or shorter than foretold, and why.
+//! Compares a predicted with a measured Timeline: which instructions made the step longer or shorter
+//! than predicted, and why.
 //!
-//! Both timelines are split by [`attribute`](crate::attribute) into the same pieces, so that the difference of the steps is the
-//! sum of the pieces' differences and nothing is left over.
+//! [`attribute`](crate::attribute) splits both timelines into the same kinds of pieces, so the
+//! difference of the steps is exactly the sum of the pieces' differences.
 //!
 //! The kinds of time on a rank:
 //! - `compute: KERNEL`: the compute stream runs that kernel;
-//! - `communication: KIND` and `load`: the compute stream is idle because what comes next needs data that is being moved;
-//! - `bubble`: the compute stream is idle because another rank has not come yet, to an exchange or to the end of the step;
+//! - `communication: KIND` and `load`: the compute stream is idle because the next kernel needs data
+//!   that is being moved;
+//! - `bubble`: the compute stream is idle because another rank has not arrived at a collective, a
+//!   message or the end of the step;
 //! - `host`: the compute stream is idle and none of these explains it.
 
-use crate::attribute::{Exchanges, Piece, Reason, active_time, attribute};
+use crate::attribute::{Communications, Piece, Reason, active_time, attribute};
 use foretell_program::{InstructionId, Operation, Program, Rank, StageProgram, Timeline};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use serde::{Serialize, Serializer};
@@ -19,22 +22,23 @@ use std::fmt;
 /// The most rows of [`Comparison::worst`].
 const MOST_WORST: usize = 10;
 
-/// Two timelines of one program, laid side by side.
+/// The comparison of two timelines of one Program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The step as foretold.
+    /// The predicted step.
     #[serde(rename = "predicted_step_seconds", serialize_with = "number")]
     pub predicted_step: Seconds,
-    /// The step as measured.
+    /// The measured step.
     #[serde(rename = "measured_step_seconds", serialize_with = "number")]
     pub measured_step: Seconds,
-    /// Predicted over measured, less one; 0 where nothing was measured.
+    /// Predicted over measured, less one; 0 if nothing was measured.
     pub error: f64,
-    /// The rank that [`Comparison::by_kind`] is about: the one whose measured step ended last.
+    /// The rank that [`Comparison::by_kind`] describes: the one whose measured step ended last.
     pub rank: Rank,
-    /// Where the reported rank's step went. Each column adds up to its step, the shares to the error.
+    /// The reported rank's step by kind of time. Each column adds up to its step, the shares to the
+    /// error.
     pub by_kind: Vec<KindRow>,
-    /// What contributed most to the difference, over all ranks.
+    /// The instructions with the largest differences over all ranks, largest first.
     pub worst: Vec<WorstRow>,
 }
 
@@ -43,71 +47,71 @@ pub struct Comparison {
 pub struct KindRow {
     /// `compute: KERNEL`, `communication: KIND`, `load`, `bubble` or `host`.
     pub kind: String,
-    /// As foretold.
+    /// Predicted time.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
     pub predicted: Seconds,
-    /// As measured.
+    /// Measured time.
     #[serde(rename = "measured_seconds", serialize_with = "number")]
     pub measured: Seconds,
     /// Predicted less measured, over the measured step.
     pub error_share: f64,
-    /// Instructions of the kind; for `bubble` and `host` how many times it was measured.
+    /// Number of instructions of this kind; for `bubble` and `host` the number of measured pieces.
     pub count: usize,
 }
 
-/// What one instruction adds to the step, foretold and measured: the mean over the ranks that run its list. Hidden communication adds
-/// nothing.
+/// One instruction's contribution to the step, predicted and measured, as the mean over the ranks that
+/// run its list. Hidden communication contributes nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorstRow {
     /// The rank on which the difference is largest.
     pub rank: Rank,
-    /// The instruction; none for what comes after a rank's last.
+    /// The instruction; `None` for time after a rank's last one.
     pub instruction: Option<InstructionId>,
-    /// Its operator's or tensor's name.
+    /// The name of its operator or tensor.
     pub name: String,
     /// As in [`KindRow::kind`].
     pub kind: String,
-    /// The micro-batch that it is for.
+    /// The micro-batch that it works on, if it belongs to one.
     pub micro_batch: Option<u32>,
-    /// As foretold.
+    /// Predicted contribution.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
     pub predicted: Seconds,
-    /// As measured.
+    /// Measured contribution.
     #[serde(rename = "measured_seconds", serialize_with = "number")]
     pub measured: Seconds,
     /// Predicted less measured.
     #[serde(rename = "difference_seconds", serialize_with = "number")]
     pub difference: Seconds,
-    /// Why.
+    /// Why they differ.
     pub cause: Cause,
 }
 
-/// Why an instruction took another time than foretold.
+/// Why an instruction took longer or shorter than predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// A kernel took longer.
     KernelSlower,
-    /// A kernel took less.
+    /// A kernel took less time.
     KernelFaster,
-    /// Communication took longer, once everyone was there.
+    /// Communication took longer, counted from the arrival of the last participant.
     CommunicationSlower,
-    /// Communication took less.
+    /// Communication took less time.
     CommunicationFaster,
     /// Reading samples took longer.
     LoadSlower,
-    /// Reading samples took less.
+    /// Reading samples took less time.
     LoadFaster,
-    /// Communication or loading took about as long as foretold, but kernels hid less of it.
+    /// Communication or loading took about as long as predicted, but kernels hid less of it.
     LessHidden,
-    /// Kernels hid more of it.
+    /// Communication or loading took about as long as predicted, but kernels hid more of it.
     MoreHidden,
-    /// Another rank came later.
+    /// Another rank arrived later.
     WaitedForPeer,
-    /// Another rank came earlier.
+    /// Another rank arrived earlier.
     WaitedLess,
-    /// More time passed in which nothing ran and nobody was waited for.
+    /// More time passed in which nothing ran and no rank was awaited.
     HostGap,
-    /// Less of it passed.
+    /// Less time passed in which nothing ran and no rank was awaited.
     ShorterHostGap,
 }
 
@@ -143,20 +147,21 @@ impl Serialize for Cause {
     }
 }
 
-/// The contract's `check` document.
+/// The JSON document of `foretell check`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckDocument {
-    /// The times.
+    /// The comparison of the timelines.
     #[serde(flatten)]
     pub comparison: Comparison,
-    /// Whether the measured step lies between the prediction's 10th and 90th percentile.
+    /// Whether the measured step is between the prediction's 10th and 90th percentile.
     pub inside_interval: bool,
-    /// Predicted over measured memory, less one; none where none was measured.
+    /// Predicted over measured peak memory, less one; `None` if memory was not measured.
     pub memory_error: Option<f64>,
 }
 
 impl CheckDocument {
-    /// Adds what a comparison of timelines does not know: the prediction's percentiles, and the peak memory of the fullest rank.
+    /// Adds the prediction's percentiles and the peak memory of the fullest rank, which timelines do not
+    /// have.
     pub fn new(
         comparison: Comparison,
         p10: Seconds,
@@ -170,8 +175,8 @@ impl CheckDocument {
         Self { comparison, inside_interval, memory_error }
     }
 
-    /// Puts other totals in the place of the timelines': a run counts its steps from end to end, with the reporting that lies between
-    /// two of them, and that figure is the one to be judged by.
+    /// Replaces the timelines' totals. A run measures steps from end to end, including the reporting
+    /// between two steps, and the prediction is judged by that figure.
     pub fn set_steps(&mut self, predicted: Seconds, measured: Seconds, p10: Seconds, p90: Seconds) {
         self.comparison.predicted_step = predicted;
         self.comparison.measured_step = measured;
@@ -180,18 +185,18 @@ impl CheckDocument {
     }
 }
 
-/// Lays two timelines of a program side by side, by rank and instruction. Ranks and instructions that only one of them has are
-/// not compared.
+/// Compares two timelines of a Program by rank and instruction. Ignores ranks and instructions that only
+/// one of them has.
 ///
-/// A rank's clock starts with the step, so that waiting for peers is told apart from communication only as well as the ranks'
-/// starts agree.
+/// Each rank's clock starts with its step. So waiting and communication are separated only as well as
+/// the ranks' starts agree.
 pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> Comparison {
-    let exchanges = Exchanges::of(program);
+    let communications = Communications::of(program);
     let ranks = predicted.ranks.len().min(measured.ranks.len()).min(program.mesh.world_size());
     let last = (0..ranks).max_by_key(|&rank| (measured.ranks.get(rank).map(|one| one.end), std::cmp::Reverse(rank)));
     let reported = Rank(last.unwrap_or(0));
 
-    let split = |timeline, rank| attribute(program, &exchanges, timeline, rank);
+    let split = |timeline, rank| attribute(program, &communications, timeline, rank);
     let mut totals: BTreeMap<Key, Total> = BTreeMap::new();
     let mut by_kind = Vec::new();
     let mut ranks_of_list = vec![0; program.lists.len()];
@@ -207,8 +212,8 @@ pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> 
             let total = totals.entry(key).or_insert_with(|| Total::at(rank));
             total.add(rank, sides);
             if let (_, Some(id), Reason::Work) = key {
-                total.active.predicted += active_time(program, &exchanges, predicted, rank, id);
-                total.active.measured += active_time(program, &exchanges, measured, rank, id);
+                total.active.predicted += active_time(program, &communications, predicted, rank, id);
+                total.active.measured += active_time(program, &communications, measured, rank, id);
             }
         }
     }
@@ -217,7 +222,7 @@ pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> 
     Comparison { predicted_step, measured_step, error, rank: reported, by_kind, worst: worst(program, &ranks_of_list, &totals) }
 }
 
-/// Time foretold and time measured.
+/// Predicted and measured time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sides {
     predicted: Picoseconds,
@@ -235,7 +240,7 @@ impl Sides {
 }
 
 fn kinds(stage: &StageProgram, predicted: &[Piece], measured: &[Piece], step: Picoseconds) -> Vec<KindRow> {
-    // Each kind that the rank's list has stands in the table, even where all of it was hidden.
+    // Every kind in the rank's list has a row, even if all of it was hidden.
     let mut rows: BTreeMap<String, (Sides, usize)> = BTreeMap::new();
     for instruction in &stage.instructions {
         rows.entry(kind_of(&instruction.operation)).or_default().1 += 1;
@@ -263,7 +268,7 @@ fn kinds(stage: &StageProgram, predicted: &[Piece], measured: &[Piece], step: Pi
     rows
 }
 
-/// What is one row of [`Comparison::worst`]: a list's instruction and why time passed at it.
+/// Identifies a row of [`Comparison::worst`]: a list, its instruction, and the reason.
 type Key = (usize, Option<InstructionId>, Reason);
 
 fn by_instruction(list: usize, predicted: &[Piece], measured: &[Piece]) -> BTreeMap<Key, Sides> {
@@ -280,9 +285,9 @@ fn by_instruction(list: usize, predicted: &[Piece], measured: &[Piece]) -> BTree
 
 /// A row's sum over the ranks of its list.
 struct Total {
-    /// What it added to the steps.
+    /// Contribution to the steps.
     sum: Sides,
-    /// How long it took in all, hidden or not.
+    /// Duration of the instruction itself, hidden or not.
     active: Sides,
     worst_rank: Rank,
     worst: Picoseconds,
@@ -351,7 +356,8 @@ fn kind_of(operation: &Operation) -> String {
 
 fn cause(operation: Option<&Operation>, reason: Reason, total: &Total) -> Cause {
     let Total { sum, active, .. } = total;
-    // What mostly explains a difference must be at least half of it, and of its direction.
+    // The instruction's own duration is the cause if it explains at least half of the difference, in
+    // the same direction.
     let slower = sum.measured > sum.predicted;
     let by_itself = (active.measured > active.predicted) == slower && active.magnitude().0.saturating_mul(2) >= sum.magnitude().0;
     let (when_slower, when_faster) = match (reason, operation) {
@@ -365,7 +371,7 @@ fn cause(operation: Option<&Operation>, reason: Reason, total: &Total) -> Cause 
     if slower { when_slower } else { when_faster }
 }
 
-/// JSON documents have plain numbers in SI units, as the contract says; files that people write have `12ms`.
+/// JSON documents have plain numbers in SI units; files that people write have `12ms`.
 fn number<S: Serializer>(duration: &Seconds, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(duration.value())
 }

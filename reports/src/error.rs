@@ -1,4 +1,4 @@
-//! What can go wrong between a report's data and its bytes.
+//! Errors of making a report.
 
 use thiserror::Error;
 
@@ -8,10 +8,10 @@ pub enum ReportError {
     /// The plot's lines, areas or text could not be drawn.
     #[error("cannot draw the plot: {0}")]
     Draw(String),
-    /// The pixels could not be packed.
+    /// The pixels could not be encoded.
     #[error("cannot encode the plot as PNG: {0}")]
     Encode(#[from] png::EncodingError),
-    /// The receiver of a trace refused it.
+    /// The writer that receives the trace failed.
     #[error("cannot write the trace: {0}")]
     Write(#[from] std::io::Error),
 }

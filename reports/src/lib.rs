@@ -1,13 +1,14 @@
 //! Tables, plots, traces and pages of Timelines.
 //!
-//! The nouns: a [`Comparison`] lays a predicted and a measured [`Timeline`](foretell_program::Timeline) of one
-//! [`Program`](foretell_program::Program) side by side and gives the whole difference to kinds of time and to instructions, each
-//! with its cause; a [`CheckDocument`] is that as the contract's JSON. A [`Plot`] is a drawing that becomes SVG or PNG. A
-//! [`Section`] is a part of the HTML page.
+//! The nouns: a [`Comparison`] attributes the difference between a predicted and a measured
+//! [`Timeline`](foretell_program::Timeline) of one [`Program`](foretell_program::Program) to kinds of
+//! time and to instructions, each with its cause. A [`CheckDocument`] is a comparison as JSON. A
+//! [`Plot`] is a drawing that becomes SVG or PNG. A [`Section`] is a part of the HTML page.
 //!
-//! The flow: Program and Timelines → [`compare`], [`write_trace`], [`Plot::timeline`], [`Plot::memory`] → [`check_table`] for the
-//! terminal, [`page()`] for the browser. This crate knows neither how a Timeline was made nor where a report is kept: it returns text
-//! and bytes, and the caller writes files.
+//! The flow: Program and Timelines → [`compare`], [`write_trace`], [`Plot::timeline`],
+//! [`Plot::memory`] → [`check_table`] for the terminal, [`page()`] for the browser. This crate knows
+//! neither how a Timeline was made nor where a report is kept. It returns text and bytes, and the
+//! caller writes files.
 //!
 //! ```
 //! use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};
@@ -27,7 +28,7 @@
 //! #     mesh: Mesh::new(|_| 1, &[]).expect("one rank"), precision: foretell_units::DataType::Fp32, format: foretell_units::DataType::Fp32, lists: vec![stage], list_of_rank: vec![0], samples: 1,
 //! #     predictions: 1, tokens: None, model_flops: foretell_units::Flops::ZERO, hardware_flops: foretell_units::Flops::ZERO,
 //! # };
-//! // `program` has one rank and one instruction, a ReLU, which took 1.25 ms instead of 1 ms.
+//! // `program` has one rank and one instruction: a ReLU that took 1.25 ms instead of 1 ms.
 //! let timeline = |origin, microseconds: u64| {
 //!     let end = Picoseconds(microseconds * 1_000_000);
 //!     let spans = vec![Span { instruction: InstructionId(0), start: Picoseconds::ZERO, end }];

@@ -1,5 +1,5 @@
-//! The report as one HTML page that needs nothing else: plots stand in it as SVG, styles as text, and there is no script.
-//! It follows the reader's light or dark mode.
+//! The report as one self-contained HTML page: plots are inline SVG, styles are inline, and there is no
+//! script. It follows the reader's light or dark mode.
 
 use crate::compare::CheckDocument;
 use crate::error::ReportError;
@@ -9,23 +9,23 @@ use crate::tables::{Alignment, Column, headline, kind_rows, worst_rows};
 /// A part of a page.
 #[derive(Clone, Debug)]
 pub enum Section {
-    /// Sentences.
+    /// Running text.
     Paragraph {
-        /// What stands above it.
+        /// The title above the text; may be empty.
         heading: String,
-        /// The sentences.
+        /// Sentences.
         text: String,
     },
-    /// Text whose lines stay as they are, such as a plan.
+    /// Preformatted text, such as a plan.
     Listing {
-        /// What stands above it.
+        /// The title above the text.
         heading: String,
-        /// The lines.
+        /// Lines, kept as they are.
         text: String,
     },
     /// A plot.
     Figure {
-        /// What stands above it.
+        /// The title above the plot.
         heading: String,
         /// The plot.
         plot: Box<Plot>,
@@ -34,17 +34,17 @@ pub enum Section {
     },
     /// A table.
     Table {
-        /// What stands above it.
+        /// The title above the table.
         heading: String,
-        /// Each column's title, and where its text stands.
+        /// Each column's title and alignment.
         columns: Vec<(String, Alignment)>,
-        /// The rows' cells.
+        /// The cells, row by row.
         rows: Vec<Vec<String>>,
     },
 }
 
 impl Section {
-    /// Predicted against measured: the outcome, where the time went, and what made the difference.
+    /// The sections of a check: the outcome, the step by kind of time, and the largest differences.
     pub fn check(document: &CheckDocument) -> Vec<Section> {
         let table = |heading: String, (columns, rows): (Vec<Column<'_>>, Vec<Vec<String>>)| {
             let columns = columns.iter().map(|column| (column.title.to_owned(), column.alignment)).collect();
@@ -59,13 +59,13 @@ impl Section {
     }
 }
 
-const KINDS: &str = "Compute is the time in which kernels run. Communication and load count only where kernels wait for them. A bubble \
-                     is waiting for another rank; host is time that none of these explains. Shares of the error add up to the error.";
+const KINDS: &str = "Compute is the time in which kernels run. Communication and load count only while kernels wait for them. A bubble \
+                     is time spent waiting for another rank. Host is time that none of these explains. The shares add up to the error.";
 
-/// A page of sections below a title. Text is escaped; the same sections give the same page.
+/// Makes a page of sections below a title. Text is escaped. The same sections give the same page.
 ///
 /// # Errors
-/// [`ReportError::Draw`] where a plot cannot be drawn.
+/// [`ReportError::Draw`] if a plot cannot be drawn.
 pub fn page(title: &str, sections: &[Section]) -> Result<String, ReportError> {
     let title = escaped(title);
     let mut html = format!(
@@ -119,7 +119,7 @@ fn table(columns: &[(String, Alignment)], rows: &[Vec<String>]) -> String {
     format!("<div class=\"wide\"><table>\n<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table></div>\n")
 }
 
-/// Text that HTML shows as it is.
+/// Escapes text for HTML.
 fn escaped(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     for character in text.chars() {
@@ -135,7 +135,8 @@ fn escaped(text: &str) -> String {
     result
 }
 
-/// The plots' paper, ink and grid are redrawn in the dark: plotters writes its colours as attributes, which styles override.
+/// Recolours the plots' background, text and grid in dark mode. plotters writes colours as attributes,
+/// which styles override.
 const STYLE: &str = "\
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #222222; --faint: #666666; --line: #e1e1e1; --panel: #f6f6f6; }
 @media (prefers-color-scheme: dark) {
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_stands_in_the_page_with_its_causes() {
+    fn a_page_of_a_check_shows_the_causes() {
         let (program, predicted, measured) = sample::pipeline();
         let comparison = compare(&program, &predicted, &measured);
         let document = CheckDocument::new(comparison, Seconds::ZERO, Seconds::new(1.0), Bytes::new(1), None);

@@ -1,7 +1,9 @@
-//! Plots: timelines, memory, loss curves, and predictions against measurements, as SVG text or PNG bytes.
+//! Plots of timelines, memory, loss curves, scaling curves and predictions against measurements, as SVG
+//! text or PNG bytes.
 //!
-//! A plot is drawn by one function over plotters' `DrawingArea`, whatever the backend. SVG keeps its text as text in the reader's
-//! sans-serif font; PNG uses the embedded DejaVu Sans, in whose (wide) letters both are laid out.
+//! One function draws a plot over plotters' `DrawingArea`, whatever the backend. SVG keeps text as text
+//! in the reader's sans-serif font; PNG uses the embedded DejaVu Sans. Both layouts use the widths of
+//! DejaVu Sans, which is the wider one.
 
 mod canvas;
 mod curve;
@@ -19,7 +21,7 @@ use plotters::coord::Shift;
 use plotters::prelude::{BitMapBackend, DrawingArea, DrawingBackend, IntoDrawingArea, SVGBackend};
 pub use scatter::ScatterPoint;
 
-/// A drawing, ready for any backend.
+/// A drawing that any backend can draw.
 #[derive(Clone, Debug)]
 pub struct Plot {
     title: String,
@@ -36,28 +38,31 @@ enum Content {
 }
 
 impl Plot {
-    /// What each rank did when, each timeline's streams one below the other. Of many ranks the first of each stage is shown.
+    /// Plots what each rank did when, with the streams of all timelines below each other. If there are
+    /// many ranks, the first one of each stage is shown.
     pub fn timeline(title: impl Into<String>, program: &Program, timelines: &[&Timeline]) -> Self {
         Self { title: title.into(), content: Content::Timeline(timeline::TimelinePlot::of(program, timelines)) }
     }
 
-    /// The bytes in use over a step: on the first rank of each stage what lives on from step to step, and every other buffer from the
-    /// start of the first instruction that touches it to the end of the last. A dashed line shows the stage's arena.
+    /// Plots the bytes in use over a step on the first rank of each stage. Persistent buffers count
+    /// throughout; any other buffer counts from the start of the first instruction that touches it to the
+    /// end of the last. A dashed line shows the stage's arena.
     pub fn memory(title: impl Into<String>, program: &Program, timeline: &Timeline) -> Self {
         Self { title: title.into(), content: Content::Memory(memory::MemoryPlot::of(program, timeline)) }
     }
 
-    /// The training loss of each step as a line and the evaluations as points.
+    /// Plots the training loss of each step as a line and evaluations as points.
     pub fn loss(title: impl Into<String>, training: &[LossPoint], evaluation: &[LossPoint]) -> Self {
         Self { title: title.into(), content: Content::Loss(loss::LossPlot::of(training, evaluation)) }
     }
 
-    /// Predicted over measured times on logarithmic axes, with the diagonal and the band of 10 % around it.
+    /// Plots predicted over measured times on logarithmic axes, with the diagonal and a band of 10 %
+    /// around it.
     pub fn scatter(title: impl Into<String>, points: &[ScatterPoint]) -> Self {
         Self { title: title.into(), content: Content::Scatter(scatter::ScatterPlot::of(points)) }
     }
 
-    /// What is gained for what, on logarithmic axes of these titles: a scaling curve, a front of what can be traded.
+    /// Plots curves on logarithmic axes with these titles, such as a scaling curve or a Pareto front.
     pub fn curve(title: impl Into<String>, axes: [&str; 2], points: &[CurvePoint]) -> Self {
         Self { title: title.into(), content: Content::Curve(curve::CurvePlot::of(axes, points)) }
     }
@@ -72,20 +77,21 @@ impl Plot {
         (1200, height)
     }
 
-    /// The plot as the text of an SVG file.
+    /// Returns the text of an SVG file.
     ///
     /// # Errors
-    /// [`ReportError::Draw`] where a piece of it cannot be drawn.
+    /// [`ReportError::Draw`] if a part of the plot cannot be drawn.
     pub fn svg(&self) -> Result<String, ReportError> {
         let mut text = String::new();
         self.draw(&SVGBackend::with_string(&mut text, self.size()).into_drawing_area())?;
         Ok(text)
     }
 
-    /// The plot as the bytes of a PNG file.
+    /// Returns the bytes of a PNG file.
     ///
     /// # Errors
-    /// [`ReportError::Draw`] where a piece of it cannot be drawn, [`ReportError::Encode`] where it cannot be packed.
+    /// [`ReportError::Draw`] if a part of the plot cannot be drawn, [`ReportError::Encode`] if the pixels
+    /// cannot be encoded.
     pub fn png(&self) -> Result<Vec<u8>, ReportError> {
         let (width, height) = self.size();
         let mut pixels = vec![255; width as usize * height as usize * 3];
@@ -94,7 +100,7 @@ impl Plot {
         let mut encoder = png::Encoder::new(&mut bytes, width, height);
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_depth(png::BitDepth::Eight);
-        // Flat areas: the default is two to three times as large.
+        // Plots have flat areas: the default compression makes files two to three times as large.
         encoder.set_compression(png::Compression::Best);
         let mut writer = encoder.write_header()?;
         writer.write_image_data(&pixels)?;
@@ -102,7 +108,7 @@ impl Plot {
         Ok(bytes)
     }
 
-    /// The one drawing function: every backend passes through here.
+    /// Draws the plot with any backend.
     fn draw<Backend: DrawingBackend>(&self, area: &DrawingArea<Backend, Shift>) -> Result<(), ReportError> {
         let canvas = Canvas::new(area)?;
         canvas.text(&self.title, (24, 26), canvas::Size::Title, INK, canvas::Anchor::Start)?;

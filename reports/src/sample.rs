@@ -1,5 +1,6 @@
-//! A small Program with a predicted and a measured Timeline, for tests and the gallery: two stages of two data-parallel ranks, four
-//! micro-batches, one forward one backward. The measured run has slower kernels on stage 1, slower communication and host gaps.
+//! A small Program with a predicted and a measured Timeline, for tests and the gallery: two stages of two
+//! data-parallel ranks and four micro-batches in 1F1B order. The measured run has slower kernels on
+//! stage 1, slower communication and host gaps.
 
 use foretell_models::{Activation, InputKind, Kernel, WeightLayout};
 use foretell_program::{
@@ -14,7 +15,7 @@ const MICRO_BATCHES: u32 = 4;
 const ACTIVATION: Bytes = Bytes::new(1 << 20);
 const WEIGHTS: Bytes = Bytes::new(4 << 20);
 
-/// The Program, as foretold, as measured.
+/// The Program, its predicted and its measured Timeline.
 pub fn pipeline() -> (Program, Timeline, Timeline) {
     let size = |axis| if matches!(axis, Axis::Data | Axis::Pipeline) { 2 } else { 1 };
     let mesh = Mesh::new(size, &[]).expect("two by two ranks");
@@ -35,7 +36,7 @@ pub fn pipeline() -> (Program, Timeline, Timeline) {
     (program, predicted, measured)
 }
 
-/// A timeline of the right ranks in which nothing happened.
+/// A timeline with the Program's ranks and no spans.
 pub fn empty(program: &Program, origin: Origin) -> Timeline {
     Timeline { origin, ranks: vec![Arc::default(); program.mesh.world_size()] }
 }
@@ -183,7 +184,8 @@ fn stage(index: usize) -> StageProgram {
     builder.stage
 }
 
-/// In picoseconds, from an imagined device of 1 TFLOP/s, 100 GB/s of memory and 10 GB/s of network.
+/// Duration in picoseconds on an imagined device with 1 TFLOP/s, 100 GB/s of memory bandwidth and
+/// 10 GB/s of network.
 fn duration(operation: &Operation) -> f64 {
     match operation {
         Operation::Compute { kernel, .. } => kernel.flops().value().max(kernel.bytes(DataType::Fp32).value() * 10.0),
@@ -195,7 +197,8 @@ fn duration(operation: &Operation) -> f64 {
     }
 }
 
-/// Runs every list until nothing changes any more: a receive ends after its send began, a collective after all had come.
+/// Runs every list until no time changes any more. A receive ends after its send began; a collective
+/// after all participants arrived.
 fn run(program: &Program, origin: Origin, slowdown: impl Fn(Rank, &Operation) -> f64, gap: u64) -> Timeline {
     let mut timeline = empty(program, origin);
     for _ in 0..64 {
@@ -235,7 +238,7 @@ fn run_rank(
     RankTimeline { spans, end }
 }
 
-/// When the others had come, as of the last round.
+/// When the other participants arrived, by the previous round.
 fn last_start(program: &Program, before: &Timeline, rank: Rank, index: usize) -> Picoseconds {
     let instruction = &program.list_of(rank).instructions[index];
     let start = |rank: Rank, index: usize| before.ranks[rank.0].spans.get(index).map_or(Picoseconds::ZERO, |span| span.start);

@@ -1,50 +1,50 @@
-//! Tables for the terminal: at most a hundred columns of text, without colours, the same to the byte wherever they are printed.
+//! Tables for the terminal: plain text of at most 100 columns, equal to the byte wherever it is printed.
 
 use crate::compare::{CheckDocument, Comparison};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use foretell_units::{Bytes, Seconds};
 
-/// Terminals are at least this wide where people read tables; longer cells are wrapped.
+/// Width of a table in columns. Longer cells wrap.
 const WIDTH: u16 = 100;
 
-/// A line above, below and under the head.
+/// Draws a line above the table, below it and under its head.
 const LINES: TableStyle = TableStyle::new()
     .top_border(LineStyle::none().fill('─').junction('─'))
     .header_separator(LineStyle::none().fill('─').junction('─'))
     .bottom_border(LineStyle::none().fill('─').junction('─'));
 
-/// Where a column's text stands.
+/// How a column's text is aligned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alignment {
-    /// Words.
+    /// For words.
     #[default]
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// A column's head.
+/// A column's title and alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column<'a> {
-    /// What it is called.
+    /// The title.
     pub title: &'a str,
-    /// Where its text stands.
+    /// How its text is aligned.
     pub alignment: Alignment,
 }
 
 impl<'a> Column<'a> {
-    /// A column of words.
+    /// A left-aligned column.
     pub const fn words(title: &'a str) -> Self {
         Self { title, alignment: Alignment::Left }
     }
 
-    /// A column of numbers.
+    /// A right-aligned column.
     pub const fn numbers(title: &'a str) -> Self {
         Self { title, alignment: Alignment::Right }
     }
 }
 
-/// A table with a head, without a line break at its end. No head line is printed where every title is empty.
+/// Formats a table without a line break at its end. If every title is empty the head is left out.
 pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(LINES).set_width(WIDTH);
@@ -64,10 +64,10 @@ pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
     table.trim_fmt()
 }
 
-/// Where a step's time goes.
+/// A step's time by kind. The parts add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Breakdown {
-    /// Kernels.
+    /// Kernels of the forward and backward passes.
     pub compute: Seconds,
     /// Communication that no kernel hides.
     pub exposed_communication: Seconds,
@@ -79,34 +79,34 @@ pub struct Breakdown {
     pub optimizer: Seconds,
 }
 
-/// A prediction in a few figures.
+/// The figures of a prediction that [`prediction_table`] prints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictionSummary {
-    /// The step.
+    /// The step time.
     pub step: Seconds,
     /// Its 10th and 90th percentile.
     pub interval: Option<(Seconds, Seconds)>,
-    /// Samples over seconds.
+    /// Samples per second.
     pub samples_per_second: f64,
-    /// Tokens over seconds, if samples are sequences.
+    /// Tokens per second, if samples are sequences.
     pub tokens_per_second: Option<f64>,
-    /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is unknown.
+    /// Model FLOPs utilisation, from 0 to 1; `None` if the device's peak is unknown.
     pub mfu: Option<f64>,
-    /// The same with recomputation counted.
+    /// Hardware FLOPs utilisation: as `mfu`, with recomputation counted.
     pub hfu: Option<f64>,
-    /// The arena of each stage.
+    /// Peak memory of each stage.
     pub peak_memory: Vec<Bytes>,
-    /// What the fullest of them is for.
+    /// Memory of the fullest stage by purpose.
     pub memory_parts: Vec<(&'static str, Bytes)>,
-    /// What a device has.
+    /// Memory of a device, if known.
     pub device_memory: Option<Bytes>,
-    /// Where the step's time goes.
+    /// The step's time by kind.
     pub breakdown: Breakdown,
-    /// Whether measured costs stand behind it.
+    /// Whether all costs were measured.
     pub calibrated: bool,
 }
 
-/// The summary of a prediction.
+/// Formats a prediction as a table of names and values.
 pub fn prediction_table(summary: &PredictionSummary) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |what: &str, value: String| rows.push(vec![what.to_owned(), value]);
@@ -154,32 +154,32 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
     table(&[Column::words(""), Column::words("")], &rows)
 }
 
-/// A layout that the planner considered.
+/// A row of [`layouts_table`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayoutRow {
-    /// Ranks that share out samples; several numbers where stages differ.
+    /// Size of `data`; one number per stage if stages differ.
     pub data: Vec<usize>,
-    /// Ranks that share out operators, likewise.
+    /// Size of `tensor`; one number per stage if stages differ.
     pub tensor: Vec<usize>,
-    /// Stages.
+    /// Number of pipeline stages.
     pub pipeline: usize,
-    /// The pipeline schedule's name, or a dash where it changes nothing.
+    /// The pipeline schedule's name, or a dash if it has no effect.
     pub schedule: String,
     /// Samples of one micro-batch.
     pub micro_batch: usize,
-    /// What is recomputed.
+    /// The recomputation policy.
     pub recompute: String,
-    /// The predicted step.
+    /// The predicted step time.
     pub step: Seconds,
-    /// Samples over seconds.
+    /// Samples per second.
     pub samples_per_second: f64,
-    /// The memory of the fullest device.
+    /// Peak memory of the fullest device.
     pub memory: Bytes,
     /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is unknown.
     pub mfu: Option<f64>,
 }
 
-/// Layouts in the order given, the best first.
+/// Formats layouts in the given order, numbered from 1.
 pub fn layouts_table(layouts: &[LayoutRow]) -> String {
     let columns = [
         Column::numbers("#"),
@@ -212,12 +212,12 @@ pub fn layouts_table(layouts: &[LayoutRow]) -> String {
     table(&columns, &layouts.iter().enumerate().map(row).collect::<Vec<_>>())
 }
 
-/// Sizes of stages one after the other: `4/6`.
+/// Formats the sizes of stages, such as `4/6`.
 fn of_stages(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("/")
 }
 
-/// What `foretell check` prints: the steps, where the time went, and what made the difference.
+/// Formats the result of `foretell check`: the steps, the time by kind, and the largest differences.
 pub fn check_table(document: &CheckDocument) -> String {
     let comparison = &document.comparison;
     let mut text = headline(document);
@@ -230,7 +230,7 @@ pub fn check_table(document: &CheckDocument) -> String {
     text
 }
 
-/// The outcome in a sentence or two.
+/// Summarises the outcome in a sentence or two.
 pub(crate) fn headline(document: &CheckDocument) -> String {
     let comparison = &document.comparison;
     let inside = if document.inside_interval { "inside" } else { "outside" };
@@ -243,7 +243,7 @@ pub(crate) fn headline(document: &CheckDocument) -> String {
     )
 }
 
-/// [`Comparison::by_kind`] as text, with the sum as last row.
+/// Formats [`Comparison::by_kind`], with the sum as last row.
 pub(crate) fn kind_rows(comparison: &Comparison) -> (Vec<Column<'static>>, Vec<Vec<String>>) {
     let columns = vec![
         Column::words("kind"),
@@ -265,7 +265,7 @@ pub(crate) fn kind_rows(comparison: &Comparison) -> (Vec<Column<'static>>, Vec<V
     (columns, rows)
 }
 
-/// [`Comparison::worst`] as text.
+/// Formats [`Comparison::worst`].
 pub(crate) fn worst_rows(comparison: &Comparison) -> (Vec<Column<'static>>, Vec<Vec<String>>) {
     let columns = vec![
         Column::numbers("rank"),
@@ -304,7 +304,7 @@ fn signed_percent(share: f64) -> String {
     format!("{:+.1} %", (share * 1000.0).round() / 10.0 + 0.0)
 }
 
-/// A rate in three figures, whole from a hundred on.
+/// Formats a rate with three significant figures; from 100 on as a whole number.
 fn figures(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 100.0 => 0,

@@ -1,7 +1,8 @@
 //! Traces for Perfetto and `chrome://tracing`, in the Trace Event Format (Google, "Trace Event Format", 2016).
 //!
-//! Each rank has a process for each of its timelines, so that the predicted and the measured stand one below the other; each stream is a
-//! thread. Events come in the order of ranks, timelines and instructions, so that the same timelines give the same bytes.
+//! Each timeline of each rank is a process, so a rank's prediction and measurement are neighbours. Each
+//! stream is a thread. Events are ordered by rank, timeline and instruction, so the same timelines give
+//! the same bytes.
 
 use crate::error::ReportError;
 use foretell_program::{Instruction, Operation, Origin, Peer, PeerId, Program, Rank, Span, StageProgram, Stream, Timeline};
@@ -9,10 +10,11 @@ use foretell_units::{Bytes, DataType, Picoseconds};
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// Writes timelines of a program as one trace. Spans of instructions that the program does not have are passed over.
+/// Writes timelines of a Program as one trace. Ignores spans of instructions that the Program does not
+/// have.
 ///
 /// # Errors
-/// [`ReportError::Write`] where the writer refuses.
+/// [`ReportError::Write`] if the writer fails.
 pub fn write_trace(program: &Program, timelines: &[&Timeline], mut writer: impl Write) -> Result<(), ReportError> {
     writer.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     let mut separator = "\n";
@@ -45,7 +47,7 @@ pub fn write_trace(program: &Program, timelines: &[&Timeline], mut writer: impl 
     Ok(())
 }
 
-/// A timeline's name in reports.
+/// Returns a timeline's name in reports.
 pub(crate) const fn origin_name(origin: Origin) -> &'static str {
     match origin {
         Origin::Predicted => "predicted",
@@ -53,7 +55,7 @@ pub(crate) const fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// A stream's name in reports: a group's by its axes.
+/// Returns a stream's name in reports. A group's stream is named by its axes.
 pub(crate) fn stream_name(stage: &StageProgram, stream: &Stream) -> String {
     match stream {
         Stream::Group(id) => stage.groups.get(id.0 as usize).map_or_else(|| stream.to_string(), |group| format!("group {group}")),
@@ -63,7 +65,7 @@ pub(crate) fn stream_name(stage: &StageProgram, stream: &Stream) -> String {
     }
 }
 
-/// A peer by its stage, and, where a rank has several there, by which of them it is.
+/// Returns a peer's name: its stage, and its number if the rank has several peers in that stage.
 fn peer_name(list: &StageProgram, peer: PeerId) -> String {
     match list.peers.get(peer.0 as usize) {
         Some(Peer { stage, ranks: None }) => format!("stage {stage}"),

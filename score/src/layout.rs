@@ -4,14 +4,14 @@ use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::Model;
 use foretell_program::{Layout, Recompute, Schedule};
-use foretell_simulator::gpu::StackKind;
+use foretell_simulator::gpu::StackProfile;
 
 /// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for each
 /// choice that the row does not state.
 ///
 /// # Errors
 /// [`Refusal`] if sizes contradict each other or the batch is not stated.
-pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: &mut Vec<String>) -> Result<Layout, Refusal> {
+pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumptions: &mut Vec<String>) -> Result<Layout, Refusal> {
     let size = |column| row.count(column).unwrap_or(1);
     let (tensor, pipeline) = (size("tp"), size("pp"));
     let mut context = size("cp");
@@ -42,13 +42,13 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: 
         _ => 0,
     };
     let recompute = match row.recompute.to_lowercase() {
-        _ if stack.recomputes_as_known => stack.recompute.clone(),
+        _ if stack.defaults.recomputes_as_known => stack.defaults.recompute.clone(),
         text if text.starts_with("full") => Recompute::Full,
-        text if text.starts_with("selective") => stack.selective.clone(),
+        text if text.starts_with("selective") => stack.defaults.selective.clone(),
         text if text.starts_with("none") => Recompute::None,
-        _ => stack.recompute.clone(),
+        _ => stack.defaults.recompute.clone(),
     };
-    let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.sequence_parallel, |value| value != 0.0);
+    let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.defaults.sequence_parallel, |value| value != 0.0);
     let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {
         (Some(size), _, _) => size,
         (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => batch / data / steps.unwrap_or(1),
@@ -68,7 +68,7 @@ pub(crate) fn layout(row: &Row, stack: &StackKind, devices: usize, assumptions: 
         zero,
         recompute,
         micro_batch,
-        bucket: stack.bucket,
+        bucket: stack.defaults.bucket,
         ..Layout::default()
     })
 }
@@ -83,7 +83,7 @@ pub(crate) fn states_recompute(row: &Row) -> bool {
 /// Megatron's expert-parallel size divides `dp`, or `dp` x `tp` if each expert is whole on its rank.
 fn expert_sizes(
     row: &Row,
-    stack: &StackKind,
+    stack: &StackProfile,
     data: usize,
     tensor: usize,
     assumptions: &mut Vec<String>,
@@ -103,7 +103,7 @@ fn expert_sizes(
     };
     let may_be_whole = expert_parallel.is_multiple_of(tensor) && data.is_multiple_of(expert_parallel / tensor);
     let must_be_whole = !data.is_multiple_of(expert_parallel);
-    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.whole_experts || must_be_whole) {
+    if tensor > 1 && expert_parallel > 1 && may_be_whole && (stack.defaults.whole_experts || must_be_whole) {
         return Ok((expert_parallel / tensor, Some(1)));
     }
     if must_be_whole {

@@ -2,14 +2,14 @@
 
 use crate::row::Row;
 use foretell_program::Footprint;
-use foretell_simulator::gpu::StackKind;
+use foretell_simulator::gpu::StackProfile;
 use foretell_units::Bytes;
 
 /// Returns the predicted counterpart of a row's memory figure, in bytes.
 ///
 /// Depending on `mem_kind` that is the memory which the allocator has handed out, which it holds, or
 /// which the device has in use. Without a stated kind the stack's usual figure counts.
-pub fn memory_figure(row: &Row, stack: &StackKind, footprint: &Footprint) -> f64 {
+pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint) -> f64 {
     let kind = row.mem_kind.to_lowercase();
     let says = |word: &str| kind.contains(word) && !kind.contains("not stated");
     let figure = if kind.contains("nvidia-smi") {
@@ -38,7 +38,7 @@ mod tests {
         let gib = |gib: u64| Bytes::new(gib << 30);
         let footprint = Footprint { parameters: gib(4), unused: gib(2), context: gib(1), ..Footprint::default() };
         let row = |kind: &str| Row { mem_kind: kind.into(), ..Row::default() };
-        let figure = |stack: &StackKind, kind| memory_figure(&row(kind), stack, &footprint) / gib(1).value();
+        let figure = |stack: &StackProfile, kind| memory_figure(&row(kind), stack, &footprint) / gib(1).value();
         assert_eq!(figure(&stack, "nvidia-smi max"), 7.0);
         assert_eq!((figure(&stack, "max_memory_reserved"), figure(&stack, "max over GPUs")), (6.0, 4.0));
         stack.memory.prints_reserved = true;

@@ -5,7 +5,7 @@ use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{GraphOptions, Model, Stem};
 use foretell_program::Layout;
-use foretell_simulator::gpu::StackKind;
+use foretell_simulator::gpu::StackProfile;
 
 /// Sizes of an architecture that the table has no columns for. `None` means the family's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -71,7 +71,7 @@ struct Sizes {
 ///
 /// # Errors
 /// [`Refusal`] if the row does not state a required size, or no family covers the model.
-pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
+pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
     let name = row.model.to_lowercase();
     if name.contains("resnet-50") || name.contains("resnet50") {
         return Ok(Model::Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 });
@@ -98,7 +98,7 @@ pub(crate) fn model(row: &Row, stack: &StackKind, layout: &Layout, assumptions: 
 }
 
 impl Sizes {
-    fn of(row: &Row, name: &str, stack: &StackKind, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Self, Refusal> {
+    fn of(row: &Row, name: &str, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Self, Refusal> {
         let required = |column: &'static str| row.count(column).ok_or_else(|| Refusal(format!("`{column}` is not stated")));
         let (layers, hidden) = (required("layers")?, required("hidden")?);
         let heads = row.count("heads").unwrap_or_else(|| {
@@ -128,18 +128,18 @@ impl Sizes {
             kv_heads: row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads),
             head_dimension,
             ffn: row.count("ffn").unwrap_or(4 * hidden),
-            vocab: vocabulary.next_multiple_of(stack.vocabulary_multiple * layout.tensor),
+            vocab: vocabulary.next_multiple_of(stack.defaults.vocabulary_multiple * layout.tensor),
             sequence,
             architecture,
         })
     }
 }
 
-fn bert(sizes: &Sizes, stack: &StackKind) -> Model {
+fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
     let mut sequence = sizes.sequence;
     if sequence >= 512 {
         // Frameworks pad to a multiple of eight, which tensor cores require.
-        sequence = 8 * (sequence as f64 * stack.sequence_share / 8.0).round() as usize;
+        sequence = 8 * (sequence as f64 * stack.defaults.sequence_share / 8.0).round() as usize;
     }
     Model::Bert {
         layers: sizes.layers,

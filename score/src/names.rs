@@ -1,7 +1,7 @@
 //! Maps the names of devices, links, frameworks and formats in rows to names of profiles.
 
 use crate::row::Row;
-use foretell_simulator::gpu::{ProductFormat, StackKind};
+use foretell_simulator::gpu::{Fp8Scaling, ProductFormat, StackProfile};
 
 /// Profile names by the words that must all occur in a row's text. The first match wins.
 type Names = [(&'static [&'static str], &'static str)];
@@ -137,17 +137,25 @@ pub(crate) fn trains_adapters(row: &Row) -> bool {
 }
 
 /// Applies the row's statements about how its stack was configured.
-pub(crate) fn refine(row: &Row, stack: &mut StackKind) {
+pub(crate) fn configure(row: &Row, stack: &mut StackProfile) {
     if row.notes.to_lowercase().contains("async tp") {
-        stack.overlap.tensor = true;
+        stack.defaults.overlap.tensor = true;
     }
-    if row.stated_precision.to_lowercase().contains("rowwise") {
+    if fp8_scaling(row) == Fp8Scaling::Row {
         // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen bits.
-        stack.scales_by_row = true;
-        stack.narrow_gather = false;
+        stack.communication.narrow_gather = false;
     }
-    // torchtitan compiles the loss as well since 2025.
-    stack.has_eager_loss = !row.notes.contains("compile") || is_of_2024(row);
+}
+
+/// Returns how the row's fp8 operands are scaled.
+pub(crate) fn fp8_scaling(row: &Row) -> Fp8Scaling {
+    let is_by_row = row.stated_precision.to_lowercase().contains("rowwise");
+    if is_by_row { Fp8Scaling::Row } else { Fp8Scaling::Tensor }
+}
+
+/// Whether the loss is computed operator by operator. torchtitan compiles it as well since 2025.
+pub(crate) fn has_eager_loss(row: &Row) -> bool {
+    !row.notes.contains("compile") || is_of_2024(row)
 }
 
 /// Whether the row's `source_id` names a month of 2024, as `torchtitan_2412` does.
@@ -302,10 +310,7 @@ mod tests {
         let loss_is_eager = |source: &str, notes: &str| {
             let mut row = Row { notes: notes.into(), ..row("H100", "torchtitan") };
             row.cells.insert("source_id".into(), source.into());
-            let mut stack =
-                foretell_simulator::gpu::Profiles::library().expect("sound").stack("torchtitan").expect("known").clone();
-            refine(&row, &mut stack);
-            stack.has_eager_loss
+            has_eager_loss(&row)
         };
         assert!(loss_is_eager("torchtitan_2412", "torch.compile") && loss_is_eager("torchtitan_2506_h200", "eager"));
         assert!(!loss_is_eager("torchtitan_2506_h200", "torch.compile") && !loss_is_eager("", "torch.compile"));

@@ -58,7 +58,7 @@ impl CompiledRun {
             return Ok(compiled);
         }
         let more: &[Recompute] = match first {
-            Recompute::None => &[run.stack.selective.clone(), Recompute::Full],
+            Recompute::None => &[run.stack.defaults.selective.clone(), Recompute::Full],
             Recompute::Selective | Recompute::AllBut(_) => &[Recompute::Full],
             _ => &[],
         };
@@ -109,7 +109,7 @@ impl CompiledRun {
     /// [`Refusal`] if the Program deadlocks.
     pub fn predict(&self, run: &Run) -> Result<StepPrediction, Refusal> {
         let clusters: Vec<_> = run.clusters().collect();
-        let costs = CostModel::of_clusters(&clusters, &run.stack, run.format, run.workload());
+        let costs = CostModel::of_clusters(&clusters, &run.stack, run.format, run.workload);
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
             let simulation = simulate_representatives(program, &costs, |stage| run.cluster_of_stage(program, stage));
@@ -135,7 +135,7 @@ impl CompiledRun {
 
     /// Returns the memory of the fullest stage's device under the run's stack.
     pub fn memory(&self, run: &Run) -> Footprint {
-        let footprint = |stage: &StageMemory| stage.footprint(&run.stack, run.format, run.trained);
+        let footprint = |stage: &StageMemory| stage.footprint(&run.stack, run.format, &run.workload);
         self.memory.iter().map(footprint).max_by_key(Footprint::total).unwrap_or_default()
     }
 }

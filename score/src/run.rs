@@ -7,7 +7,7 @@ use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::Model;
 use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Stack};
-use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind, Trained, Workload};
+use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, TrainedParameters, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 
 /// A row's run, ready to be compiled and simulated.
@@ -22,7 +22,7 @@ pub struct Run {
     /// Nodes of other kinds, in rank order. Each entry has the number of its first node.
     pub other_clusters: Vec<(usize, Cluster)>,
     /// Profile of the software stack, with the row's settings applied.
-    pub stack: StackKind,
+    pub stack: StackProfile,
     /// Name of the stack's profile.
     pub stack_name: String,
     /// Whether recomputation is settled: the row states it, or the stack does not adapt it to the
@@ -30,8 +30,8 @@ pub struct Run {
     pub recompute_is_stated: bool,
     /// Number format of matrix products.
     pub format: ProductFormat,
-    /// Trained parameters.
-    pub trained: Trained,
+    /// Properties of the run that costs depend on besides kernel sizes.
+    pub workload: Workload,
     /// What was assumed because the row or the profiles do not say it, one sentence each. A
     /// prediction with assumptions is not calibrated.
     pub assumptions: Vec<String>,
@@ -50,14 +50,14 @@ impl Run {
         };
         let mut assumptions = Vec::new();
         let (stack_name, stack) = stack(row, profiles, &mut assumptions)?;
-        let trained = if names::trains_adapters(row) { Trained::Adapters } else { Trained::All };
         let devices = row.count("n_gpus").ok_or_else(|| Refusal("the number of devices is not stated".into()))?;
         let (cluster, other_clusters) = clusters(row, *first, others, devices, profiles, &mut assumptions)?;
         let format = format(row, &stack, &mut assumptions);
         let layout = layout(row, &stack, devices, &mut assumptions)?;
         let model = model(row, &stack, &layout, &mut assumptions)?;
         let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
-        let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.recompute_to_fit;
+        let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
+        let workload = workload(row, &layout, &model);
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             assumptions.push(format!("kernels on `{device}` were not measured"));
@@ -65,7 +65,7 @@ impl Run {
         if stack.estimated {
             assumptions.push(format!("the stack `{stack_name}` was not fitted"));
         }
-        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.overlap, ..plan };
+        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.defaults.overlap, ..plan };
         Ok(Self {
             model,
             plan,
@@ -75,7 +75,7 @@ impl Run {
             stack_name: stack_name.into(),
             recompute_is_stated,
             format,
-            trained,
+            workload,
             assumptions,
         })
     }
@@ -92,16 +92,6 @@ impl Run {
         const UNFITTED_DEVICE: f64 = 1.4;
         let is_estimated = self.clusters().any(|cluster| cluster.gpu.estimated);
         if is_estimated { UNFITTED_DEVICE } else { 1.0 }
-    }
-
-    /// Returns the properties of the run that costs depend on besides kernel sizes.
-    pub fn workload(&self) -> Workload {
-        let layout = &self.plan.layout;
-        Workload {
-            copies: if let Model::Moe { top_k, .. } = self.model { top_k } else { 1 },
-            trained: self.trained,
-            tensor: layout.tensor,
-        }
     }
 
     /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that is
@@ -146,11 +136,11 @@ fn refused(error: ProfileError) -> Refusal {
 
 /// Returns the name of the row's stack and its profile with the row's settings applied. A similar
 /// stack stands in for a framework without a profile.
-fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Result<(&'static str, StackKind), Refusal> {
+fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Result<(&'static str, StackProfile), Refusal> {
     let known = names::stack(row);
     let name = known.unwrap_or_else(|| names::nearest_stack(row));
     let mut stack = profiles.stack(name).map_err(refused)?.clone();
-    names::refine(row, &mut stack);
+    names::configure(row, &mut stack);
     if known.is_none() {
         assumptions.push(match row.framework.as_str() {
             "" => format!("the framework is not stated; `{name}` stands in"),
@@ -194,7 +184,7 @@ fn clusters(
 }
 
 /// Returns the row's format of matrix products, or the stack's usual one.
-fn format(row: &Row, stack: &StackKind, assumptions: &mut Vec<String>) -> ProductFormat {
+fn format(row: &Row, stack: &StackProfile, assumptions: &mut Vec<String>) -> ProductFormat {
     if let Some(format) = names::format(row) {
         return format;
     }
@@ -204,7 +194,17 @@ fn format(row: &Row, stack: &StackKind, assumptions: &mut Vec<String>) -> Produc
     } else {
         format!("the precision `{}` is not known", row.precision)
     });
-    stack.precision
+    stack.defaults.precision
+}
+
+fn workload(row: &Row, layout: &Layout, model: &Model) -> Workload {
+    Workload {
+        experts_per_token: if let Model::Moe { top_k, .. } = *model { top_k } else { 1 },
+        trained: if names::trains_adapters(row) { TrainedParameters::Adapters } else { TrainedParameters::All },
+        tensor: layout.tensor,
+        fp8_scaling: names::fp8_scaling(row),
+        has_eager_loss: names::has_eager_loss(row),
+    }
 }
 
 fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {

@@ -54,7 +54,7 @@ fn one_rank_a_stage_tells_what_all_ranks_do() {
     let model = gpt();
     for stack in ["megatron-core", "nemo", "ddp", "deepspeed", "mosaicml-composer"] {
         let costs = costs(&topology, stack);
-        let overlap = Profiles::library().unwrap().stack(stack).unwrap().overlap;
+        let overlap = Profiles::library().unwrap().stack(stack).unwrap().defaults.overlap;
         for (data, tensor, pipeline, zero) in
             [(8, 1, 1, 0), (16, 2, 1, 3), (1, 8, 1, 0), (2, 4, 4, 1), (4, 8, 1, 1), (1, 1, 8, 0)]
         {

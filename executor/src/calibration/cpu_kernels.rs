@@ -168,7 +168,7 @@ impl PreparedStep {
             for before in (0..=instruction).rev() {
                 runs[before as usize] = true;
                 if before < instruction {
-                    touched += interpreter.touched(before);
+                    touched += interpreter.bytes_touched(before);
                 }
                 if touched >= lead {
                     break;
@@ -176,7 +176,7 @@ impl PreparedStep {
             }
         }
         for instruction in (0..interpreter.len()).rev() {
-            let makers = if runs[instruction] { interpreter.makers_of_integers(instruction as u32) } else { Vec::new() };
+            let makers = if runs[instruction] { interpreter.writers_of_integer_reads(instruction as u32) } else { Vec::new() };
             for maker in makers {
                 runs[maker as usize] = true;
             }

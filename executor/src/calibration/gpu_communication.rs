@@ -5,8 +5,10 @@ use super::gpu_kernels::{GpuKernelTimer, KernelRows};
 use super::statistics::summarise;
 use super::{FEWEST, MOST, each_group};
 use crate::arena::{Arena, Arenas};
-use crate::backend::cuda::{CommunicatorHandle, CudaError, DeviceAddress, Driver, ExchangeKind, Piece, Span, StreamHandle};
-use crate::backend::cuda::{Exchange as DirectExchange, Identity};
+use crate::backend::cuda::{
+    CommunicationKind, CommunicatorHandle, CudaError, DeviceAddress, DeviceRange, Driver, StreamHandle, StreamTimer,
+};
+use crate::backend::cuda::{CommunicatorId, DeviceCommunication};
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Report};
 use crate::transport::{Group, Transport};
@@ -112,7 +114,7 @@ struct CommunicationTimer {
     /// The longest exchange that is asked for.
     longest: Bytes,
     stream: StreamHandle,
-    span: Span,
+    span: StreamTimer,
 }
 
 impl CommunicationTimer {
@@ -125,16 +127,16 @@ impl CommunicationTimer {
             room,
             longest,
             stream: driver.create_stream()?,
-            span: Span::new(driver)?,
+            span: StreamTimer::new(driver)?,
         })
     }
 
     /// A communicator of a group's first `size` ranks; none for the others.
     fn join(&self, group: &mut Group, size: usize) -> Result<Option<CommunicatorHandle>, ExecutorError> {
         let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
-        let mut identity: Identity = [0; 128];
+        let mut identity: CommunicatorId = [0; 128];
         if group.position() == 0 {
-            identity = collectives.new_identity()?;
+            identity = collectives.new_communicator_id()?;
         }
         group.broadcast(0, &mut identity)?;
         let position = group.position();
@@ -172,31 +174,31 @@ impl CommunicationTimer {
     }
 
     /// An exchange from this rank's side.
-    fn exchange(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> Result<DirectExchange, CudaError> {
+    fn exchange(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> Result<DeviceCommunication, CudaError> {
         let ranks = group.size() as u64;
         let part = part_of(bytes, group.size());
-        let none = || CudaError::Call { doing: EXCHANGING, reason: "there is no room for it".into() };
+        let none = || CudaError::Call { action: EXCHANGING, reason: "there is no room for it".into() };
         let piece = |start: Bytes, bytes: u64| {
             let place = self.arena.at(start, Bytes::new(bytes)).ok_or_else(none)?;
-            Ok::<_, CudaError>(Some(Piece { address: DeviceAddress::of(place), bytes: bytes as usize }))
+            Ok::<_, CudaError>(Some(DeviceRange { address: DeviceAddress::from_pointer(place), bytes: bytes as usize }))
         };
         let (here, there) = (|bytes| piece(Bytes::ZERO, bytes), |bytes| piece(self.room, bytes));
         let (kind, read, write) = match (exchange, group.position()) {
-            (Exchange::AllReduce, _) => (ExchangeKind::AllReduce, here(part * ranks)?, here(part * ranks)?),
-            (Exchange::ReduceScatter, _) => (ExchangeKind::ReduceScatter, here(part * ranks)?, there(part)?),
-            (Exchange::AllGather, _) => (ExchangeKind::AllGather, here(part)?, there(part * ranks)?),
-            (Exchange::SendReceive, 0) => (ExchangeKind::Send, here(bytes.count())?, None),
-            (Exchange::SendReceive, _) => (ExchangeKind::Receive, None, there(bytes.count())?),
+            (Exchange::AllReduce, _) => (CommunicationKind::AllReduce, here(part * ranks)?, here(part * ranks)?),
+            (Exchange::ReduceScatter, _) => (CommunicationKind::ReduceScatter, here(part * ranks)?, there(part)?),
+            (Exchange::AllGather, _) => (CommunicationKind::AllGather, here(part)?, there(part * ranks)?),
+            (Exchange::SendReceive, 0) => (CommunicationKind::Send, here(bytes.count())?, None),
+            (Exchange::SendReceive, _) => (CommunicationKind::Receive, None, there(bytes.count())?),
         };
-        Ok(DirectExchange { kind, read, write, data_type: DataType::Fp32 })
+        Ok(DeviceCommunication { kind, read, write, data_type: DataType::Fp32 })
     }
 
     /// GpuStreams so many, after one more that comes before the first event.
-    fn queue(&self, communicator: CommunicatorHandle, exchange: &DirectExchange, count: usize) -> Result<(), ExecutorError> {
+    fn queue(&self, communicator: CommunicatorHandle, exchange: &DeviceCommunication, count: usize) -> Result<(), ExecutorError> {
         let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
         for number in 0..=count {
             // SAFETY: the pieces lie in the arena, which nobody else has.
-            unsafe { collectives.exchange(communicator, exchange, self.stream) }?;
+            unsafe { collectives.communicate(communicator, exchange, self.stream) }?;
             if number == 0 {
                 self.span.begin(self.stream)?;
             }
@@ -249,7 +251,7 @@ struct Overlap<'a, 'b> {
     rows: &'a mut KernelRows<'b>,
     everyone: &'a mut Group,
     communicator: CommunicatorHandle,
-    wanted: DirectExchange,
+    wanted: DeviceCommunication,
 }
 
 impl Overlap<'_, '_> {
@@ -284,7 +286,7 @@ impl Overlap<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cuda::tests::device::{TestDevice, Told};
+    use crate::backend::cuda::tests::device::{DriverCall, TestDevice};
     use crate::interpreter::{OUTSIDE_PROGRAMS, STREAM_COUNT};
     use crate::job::CalibratedGroup;
     use crate::transport::{Segment, SegmentShape, SharedMemory, WaitPolicy};
@@ -362,16 +364,16 @@ mod tests {
             assert!(!timed.iter().any(of_its_own), "{timed:?}");
         }
         for device in &devices {
-            let told = device.told();
+            let told = device.take_calls();
             let exchanging = told.iter().filter_map(|told| match told {
-                Told::Exchange { stream, .. } => Some(*stream),
+                DriverCall::Communicate { stream, .. } => Some(*stream),
                 _ => None,
             });
             let exchanging: Vec<StreamHandle> = exchanging.collect();
             let multiplying: Vec<_> = told
                 .iter()
                 .filter_map(|told| match told {
-                    Told::Multiply { product, stream } => Some((product.columns, *stream)),
+                    DriverCall::Multiply { product, stream } => Some((product.columns, *stream)),
                     _ => None,
                 })
                 .collect();

@@ -44,7 +44,7 @@ impl KernelRows<'_> {
     /// GpuStreams so many.
     pub(super) fn queue(&mut self, count: usize) -> Result<(), ExecutorError> {
         // SAFETY: every operand is a place of its own in the bench's arena, but where the kernel may work in place.
-        unsafe { self.timer.queue_row(self.calls, count) }.map_err(|source| kernel_error(self.kernel, source))
+        unsafe { self.timer.enqueue_row(self.calls, count) }.map_err(|source| kernel_error(self.kernel, source))
     }
 
     /// What the last row took, once it is done.
@@ -205,7 +205,7 @@ fn fill_in(timer: &CudaTimer, operand: &Operand, data_type: DataType, below: Opt
     let mut words = vec![0_u32; length.div_ceil(4)];
     fill(&Operand { pointer: words.as_mut_ptr().cast(), bytes: length }, data_type, below);
     for start in (0..operand.bytes).step_by(FILLED) {
-        let place = DeviceAddress::of(operand.pointer).after(start);
+        let place = DeviceAddress::from_pointer(operand.pointer).offset(start);
         // SAFETY: the place lies in the operand, which lies in the arena, and the words are as long.
         unsafe { timer.copy_in(place, words.as_ptr().cast(), length.min(operand.bytes - start)) }?;
     }

@@ -220,7 +220,7 @@ fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
 mod tests {
     use super::*;
     use crate::backend::cuda::Driver;
-    use crate::backend::cuda::tests::device::{TestDevice, Told};
+    use crate::backend::cuda::tests::device::{DriverCall, TestDevice};
     use crate::transport::{Announcement, ControlClient, ControlServer, RunKey, Segment, SegmentShape, SharedMemory, WaitPolicy};
     use foretell_program::Rank;
     use std::net::{Ipv4Addr, SocketAddr};
@@ -249,14 +249,14 @@ mod tests {
             let Some(device) = make() else { return };
             let (member, _server) = alone(Some(Arc::clone(&device)));
             assert!(launch(&member).expect("it is timed") > Seconds::ZERO);
-            let told = device.told();
-            let kernels = told.iter().filter(|told| matches!(told, Told::Launch { .. })).count();
+            let told = device.take_calls();
+            let kernels = told.iter().filter(|told| matches!(told, DriverCall::Launch { .. })).count();
             assert!(kernels >= RUNS * INSTRUCTIONS, "{kernels} kernels were launched one by one");
-            assert!(!told.iter().any(|told| matches!(told, Told::Graph { .. })), "a step was launched as one");
+            assert!(!told.iter().any(|told| matches!(told, DriverCall::Graph { .. })), "a step was launched as one");
             // What an instruction takes of a step that is launched as one is another question.
             let straight = program(&member, 8, TINY, Exchanges::None).expect("a Program");
             run(&member, &straight).expect("it is timed");
-            let graphs = device.told().iter().filter(|told| matches!(told, Told::Graph { .. })).count();
+            let graphs = device.take_calls().iter().filter(|told| matches!(told, DriverCall::Graph { .. })).count();
             assert_eq!(graphs, RUNS - 2);
         }
     }

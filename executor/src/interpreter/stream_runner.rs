@@ -72,7 +72,12 @@ impl StreamRunner {
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
         match (self, operation, reads, writes) {
-            (StreamRunner::Load { samples_before, half }, Operation::Load { input, first_sample, samples: count }, _, [write]) => {
+            (
+                StreamRunner::Load { samples_before, half },
+                Operation::Load { input, first_sample, samples: count },
+                _,
+                [write],
+            ) => {
                 // SAFETY: the caller's promise.
                 unsafe { samples.load(*input, *half, first_sample + *samples_before, *count, write) }
             }

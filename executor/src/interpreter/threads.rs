@@ -67,12 +67,7 @@ pub(super) fn stream_thread(
 }
 
 /// Runs the stream's part of each step that is started, until the interpreter ends.
-fn run_steps(
-    shared: &Arc<SharedState>,
-    stream: usize,
-    mut runner: StreamRunner,
-    mut communication: Option<GpuCommunication>,
-) {
+fn run_steps(shared: &Arc<SharedState>, stream: usize, mut runner: StreamRunner, mut communication: Option<GpuCommunication>) {
     shared.progress.register_thread(stream);
     let state = Arc::clone(shared);
     spin_only_while(move || state.progress.is_waiting(COMPUTE, stream));

@@ -26,22 +26,23 @@ fn the_kinds_add_up_to_both_steps_and_the_shares_to_the_error() {
 }
 
 #[test]
-fn every_rank_is_split_without_rest() {
+fn the_pieces_of_every_rank_add_up_to_its_step() {
     let (program, predicted, measured) = sample::pipeline();
-    let exchanges = Exchanges::of(&program);
+    let communications = Communications::of(&program);
     for timeline in [&predicted, &measured] {
         for rank in (0..4).map(Rank) {
-            let total: Picoseconds = attribute(&program, &exchanges, timeline, rank).iter().map(|piece| piece.duration).sum();
+            let total: Picoseconds =
+                attribute(&program, &communications, timeline, rank).iter().map(|piece| piece.duration).sum();
             assert_eq!(total, timeline.step());
         }
     }
 }
 
 #[test]
-fn however_spans_lie_the_pieces_add_up() {
+fn pieces_of_random_spans_add_up_to_the_step() {
     let (program, predicted, _) = sample::pipeline();
-    let exchanges = Exchanges::of(&program);
-    // Knuth's linear congruential generator: the same disorder every time.
+    let communications = Communications::of(&program);
+    // Knuth's linear congruential generator: the same pseudo-random spans in every run.
     let mut state: u64 = 1;
     let mut random = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -56,18 +57,19 @@ fn however_spans_lie_the_pieces_add_up() {
             }
         }
         for rank in (0..4).map(Rank) {
-            let total: Picoseconds = attribute(&program, &exchanges, &timeline, rank).iter().map(|piece| piece.duration).sum();
+            let total: Picoseconds =
+                attribute(&program, &communications, &timeline, rank).iter().map(|piece| piece.duration).sum();
             assert_eq!(total, timeline.step());
         }
     }
 }
 
 #[test]
-fn causes_are_those_that_the_sample_has() {
+fn the_causes_of_the_sample_run_are_found() {
     let (program, predicted, measured) = sample::pipeline();
     let comparison = compare(&program, &predicted, &measured);
     assert_eq!(row(&comparison, "host").predicted, Seconds::ZERO);
-    // Ten or more kernels with 12 us before each, of which none is longer than that.
+    // At least ten kernels, each shorter than the 12 us gap before it.
     let host = row(&comparison, "host");
     assert!(host.measured > Seconds::new(100e-6) && host.measured.value() <= host.count as f64 * 12.1e-6, "{host:?}");
     let causes: Vec<Cause> = comparison.worst.iter().map(|row| row.cause).collect();
@@ -81,7 +83,7 @@ fn causes_are_those_that_the_sample_has() {
 #[test]
 fn a_late_peer_makes_a_bubble_and_no_slow_communication() {
     let (program, predicted, mut measured) = sample::pipeline();
-    // Rank 0 and 1 reduce together; rank 1 comes 1 ms late and everyone goes on together.
+    // Ranks 0 and 1 all-reduce together. Rank 1 arrives 1 ms late, and both continue at the same time.
     measured.clone_from(&predicted);
     let reduce = program.lists[0].instructions.iter().position(|one| one.operation.kind() == "all_reduce").expect("there is one");
     let late = Picoseconds(1_000_000_000);
@@ -112,7 +114,7 @@ fn equal_timelines_have_no_difference() {
 }
 
 #[test]
-fn empty_partial_and_foreign_timelines_are_compared_as_far_as_they_go() {
+fn empty_partial_and_foreign_timelines_are_compared_where_they_match() {
     let (program, predicted, measured) = sample::pipeline();
     let nothing = Timeline { origin: Origin::Measured, ranks: vec![] };
     let empty = sample::empty(&program, Origin::Measured);
@@ -133,7 +135,7 @@ fn empty_partial_and_foreign_timelines_are_compared_as_far_as_they_go() {
 }
 
 #[test]
-fn the_document_is_the_contracts() {
+fn the_check_document_has_the_documented_fields() {
     let (program, predicted, measured) = sample::pipeline();
     let comparison = compare(&program, &predicted, &measured);
     let step = comparison.measured_step;

@@ -1,4 +1,5 @@
-//! What all plots share: colours, text, shapes, and a frame with two axes. It knows pixels and numbers, nothing of training.
+//! Drawing primitives of all plots: colours, text, shapes, and a frame with two axes. Knows pixels and
+//! numbers, nothing of training.
 
 use crate::error::ReportError;
 use plotters::coord::Shift;
@@ -7,16 +8,16 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontStyle, RGBColor, ShapeStyle, TextStyle, register_font};
 use std::sync::OnceLock;
 
-/// Text and axes.
+/// Colour of text and axes.
 pub(crate) const INK: RGBColor = RGBColor(34, 34, 34);
-/// Secondary text.
+/// Colour of secondary text.
 pub(crate) const FAINT: RGBColor = RGBColor(102, 102, 102);
-/// Grid lines.
+/// Colour of grid lines.
 pub(crate) const GRID: RGBColor = RGBColor(225, 225, 225);
-/// The background.
+/// Colour of the background.
 pub(crate) const PAPER: RGBColor = RGBColor(255, 255, 255);
 
-/// Colours that also the colour-blind tell apart (Okabe and Ito 2008), the darker ones first.
+/// Colours that colour-blind readers can distinguish (Okabe and Ito 2008), darker ones first.
 pub(crate) const PALETTE: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -30,10 +31,10 @@ pub(crate) const PALETTE: [RGBColor; 8] = [
 
 /// The embedded font; its source and licence are in `fonts/README.md`.
 static FONT: &[u8] = include_bytes!("../../fonts/DejaVuSans-subset.ttf");
-/// What SVG asks the reader's browser for, and what the embedded font is registered as.
+/// Font family: SVG asks the browser for it, and the embedded font is registered under this name.
 const FAMILY: &str = "sans-serif";
 
-/// The size of letters.
+/// Font size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
     Title,
@@ -51,7 +52,7 @@ impl Size {
     }
 }
 
-/// Which end of a text stands at its position; vertically it is always the middle.
+/// Which end of a text is at its position. Vertically it is always the middle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Anchor {
     Start,
@@ -59,14 +60,14 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// Whether a line is interrupted.
+/// Whether a line is solid or dashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dash {
     Solid,
     Dashed,
 }
 
-/// How an entry of a legend is drawn.
+/// How a legend entry is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     Block,
@@ -75,7 +76,7 @@ pub(crate) enum Mark {
     Dot,
 }
 
-/// Something to draw on.
+/// A drawing area with text and shapes in our style.
 pub(crate) struct Canvas<'a, Backend: DrawingBackend> {
     area: &'a DrawingArea<Backend, Shift>,
 }
@@ -95,7 +96,7 @@ impl<'a, Backend: DrawingBackend> Canvas<'a, Backend> {
         Ok(Self { area })
     }
 
-    /// Hands the drawing over to the backend.
+    /// Flushes the drawing to the backend.
     pub(crate) fn finish(&self) -> Result<(), ReportError> {
         self.area.present().map_err(failed)
     }
@@ -147,7 +148,8 @@ impl<'a, Backend: DrawingBackend> Canvas<'a, Backend> {
         }
     }
 
-    /// A row of marks with their names that ends at `right`; a second row begins below where they do not fit beside `left`.
+    /// Draws a legend as a row of marks and names that ends at `right`. Entries that would pass `left`
+    /// continue in a second row.
     pub(crate) fn legend(
         &self,
         left: i32,
@@ -174,7 +176,7 @@ impl<'a, Backend: DrawingBackend> Canvas<'a, Backend> {
         Ok(())
     }
 
-    /// Grid lines, ticks and titles of a frame.
+    /// Draws a frame's grid lines, ticks and titles.
     pub(crate) fn axes(&self, frame: &Frame) -> Result<(), ReportError> {
         let Frame { left, top, right, bottom, .. } = *frame;
         for (value, label) in frame.horizontal.ticks((right - left) / 90) {
@@ -195,7 +197,7 @@ impl<'a, Backend: DrawingBackend> Canvas<'a, Backend> {
         self.text(&frame.horizontal.title, ((left + right) / 2, bottom + 36), Size::Normal, INK, Anchor::Middle)
     }
 
-    /// A sentence where there is nothing to show.
+    /// Draws a sentence in place of an empty plot.
     pub(crate) fn nothing(&self, sentence: &str) -> Result<(), ReportError> {
         let (width, height) = self.size();
         self.text(sentence, (width / 2, height / 2), Size::Normal, FAINT, Anchor::Middle)
@@ -206,7 +208,7 @@ fn style(size: Size) -> TextStyle<'static> {
     TextStyle::from((FAMILY, size.pixels()).into_font())
 }
 
-/// How wide a text is in the embedded font.
+/// Width of a text in pixels in the embedded font.
 pub(crate) fn text_width(text: &str, size: Size) -> i32 {
     match style(size).font.layout_box(text) {
         Ok(((left, _), (right, _))) => right - left,
@@ -214,7 +216,7 @@ pub(crate) fn text_width(text: &str, size: Size) -> i32 {
     }
 }
 
-/// A text cut short so that it fits.
+/// Shortens a text so that it fits into `width` pixels.
 pub(crate) fn fitted(text: &str, width: i32, size: Size) -> String {
     if text_width(text, size) <= width {
         return text.to_owned();
@@ -248,7 +250,7 @@ pub(crate) struct Frame {
     pub(crate) right: i32,
     pub(crate) bottom: i32,
     pub(crate) horizontal: Scale,
-    /// None where rows stand below each other.
+    /// `None` if rows are stacked instead of scaled.
     pub(crate) vertical: Option<Scale>,
 }
 
@@ -263,7 +265,7 @@ impl Frame {
     }
 }
 
-/// The numbers along an axis.
+/// The scale of an axis.
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
     pub(crate) title: String,
@@ -272,10 +274,10 @@ pub(crate) struct Scale {
     pub(crate) growth: Growth,
 }
 
-/// A bound for numbers so small that a step between them rounds to zero.
+/// Most ticks of an axis: bounds the count if a step is so small that adding it changes nothing.
 const MOST_TICKS: usize = 100;
 
-/// How the numbers of a scale grow.
+/// Whether a scale is linear or logarithmic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     Linear,
@@ -284,12 +286,12 @@ pub(crate) enum Growth {
 
 impl Scale {
     pub(crate) fn linear(title: impl Into<String>, from: f64, to: f64) -> Self {
-        // A scale of no extent would have no place for anything.
+        // An empty range would divide by zero.
         let to = if to > from { to } else { from + 1.0 };
         Self { title: title.into(), from, to, growth: Growth::Linear }
     }
 
-    /// Where a value is between the ends, 0 to 1.
+    /// Position of a value between the ends, from 0 to 1.
     fn share(&self, value: f64) -> f64 {
         let share = match self.growth {
             Growth::Linear => (value - self.from) / (self.to - self.from),
@@ -298,7 +300,7 @@ impl Scale {
         if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// Round numbers, with their labels; on a linear scale about `wanted` of them.
+    /// Round numbers with their labels; about `wanted` of them on a linear scale.
     fn ticks(&self, wanted: i32) -> Vec<(f64, String)> {
         let values: Vec<f64> = match self.growth {
             Growth::Linear => {
@@ -309,25 +311,25 @@ impl Scale {
             }
             Growth::Logarithmic => {
                 let decades = self.from.log10().floor() as i32..=self.to.log10().ceil() as i32;
-                // Over many decades 2 and 5 would crowd the axis.
+                // Over many decades labels at 2 and 5 would crowd the axis.
                 let digits: &[f64] = if self.to / self.from > 1e4 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let all = decades.flat_map(|decade| digits.iter().map(move |digit| digit * 10f64.powi(decade)));
                 all.filter(|value| (self.from..=self.to).contains(value)).collect()
             }
         };
-        // Rounding away the noise of the multiplication: 0.30000000000000004 is 0.3.
+        // Rounds away the multiplication's noise: 0.30000000000000004 becomes 0.3.
         values.into_iter().map(|value| (value, format!("{}", (value * 1e9).round() / 1e9))).collect()
     }
 }
 
-/// The next of 1, 2, 5 times a power of ten.
+/// Returns the next of 1, 2 and 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let digit = [1.0, 2.0, 5.0].into_iter().find(|digit| digit * power >= least * (1.0 - 1e-9)).unwrap_or(10.0);
     digit * power
 }
 
-/// A unit of time in which a duration reads well, and how many of it a second has.
+/// Returns a readable unit for durations up to `longest_seconds`, and how many of it make a second.
 pub(crate) fn time_unit(longest_seconds: f64) -> (&'static str, f64) {
     match longest_seconds {
         long if long >= 10.0 => ("s", 1.0),

@@ -1,4 +1,4 @@
-//! What is gained for what: points on logarithmic axes, those of a series joined by a line.
+//! Curves on logarithmic axes; a line joins the points of a series.
 
 use super::canvas::{Canvas, Dash, Frame, Growth, Mark, PALETTE, Scale};
 use crate::error::ReportError;
@@ -7,11 +7,11 @@ use plotters::prelude::DrawingBackend;
 /// A point of a curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CurvePoint {
-    /// What it belongs to: points of a series have one colour, and a line joins them in order.
+    /// The series. Its points have one colour, and a line joins them in order.
     pub series: String,
-    /// Where it lies; what is not positive and finite is left out.
+    /// Horizontal value. A point whose values are not positive and finite is left out.
     pub x: f64,
-    /// How high.
+    /// Vertical value.
     pub y: f64,
 }
 

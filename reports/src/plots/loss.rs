@@ -7,9 +7,9 @@ use plotters::prelude::DrawingBackend;
 /// The loss at a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossPoint {
-    /// Steps trained.
+    /// Number of steps trained.
     pub step: u64,
-    /// The mean loss; what is not finite is left out.
+    /// The mean loss. A point that is not finite is left out.
     pub loss: f64,
 }
 
@@ -35,7 +35,7 @@ impl LossPlot {
         let first = all().map(|point| point.step).min().unwrap_or(0) as f64;
         let highest = all().map(|point| point.loss).fold(f64::NEG_INFINITY, f64::max);
         let lowest = all().map(|point| point.loss).fold(f64::INFINITY, f64::min);
-        // From zero where the curve comes near it; else the curve fills the height.
+        // The axis starts at zero if the curve comes near it; otherwise the curve fills the height.
         let floor = if lowest >= 0.0 && lowest < highest / 2.0 { 0.0 } else { lowest - (highest - lowest) * 0.05 };
         let frame = Frame {
             left: 80,
@@ -65,7 +65,8 @@ impl LossPlot {
     }
 }
 
-/// A line as it looks on the screen: of the points in one column of pixels the first, the highest, the lowest and the last.
+/// Thins a line to what the screen shows: of the points in one column of pixels, the first, the highest,
+/// the lowest and the last.
 fn thinned(points: impl Iterator<Item = (i32, i32)>) -> Vec<(i32, i32)> {
     let mut result: Vec<(i32, i32)> = Vec::new();
     let mut column: Option<[(i32, i32); 4]> = None;

@@ -7,7 +7,7 @@ use foretell_units::{Bytes, Picoseconds, Seconds};
 use plotters::prelude::DrawingBackend;
 use std::collections::BTreeMap;
 
-/// More lines than colours cannot be told apart.
+/// Most lines in a plot: one per colour.
 const MOST_STAGES: usize = PALETTE.len();
 
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct MemoryPlot {
 #[derive(Clone, Debug)]
 struct StageCurve {
     stage: usize,
-    /// When the amount changed and what it was from then on.
+    /// Each change: its time, and the amount from then on.
     live: Vec<(Seconds, Bytes)>,
     arena: Bytes,
 }
@@ -29,7 +29,7 @@ impl MemoryPlot {
     pub(crate) fn of(program: &Program, timeline: &Timeline) -> Self {
         let all = program.lists.len();
         let count = all.min(MOST_STAGES);
-        // From the first stage to the last: they differ most.
+        // Includes the first and the last stage, which differ most.
         let chosen = (0..count).map(|index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 });
         let curve = |index: usize| {
             let stage = program.lists.get(index)?;
@@ -84,7 +84,8 @@ impl MemoryPlot {
     }
 }
 
-/// What lives on, and every other buffer for its lifetime. A buffer within another is not counted a second time.
+/// Live bytes over time: persistent buffers throughout, others for their lifetime. A buffer inside
+/// another one is not counted again.
 fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, Bytes)> {
     let mut lifetimes: BTreeMap<BufferId, (InstructionId, InstructionId)> = BTreeMap::new();
     for (index, buffer) in stage.buffers.iter().enumerate() {
@@ -99,7 +100,8 @@ fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, By
     let is_root = |buffer: &Buffer| buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
     let roots = || stage.buffers.iter().enumerate().filter(|(_, buffer)| is_root(buffer));
     let persistent: Bytes = roots().filter(|(_, buffer)| buffer.persistent).map(|(_, buffer)| buffer.bytes).sum();
-    // At one instant what ends is taken away before what begins is added: the plan may give it the same place.
+    // At one instant, ends are subtracted before starts are added: the memory plan may give both buffers
+    // the same offset.
     let mut changes: BTreeMap<Picoseconds, (u64, u64)> = BTreeMap::new();
     for (index, buffer) in roots().filter(|(_, buffer)| !buffer.persistent) {
         let Some((first, last)) = lifetimes.get(&BufferId(index as u32)) else { continue };
@@ -119,10 +121,10 @@ fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, By
     curve
 }
 
-/// The buffer that a buffer is a part of, at the top.
+/// Returns the outermost buffer that contains a buffer.
 fn root(stage: &StageProgram, id: BufferId) -> BufferId {
     let mut id = id;
-    // A chain of parents is no longer than the list; a longer one goes in circles.
+    // A chain of parents longer than the list of buffers would be a cycle.
     for _ in 0..stage.buffers.len() {
         match stage.buffers.get(id.0 as usize).and_then(|buffer| buffer.parent) {
             Some(parent) => id = parent,

@@ -1,34 +1,34 @@
-//! Predicted against measured times.
+//! Predicted over measured times.
 
 use super::canvas::{Anchor, Canvas, Dash, FAINT, Frame, Growth, Mark, PALETTE, Scale, Size, time_unit};
 use crate::error::ReportError;
 use foretell_units::Seconds;
 use plotters::prelude::DrawingBackend;
 
-/// A prediction and what came of it.
+/// A predicted and a measured time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScatterPoint {
-    /// What it belongs to: points of a series have one colour.
+    /// The series. Its points have one colour.
     pub series: String,
-    /// As foretold.
+    /// The predicted time.
     pub predicted: Seconds,
-    /// As measured.
+    /// The measured time.
     pub measured: Seconds,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct ScatterPlot {
     points: Vec<ScatterPoint>,
-    /// In order of appearance.
+    /// Names of the series, in order of appearance.
     series: Vec<String>,
 }
 
-/// The half width of the band around the diagonal.
+/// Half the width of the band around the diagonal, as a share of the measured time.
 const BAND: f64 = 0.1;
 
 impl ScatterPlot {
     pub(crate) fn of(points: &[ScatterPoint]) -> Self {
-        // A logarithmic axis has no place for zero.
+        // A logarithmic axis cannot show zero.
         let shown = |time: Seconds| time.value().is_finite() && time > Seconds::ZERO;
         let points: Vec<ScatterPoint> =
             points.iter().filter(|point| shown(point.predicted) && shown(point.measured)).cloned().collect();
@@ -62,7 +62,7 @@ impl ScatterPlot {
         };
         canvas.axes(&frame)?;
         let at = |measured: f64, factor: f64| (frame.x(measured), frame.y(measured * factor));
-        // The band's edges leave the frame where they meet its border, so each is cut at its own value.
+        // Each edge of the band is clipped where it leaves the frame.
         let upper = [at(from, 1.0 + BAND), at(to / (1.0 + BAND), 1.0 + BAND)];
         let lower = [at(from / (1.0 - BAND), 1.0 - BAND), at(to, 1.0 - BAND)];
         let corners = vec![at(from, 1.0), upper[0], upper[1], at(to, 1.0), lower[1], lower[0]];

@@ -1,4 +1,4 @@
-//! What each rank did when: predicted above measured, a row a stream.
+//! The timeline plot: what each rank did when, one row per stream, predictions above measurements.
 
 use super::canvas::{
     Anchor, Canvas, Dash, FAINT, Frame, GRID, INK, Mark, PALETTE, PAPER, Scale, Size, fitted, text_width, time_unit,
@@ -10,23 +10,23 @@ use foretell_units::Seconds;
 use plotters::prelude::DrawingBackend;
 use plotters::style::RGBColor;
 
-/// More ranks than this do not fit on a screen; then the first of each stage stand for the rest.
+/// Most ranks that fit on a screen. With more ranks, the first one of each stage is shown.
 const MOST_RANKS: usize = 8;
-/// The space between ranks.
+/// Space between ranks, in pixels.
 const RANK_GAP: i32 = 14;
-/// Above the first row: title, legend.
+/// Space above the first row for title and legend, in pixels.
 const TOP: i32 = 90;
-/// Dark text on a block. Not the ink, which a page turns light for its dark mode.
+/// Colour of dark text on a block. A page's dark mode recolours `INK`, but not this.
 const ON_BLOCK: RGBColor = RGBColor(33, 33, 33);
-/// Below the last row: ticks, title of the axis.
+/// Space below the last row for ticks and the axis title, in pixels.
 const FOOT: i32 = 62;
 
 #[derive(Clone, Debug)]
 pub(crate) struct TimelinePlot {
     ranks: Vec<RankRows>,
-    /// What each timeline took.
+    /// The origin and the step time of each timeline.
     steps: Vec<(&'static str, Seconds)>,
-    /// What is not shown.
+    /// A note on ranks that are not shown.
     note: Option<String>,
 }
 
@@ -51,7 +51,7 @@ struct Block {
     micro_batch: Option<u32>,
 }
 
-/// What a block's colour says.
+/// The kind of work that a block's colour shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Colour {
     Forward,
@@ -104,7 +104,7 @@ impl TimelinePlot {
         Self { ranks: ranks.filter(|rank| !rank.rows.is_empty()).collect(), steps, note }
     }
 
-    /// As high as its rows need, but no lower than a screenful.
+    /// Height in pixels: as much as the rows need, at least one screen.
     pub(crate) fn height(&self) -> u32 {
         (TOP + FOOT + self.rows_height()).max(500) as u32
     }
@@ -117,7 +117,7 @@ impl TimelinePlot {
         self.ranks.iter().map(|rank| rank.rows.len() as i32).sum()
     }
 
-    /// Few rows are drawn high, many low, down to what holds a label.
+    /// Height of a row: less for many rows, but enough for a label.
     fn row_height(&self) -> i32 {
         (460 / self.row_count().max(1)).clamp(16, 30)
     }
@@ -196,7 +196,8 @@ impl TimelinePlot {
     }
 }
 
-/// All ranks, or if they are too many the first of each stage, evenly chosen if those still are.
+/// Returns all ranks; if they are too many, the first of each stage; if those are still too many, evenly
+/// spaced ones of them.
 fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
     if known <= MOST_RANKS {
         return (0..known).map(Rank).collect();
@@ -204,7 +205,7 @@ fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
     let origin: Coordinates = program.mesh.coordinates(Rank(0));
     let stages = program.mesh.stage_count();
     let count = stages.min(MOST_RANKS);
-    // From the first stage to the last.
+    // Includes the first and the last stage.
     let stage = |index: usize| if count > 1 { index * (stages - 1) / (count - 1) } else { 0 };
     let ranks = (0..count).map(|index| program.mesh.rank(origin.with(Axis::Pipeline, stage(index))));
     ranks.filter(|rank| rank.0 < known).collect()
@@ -217,7 +218,7 @@ fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
         .map(|timeline| timeline.rank(rank).map_or_else(Vec::new, |spans| blocks_by_stream(stage, spans)))
         .collect();
     let mut rows = Vec::new();
-    // Each stream's prediction stands right above its measurement.
+    // Each stream's prediction is right above its measurement.
     for (index, stream) in stage.streams.iter().enumerate() {
         let used = all.iter().any(|streams| streams.get(index).is_some_and(|blocks| !blocks.is_empty()));
         for (timeline, streams) in timelines.iter().zip(&all).filter(|_| used) {
@@ -246,8 +247,8 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bl
     streams
 }
 
-/// Blocks in pixels. Neighbours of one kind that touch on the screen become one, so that a plot's size depends on the screen and
-/// not on the number of instructions.
+/// Converts blocks to pixels. Merges neighbours of one kind that touch on the screen, so the size of a
+/// plot depends on the screen and not on the number of instructions.
 fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
     let mut result: Vec<(i32, i32, Block)> = Vec::new();
     for block in blocks {
@@ -256,13 +257,13 @@ fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
             Some((_, last, same)) if same.colour == block.colour && same.micro_batch == block.micro_batch && from <= *last => {
                 *last = to.max(*last);
             }
-            // Of several kinds within one pixel the first is seen.
+            // Of several kinds within one pixel the first is shown.
             Some((_, last, _)) if to <= *last => {}
             _ => result.push((from, to, *block)),
         }
     }
     for (from, to, _) in &mut result {
-        // A hairline between neighbours, where there is room for it.
+        // Leaves a hairline between neighbours that are wide enough.
         if *to - *from > 3 {
             *to -= 1;
         }

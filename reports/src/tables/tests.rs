@@ -13,7 +13,7 @@ fn assert_as_before(name: &str, text: &str) {
 }
 
 #[test]
-fn layouts_stand_in_columns() {
+fn layouts_are_printed_in_columns() {
     let layout = |data, pipeline, step: f64| LayoutRow {
         data: vec![data],
         tensor: vec![1],
@@ -62,7 +62,7 @@ fn a_check_fits_the_terminal() {
 }
 
 #[test]
-fn tables_without_rows_and_with_odd_rows_are_printed() {
+fn tables_with_no_or_short_rows_are_printed() {
     assert!(layouts_table(&[]).contains("samples/s"));
     assert!(table(&[Column::words("a"), Column::words("b")], &[vec!["only one".into()]]).contains("only one"));
 }

@@ -74,7 +74,7 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Er
         let compiled = compiled.get(&key)?.clone();
         let group = group(&row, &run);
         let clusters: Vec<_> = run.clusters().collect();
-        let kind = format!("{key} {clusters:?} {:?} {} {:?}", run.stack, run.format, run.workload());
+        let kind = format!("{key} {clusters:?} {:?} {} {:?}", run.stack, run.format, run.workload);
         Some(Case { row, run, compiled, group, kind })
     };
     Ok(runs.into_iter().filter_map(case).collect())

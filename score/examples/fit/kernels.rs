@@ -2,7 +2,7 @@
 
 use foretell_program::{Axis, CollectiveAlgorithm, Operation, Rank};
 use foretell_score::{CompiledRun, Run, published};
-use foretell_simulator::gpu::{GpuCosts, Profiles, Reachable};
+use foretell_simulator::gpu::{GpuCosts, NodeSpread, Profiles};
 use std::collections::BTreeMap;
 
 /// Prints the memory of all stages of a row and the slowest instructions of one stage.
@@ -10,7 +10,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     let row = published()?.into_iter().find(|row| row.row_id == row_id).ok_or("there is no such row")?;
     let run = Run::of(&row, profiles).map_err(|refusal| refusal.to_string())?;
     let compiled = CompiledRun::new(&run).map_err(|refusal| refusal.to_string())?;
-    let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, workload: run.workload() };
+    let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, workload: run.workload };
     let (count, program) = compiled.programs.first().ok_or("the run has no Program")?;
     let stage = program.lists.get(stage).ok_or("there is no such stage")?;
     // By description: seconds on the device, seconds on the host, number of instructions.
@@ -24,9 +24,9 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
             Operation::Collective { kind, group, bytes, role, .. } => {
                 let axes = &stage.groups[group.0 as usize];
                 let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage.stage));
-                let group = Reachable::of(axes, &program.mesh, rank, &run.cluster);
+                let group = NodeSpread::of(axes, &program.mesh, rank, &run.cluster);
                 let time = costs.collective_time(*kind, *role, &group, bytes.value(), CollectiveAlgorithm::Automatic).value();
-                (format!("{:?} {kind:?} {axes} {bytes} {group:?}", instruction.phase), time, costs.exchange_launch().value())
+                (format!("{:?} {kind:?} {axes} {bytes} {group:?}", instruction.phase), time, costs.communication_launch().value())
             }
             other => (other.kind().to_string(), 0.0, 0.0),
         };
@@ -43,7 +43,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
         row.step_seconds()
     );
     for stage in &compiled.memory {
-        let footprint = stage.footprint(&run.stack, run.format, run.trained);
+        let footprint = stage.footprint(&run.stack, run.format, &run.workload);
         println!(
             "   memory {stage:?}\n      {footprint:?} total {:?} GiB of {:?}",
             footprint.total().value() / 1073741824.0,

@@ -7,7 +7,7 @@
 use crate::cases::{Case, Quantity};
 use foretell_models::Model;
 use foretell_score::Run;
-use foretell_simulator::gpu::{AttentionKind, Profiles};
+use foretell_simulator::gpu::{AttentionKind, Fp8Scaling, Profiles};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The profile, or the set of profiles, that a parameter belongs to.
@@ -87,7 +87,7 @@ impl Parameter {
             (_, None) => match self.name.as_str() {
                 "expert_product" | "exchange" => is_moe,
                 "cast_bytes" => run.format.is_cast(),
-                "scaled_by_row" => run.stack.scales_by_row,
+                "scaled_by_row" => run.workload.fp8_scaling == Fp8Scaling::Row,
                 "communication" | "compute_slowdown" | "gradient_bytes" => run.devices() > 1,
                 "attention" => !matches!(run.model, Model::Resnet { .. }),
                 _ => true,
@@ -211,7 +211,7 @@ fn time_values(cases: &[&Case], add: &mut dyn FnMut(&str, f64)) {
     if any(&|run| run.format.is_cast()) {
         add("cast_bytes", 0.35);
     }
-    if any(&|run| run.stack.scales_by_row) {
+    if any(&|run| run.workload.fp8_scaling == Fp8Scaling::Row) {
         add("scaled_by_row", 0.35);
     }
     if any(&|run| matches!(run.model, Model::Moe { .. })) {

@@ -13,7 +13,7 @@ use super::profiled_gpu::ProfiledGpu;
 use super::roofline;
 use super::scale::CostScale;
 use super::uncertainty::Uncertainty;
-use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackKind, Workload};
+use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_models::Kernel;
 use foretell_program::{Phase, Profile, Reach};
 use foretell_topologies::{Architecture, Topology};
@@ -91,7 +91,7 @@ impl CostModel {
     }
 
     /// A model of kinds of GPU under a software stack, of which everything is said: kind n is that of the n-th cluster.
-    pub fn of_clusters(clusters: &[&Cluster], stack: &StackKind, format: ProductFormat, workload: Workload) -> Self {
+    pub fn of_clusters(clusters: &[&Cluster], stack: &StackProfile, format: ProductFormat, workload: Workload) -> Self {
         let kinds = clusters.iter().map(|&cluster| KindCosts {
             kind: ProfiledGpu::device_kind(cluster),
             speed: 1.0,
@@ -204,7 +204,7 @@ impl CostModel {
 
     /// What the launch of a collective or a message takes of the host.
     pub fn exchange_launch(&self, kind: usize) -> Seconds {
-        self.kinds[kind].profiled_gpu.as_ref().map_or(Seconds::ZERO, ProfiledGpu::exchange_launch)
+        self.kinds[kind].profiled_gpu.as_ref().map_or(Seconds::ZERO, ProfiledGpu::communication_launch)
     }
 
     /// The rate that no product of matrices passes on a kind of device, by its number among the topology's; nothing where the profiles of GPUs do not
@@ -220,7 +220,7 @@ impl CostModel {
         kind < self.kind_count() && self.profiled_gpu(kind).is_some()
     }
 
-    /// Whether ranks on a kind of device that share out a sequence have as much of it to do as each other ([`StackKind::balances_parts`]).
+    /// Whether ranks on a kind of device that share out a sequence have as much of it to do as each other ([`StackProfile::balances_parts`]).
     pub(crate) fn balances_parts(&self, kind: usize) -> bool {
         self.profiled_gpu(kind).is_some_and(|profiled_gpu| profiled_gpu.stack.balances_parts)
     }

@@ -1,33 +1,34 @@
-//! A kind of GPU under a software stack as the cost model has it: what [`crate::gpu`] says of kernels, collectives and messages, in the terms
-//! in which everything else is simulated.
+//! A profiled GPU under a software stack as a part of the cost model: the costs of [`crate::gpu`] in the
+//! model's own types.
 
 use super::communication::{CollectiveCall, CommunicationCost};
 use super::estimate::{Estimate, KernelCost, Source};
 use super::link_efficiency::LinkEfficiency;
 use super::parameters::{HostWaits, Parameters};
 use super::scale::CostScale;
-use crate::gpu::{Cluster, GpuCosts, ProductFormat, Profiles, Reachable, StackKind, StageMemory, Workload};
+use crate::gpu::{Cluster, GpuCosts, NodeSpread, ProductFormat, Profiles, StackProfile, StageMemory, Workload};
 use foretell_models::Kernel;
 use foretell_program::{Footprint, Phase, Slowdown, StageProgram};
 use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
 use foretell_units::{DataType, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 
-/// A kind of GPU, what joins it to others, and the software that runs on it.
+/// A kind of GPU with its links, and the software that runs on it.
 #[derive(Clone, Debug)]
 pub(crate) struct ProfiledGpu {
     pub(crate) cluster: Cluster,
-    pub(crate) stack: StackKind,
+    pub(crate) stack: StackProfile,
     format: ProductFormat,
     workload: Workload,
 }
 
 impl ProfiledGpu {
-    pub(crate) fn new(cluster: Cluster, stack: StackKind, format: ProductFormat, workload: Workload) -> Self {
+    pub(crate) fn new(cluster: Cluster, stack: StackProfile, format: ProductFormat, workload: Workload) -> Self {
         Self { cluster, stack, format, workload }
     }
 
-    /// The cluster around a topology's kind of device, with that topology's own figures; `None` where no profile knows the device.
+    /// Returns the cluster of a topology's kind of device, with the topology's own figures. `None` if the
+    /// device has no profile.
     pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<Cluster> {
         let device = &topology.device_kinds()[kind];
         let names = [Some(&device.name), device.base.as_ref()];
@@ -42,22 +43,24 @@ impl ProfiledGpu {
         Some(cluster)
     }
 
-    /// The rate that no product of matrices passes.
+    /// Returns an upper bound on the rate of matrix products.
     pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
         let gpu = &self.cluster.gpu;
-        let rate =
-            |format| gpu.peak(format) * (gpu.product_efficiency(format) * self.stack.product_share(&self.cluster.device, format));
-        // Where a run is in eight bits, products that these cannot do are in sixteen.
-        let (own, other) = (rate(self.format), rate(ProductFormat::Bf16));
-        if self.format.is_cast() && other > own { other } else { own }
+        let rate = |format| {
+            let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
+            gpu.peak(format) * (gpu.product_efficiency(format) * share)
+        };
+        // In eight-bit runs, products of unsupported sizes are in bf16.
+        let (own, bf16) = (rate(self.format), rate(ProductFormat::Bf16));
+        if self.format.is_cast() && bf16 > own { bf16 } else { own }
     }
 
-    /// The same with other figures, for what-if questions.
+    /// Scales the figures for a what-if question.
     pub(crate) fn rescale(&mut self, scale: &CostScale) {
         let Cluster { gpu, link, network, node_rate, .. } = &mut self.cluster;
         gpu.scale(scale.peak, scale.memory_bandwidth);
         gpu.launch = gpu.launch * scale.launch;
-        self.stack.host_launch = self.stack.host_launch * scale.launch;
+        self.stack.host.host_launch = self.stack.host.host_launch * scale.launch;
         link.scale(scale.links.intra_node_bandwidth);
         link.latency_scale *= scale.links.intra_node_latency;
         link.launch = link.launch * scale.exchange_overhead;
@@ -65,7 +68,7 @@ impl ProfiledGpu {
         *node_rate = *node_rate * scale.links.inter_node_bandwidth;
     }
 
-    /// The device of a cluster, for who asks what is simulated.
+    /// Returns a cluster's device as a topology has it, without the figures that profiled costs replace.
     pub(crate) fn device_kind(cluster: &Cluster) -> DeviceKind {
         DeviceKind {
             name: cluster.device.clone(),
@@ -84,90 +87,93 @@ impl ProfiledGpu {
         }
     }
 
+    /// Returns the source of all estimates of this GPU.
     fn source(&self) -> Source {
         if self.stack.estimated || self.cluster.gpu.estimated { Source::Roofline } else { Source::Fitted }
     }
 
+    /// Returns the cost of an instruction's kernels.
     pub(crate) fn kernel_cost(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelCost {
         let time = self.costs().kernel_time(&kernel.without_constants(), accumulate, precision);
         KernelCost { time: Estimate::steady(time.device, self.source()), launch: time.host }
     }
 
-    /// What the host takes for a launch in a phase over what it takes in the forward pass.
+    /// Returns the host time of a launch in a phase over that in the forward pass.
     pub(crate) fn launch_share(&self, phase: Phase) -> f64 {
         self.costs().launch_share(phase)
     }
 
-    pub(crate) fn exchange_launch(&self) -> Seconds {
-        self.costs().exchange_launch()
+    /// Returns the host time to launch a collective or a message.
+    pub(crate) fn communication_launch(&self) -> Seconds {
+        self.costs().communication_launch()
     }
 
-    /// What a device holds of a list of a Program.
+    /// Returns the memory of a device that runs a list of a Program.
     pub(crate) fn memory(&self, list: &StageProgram, precision: DataType) -> Footprint {
         if self.stack.memory.is_arena {
             return Footprint::of(list);
         }
-        StageMemory::of(list, precision).footprint(&self.stack, self.format, self.workload.trained)
+        StageMemory::of(list, precision).footprint(&self.stack, self.format, &self.workload)
     }
 
     fn costs(&self) -> GpuCosts<'_> {
         GpuCosts { cluster: &self.cluster, stack: &self.stack, format: self.format, workload: self.workload }
     }
 
-    /// What the stack costs beside kernels and exchanges. While both run, kernels take `compute_slowdown` longer and communication
-    /// `communication_slowdown`.
+    /// Returns the stack's costs other than those of kernels and communication.
     pub(crate) fn parameters(&self) -> Parameters {
+        let StackProfile { host, communication, .. } = &self.stack;
         let steady = |seconds| Estimate::steady(seconds, self.source());
-        let slowdown = Slowdown { kernel: self.stack.compute_slowdown, exchange: self.stack.communication_slowdown };
+        let slowdown = Slowdown { kernel: communication.compute_slowdown, exchange: communication.communication_slowdown };
         let (share, growth) = slowdown.share_and_growth();
         Parameters {
             instruction_overhead: steady(Seconds::ZERO),
             stream_handoff: steady(Seconds::ZERO),
             launch: Seconds::ZERO,
-            step_overhead: steady(self.stack.step_overhead),
-            micro_batch_overhead: self.stack.micro_batch_overhead,
+            step_overhead: steady(host.step_overhead),
+            micro_batch_overhead: host.micro_batch_overhead,
             exchange_overhead: Seconds::ZERO,
             load_seconds_per_byte: Seconds::ZERO,
             communication_share: share,
             copy_share: 0.0,
             communication_growth: Some(growth),
-            host_waits: HostWaits {
-                for_messages: self.stack.waits_for_messages,
-                between_passes: self.stack.waits_between_passes,
-            },
+            host_waits: HostWaits { for_messages: host.waits_for_messages, between_passes: host.waits_between_passes },
             interruption: Seconds::ZERO,
         }
     }
 
-    /// Rates such that the exchanges of one layout, which the rule for collectives has share a node's network evenly, fill it and no more.
+    /// Returns the efficiency of links, at which the collectives of one layout exactly fill a node's
+    /// network. NCCL's rule already has them share it equally.
     pub(crate) fn link_efficiency(&self) -> LinkEfficiency {
-        let faster = 1.0 / self.stack.communication;
+        let faster = 1.0 / self.stack.communication.communication;
         LinkEfficiency { device: faster, host_memory: faster, nic: self.cluster.network.efficiency * faster, switch: faster }
     }
 
-    /// How ranks on these devices spread over nodes.
-    pub(crate) fn reach(&self, devices: &[DeviceId]) -> Reachable {
-        Reachable::of_devices(devices.iter().map(|device| device.0), &self.cluster)
+    /// Returns how devices spread over nodes.
+    pub(crate) fn node_spread(&self, devices: &[DeviceId]) -> NodeSpread {
+        NodeSpread::of_devices(devices.iter().map(|device| device.0), &self.cluster)
     }
 
-    /// What a collective takes alone, if `bytes` is its whole tensor in the Program and each flow carries `flow_share` of it.
+    /// Returns the cost of a collective without contention. `bytes` is the whole tensor in the Program, and
+    /// each flow carries `flow_share` of it.
     pub(crate) fn collective(
         &self,
-        reach: &Reachable,
+        spread: &NodeSpread,
         CollectiveCall { kind, role, bytes, algorithm }: CollectiveCall,
         flow_share: f64,
     ) -> CommunicationCost {
         let costs = self.costs();
-        let time = costs.collective_time(kind, role, reach, bytes, algorithm);
-        self.cost(time, bytes * costs.travelling(kind, role) * flow_share)
+        let time = costs.collective_time(kind, role, spread, bytes, algorithm);
+        self.cost(time, bytes * costs.network_share(kind, role) * flow_share)
     }
 
-    /// What a message between stages takes alone.
-    pub(crate) fn message(&self, reach: &Reachable, bytes: f64) -> CommunicationCost {
-        let size = bytes * self.stack.message_scale;
-        let partitioned =
-            if self.workload.tensor > 1 && reach.nodes > 1 { self.stack.partitioned_message } else { Seconds::ZERO };
-        self.cost(reach.message(size, &self.cluster) * self.stack.communication + partitioned, size)
+    /// Returns the cost of a message between stages without contention.
+    pub(crate) fn message(&self, spread: &NodeSpread, bytes: f64) -> CommunicationCost {
+        let communication = &self.stack.communication;
+        let size = bytes * communication.message_scale;
+        let is_partitioned = self.workload.tensor > 1 && spread.nodes > 1;
+        let partitioned = if is_partitioned { communication.partitioned_message } else { Seconds::ZERO };
+        self.cost(spread.message(size, &self.cluster) * communication.communication + partitioned, size)
     }
 
     fn cost(&self, flow: Seconds, bytes: f64) -> CommunicationCost {

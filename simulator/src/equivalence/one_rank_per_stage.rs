@@ -7,7 +7,7 @@
 
 use crate::cost::{CostModel, ProfiledGpu};
 use crate::error::SimulationError;
-use crate::gpu::Reachable;
+use crate::gpu::NodeSpread;
 use crate::lowering::{
     Channel, Lowered, LoweredList, ProcessGroup, SimulatedRank, Spreads, Work, balanced_parts, collectives, message_bytes,
     uneven_groups, work_of,
@@ -85,7 +85,7 @@ pub(crate) fn lower<'a>(
 }
 
 fn spreads(costs: &CostModel, kind: usize, program: &Program, group: &Group, rank: Rank) -> Spreads {
-    let of = |profiled_gpu: &ProfiledGpu| (kind, Reachable::of(group, &program.mesh, rank, &profiled_gpu.cluster));
+    let of = |profiled_gpu: &ProfiledGpu| (kind, NodeSpread::of(group, &program.mesh, rank, &profiled_gpu.cluster));
     costs.profiled_gpu(kind).map(of).into_iter().collect()
 }
 

@@ -4,7 +4,7 @@ use foretell_units::DataType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The number format of the operands of matrix products.
+/// Number format of the operands of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProductFormat {
@@ -25,7 +25,7 @@ pub enum ProductFormat {
 }
 
 impl ProductFormat {
-    /// The name in profiles and tables.
+    /// Returns the name in profiles and tables.
     pub const fn name(self) -> &'static str {
         match self {
             ProductFormat::Fp32 => "fp32",
@@ -38,7 +38,7 @@ impl ProductFormat {
         }
     }
 
-    /// Bytes of an operand's element.
+    /// Returns the bytes of an operand's element, with its share of the scales.
     pub const fn bytes(self) -> f64 {
         match self {
             ProductFormat::Fp32 | ProductFormat::Tf32 => 4.0,
@@ -48,7 +48,7 @@ impl ProductFormat {
         }
     }
 
-    /// That of products in a run's number format.
+    /// Returns the format of products in a run of a data type.
     pub const fn of(precision: DataType) -> Self {
         match precision {
             DataType::Fp32 | DataType::Fp64 | DataType::Int32 => ProductFormat::Fp32,
@@ -59,12 +59,12 @@ impl ProductFormat {
         }
     }
 
-    /// Whether operands are narrower than activations and are made from them by a kernel of their own.
+    /// Whether operands are narrower than activations, so that a kernel must cast them.
     pub const fn is_cast(self) -> bool {
         matches!(self, ProductFormat::Fp8 | ProductFormat::Mxfp8 | ProductFormat::Nvfp4)
     }
 
-    /// The format that stands in where a device has no figure for this one.
+    /// Returns the format whose figures a device without figures for this one has.
     pub(super) const fn wider(self) -> Option<Self> {
         match self {
             ProductFormat::Nvfp4 => Some(ProductFormat::Mxfp8),

@@ -1,12 +1,13 @@
-//! What a device holds under a framework: the compiler's buffers counted by what they are for, in the framework's bytes.
+//! Memory of a device under a framework, from the compiler's buffers.
 //!
-//! A framework keeps other copies than our executor (a single-precision gradient beside the narrow one, logits in single precision, scores of attention
-//! that is not fused), has an allocator that holds more than is in use, and a context beside it. A [`StageMemory`] is what of that depends on
-//! the list alone, counted once; the stack's [`MemoryRules`](super::MemoryRules) make bytes of it.
+//! A framework keeps other copies than our executor: a gradient in single precision beside the narrow
+//! one, logits in single precision, scores of attention that is not fused. Its allocator holds more
+//! than is in use, and there is a context besides. [`StageMemory`] has the counts that depend on the
+//! instruction list alone. The stack's [`MemoryRules`](super::MemoryRules) turn them into bytes.
 
 use super::format::ProductFormat;
-use super::kernels::Trained;
-use super::stack::{AttentionKind, StackKind};
+use super::stack::{AttentionKind, StackProfile};
+use super::workload::{TrainedParameters, Workload};
 use foretell_models::Kernel;
 use foretell_program::{
     Buffer, BufferId, BufferRole, Collective, CollectiveRole, Footprint, Instruction, Operation, Phase, StageProgram,
@@ -14,56 +15,60 @@ use foretell_program::{
 use foretell_units::{Bytes, DataType};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Elements and bytes of a list's buffers, by what they are for.
+/// Elements and bytes of a list's buffers, by role.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageMemory {
+    /// Elements of parameters.
     parameters: f64,
+    /// Elements of gradients.
     gradients: f64,
-    /// Parameters that the rank keeps the optimizer's state of.
+    /// Parameters whose optimizer state this rank keeps.
     optimized: f64,
-    /// Elements that the optimizer keeps of each beside a copy of it.
+    /// Elements of optimizer state per parameter, without the master copy.
     moments: f64,
-    /// What is not kept from step to step when most of it is alive, with no logits, one buffer of them and several.
-    fullest: [Moment; 3],
-    /// The same where what ranks of `tensor` gather is kept for the backward pass and not gathered again.
-    fullest_gathered: [Moment; 3],
-    /// The most elements of attention's scores that are kept at a time, by stacks that do not fuse attention.
+    /// Transient bytes at three peaks: while no buffer of logits is alive, while one is, and while
+    /// several are.
+    peaks: [TransientBytes; 3],
+    /// The same peaks if gathered inputs of sequence-parallel products are kept for the backward pass
+    /// rather than gathered again.
+    peaks_with_gathered: [TransientBytes; 3],
+    /// Largest number of attention scores that are kept at a time, by stacks without fused attention.
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
-    /// Whether ranks share out the vocabulary, so that these are a part of them.
-    cuts_logits: bool,
+    /// Whether the vocabulary is sharded, so that a rank has a part of each token's logits.
+    shards_logits: bool,
     precision: DataType,
 }
 
-/// What of a list is alive at a moment and not kept from step to step.
+/// Bytes that are alive at a moment and not kept from step to step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Moment {
+struct TransientBytes {
     /// Bytes of logits and of their gradients.
     logits: f64,
     /// Bytes of everything else.
     others: f64,
 }
 
-impl Moment {
+impl TransientBytes {
     fn total(&self) -> f64 {
         self.logits + self.others
     }
 }
 
 impl StageMemory {
-    /// Counts what a list of a Program in a number format holds.
+    /// Counts the buffers of a list. `precision` is the Program's.
     pub fn of(list: &StageProgram, precision: DataType) -> Self {
         let mut memory = Self {
             parameters: 0.0,
             gradients: 0.0,
             optimized: 0.0,
             moments: moments(list),
-            fullest: Default::default(),
-            fullest_gathered: Default::default(),
+            peaks: Default::default(),
+            peaks_with_gathered: Default::default(),
             scores: kept_scores(list),
             logits: list.instructions.iter().map(logits).fold(0.0, f64::max),
-            cuts_logits: list.instructions.iter().any(cuts_logits),
+            shards_logits: list.instructions.iter().any(shards_logits),
             precision,
         };
         for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
@@ -75,24 +80,25 @@ impl StageMemory {
                 _ => {}
             }
         }
-        memory.fullest = fullest(list, memory.logits, &BTreeMap::new());
-        memory.fullest_gathered = fullest(list, memory.logits, &gathered_again(list));
-        // A copy of each in single precision beside its moments, where it is narrow itself.
+        memory.peaks = peaks(list, memory.logits, &BTreeMap::new());
+        memory.peaks_with_gathered = peaks(list, memory.logits, &gathered_again(list));
+        // The Program keeps a master copy beside the moments of narrow parameters.
         memory.optimized /= (memory.moments + if is_narrow(precision) { 1.0 } else { 0.0 }).max(1.0);
         if let Some(gathered) = gathered_once(list) {
-            // Whole parameters take the place of their shards.
-            let moments = memory.fullest.iter_mut().chain(&mut memory.fullest_gathered);
-            moments.for_each(|moment| moment.others = (moment.others - gathered).max(0.0));
+            // Parameters that stay gathered replace their shards.
+            let peaks = memory.peaks.iter_mut().chain(&mut memory.peaks_with_gathered);
+            peaks.for_each(|peak| peak.others = (peak.others - gathered).max(0.0));
             memory.parameters = memory.parameters.max(gathered / precision.size().value());
         }
         memory
     }
 
-    /// What a device holds of it under a stack: what its allocator gave out by component, what that holds beside (`unused`), and the context.
-    pub fn footprint(&self, stack: &StackKind, format: ProductFormat, trained: Trained) -> Footprint {
+    /// Returns the memory of a device under a stack: the allocated bytes by role, those that the
+    /// allocator holds unused, and the context.
+    pub fn footprint(&self, stack: &StackProfile, format: ProductFormat, workload: &Workload) -> Footprint {
         let rules = &stack.memory;
         let is_narrow = is_narrow(self.precision);
-        let trains = if trained == Trained::All { 1.0 } else { 0.0 };
+        let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
         let gradient = match format {
             _ if !is_narrow => 4.0,
             ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
@@ -100,26 +106,28 @@ impl StageMemory {
         };
         let score = if matches!(stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
         let scores = self.scores * score * self.precision.size().value() / 2.0;
-        // What the stack's rule has beside Adam's two moments in single precision is the copy; where it has less, the moments are narrow.
+        // Adam's two moments take 8 bytes in single precision. More bytes are the master copy, and fewer
+        // mean narrow moments.
         let copy = if is_narrow { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
         let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
         let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
-        let logit = match (stack.has_eager_loss, self.cuts_logits) {
+        let logit = match (workload.has_eager_loss, self.shards_logits) {
             (false, _) => rules.logit,
             (true, false) => rules.logit + rules.eager_loss,
             (true, true) => rules.logit + rules.eager_loss + rules.eager_loss_of_parts,
         };
-        let at = |moment: &Moment| {
-            let copies = if moment.logits > 0.0 { self.logits * logit } else { 0.0 };
-            (moment.others * rules.activations + moment.logits, copies)
+        let activations_and_copies = |peak: &TransientBytes| {
+            let copies = if peak.logits > 0.0 { self.logits * logit } else { 0.0 };
+            (peak.others * rules.activations + peak.logits, copies)
         };
-        let fullest = if rules.keeps_gathered { &self.fullest_gathered } else { &self.fullest };
-        let fullest = fullest.iter().map(at).max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
-        let (activations, copies) = fullest.unwrap_or_default();
+        let peaks = if rules.keeps_gathered { &self.peaks_with_gathered } else { &self.peaks };
+        let peaks = peaks.iter().map(activations_and_copies);
+        let highest = peaks.max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
+        let (activations, copies) = highest.unwrap_or_default();
         let mut footprint = Footprint {
             parameters: bytes(self.parameters * if is_narrow { rules.parameter } else { 4.0 }),
-            gradients: bytes(self.gradients * gradient * trains),
-            optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trains),
+            gradients: bytes(self.gradients * gradient * trained),
+            optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trained),
             activations: bytes(activations + scores),
             workspace: bytes(copies) + rules.buffers,
             ..Footprint::default()
@@ -130,23 +138,23 @@ impl StageMemory {
     }
 }
 
-/// Whether a number format has a master copy in single precision beside it.
+/// Whether parameters in a number format have a master copy in single precision.
 fn is_narrow(precision: DataType) -> bool {
     precision.size().count() < 4
 }
 
-/// Elements in single precision that the optimizer keeps of a parameter.
+/// Returns the elements of optimizer state per parameter, without a master copy.
 fn moments(list: &StageProgram) -> f64 {
-    let of_optimizer = |instruction: &Instruction| match *instruction.operation {
+    let of_kernel = |instruction: &Instruction| match *instruction.operation {
         Operation::Compute { kernel: Kernel::AdamW { .. }, .. } => Some(2.0),
         Operation::Compute { kernel: Kernel::Sgd { momentum, .. }, .. } => Some(if momentum { 1.0 } else { 0.0 }),
         _ => None,
     };
-    list.instructions.iter().rev().find_map(of_optimizer).unwrap_or(0.0)
+    list.instructions.iter().rev().find_map(of_kernel).unwrap_or(0.0)
 }
 
-/// Bytes of parameters that are gathered once and kept for the step. Those that are dropped to be gathered again (FSDP) are not: of them there
-/// are several of a name.
+/// Returns the bytes of parameters that are gathered once and kept for the step. `None` if parameters
+/// are gathered several times (FSDP), so that several buffers have the same name.
 fn gathered_once(list: &StageProgram) -> Option<f64> {
     let is_gathered = |buffer: &&Buffer| buffer.role == BufferRole::Parameter && !buffer.persistent && buffer.parent.is_none();
     let gathered = || list.buffers.iter().filter(is_gathered);
@@ -154,46 +162,50 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
     gathered().all(|buffer| names.insert(&*buffer.name)).then(|| gathered().map(|buffer| buffer.bytes.value()).sum())
 }
 
-/// The moments at which most is alive besides logits of so many elements: where there are none, where one buffer has them, and where several have.
-/// What our memory plan lets a kernel write over counts beside what is written there: frameworks write results to memory of their own.
-/// Buffers of `longer` are alive until the instructions that it has for them.
-fn fullest(list: &StageProgram, logits: f64, longer: &BTreeMap<BufferId, u32>) -> [Moment; 3] {
+/// Returns the three peaks of transient bytes, see [`StageMemory::peaks`]. Buffers with as many elements
+/// as `logits` are logits.
+///
+/// Frameworks write results to new memory. So a buffer counts in full even where our memory plan lets a
+/// kernel write over one of its operands. Buffers in `extended` live until the instruction given there.
+fn peaks(list: &StageProgram, logits: f64, extended: &BTreeMap<BufferId, u32>) -> [TransientBytes; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
-    // What begins with an instruction does so before what ends with it has ended.
+    // Instruction, whether a buffer ends there, its bytes, whether it has logits. Sorted so that at an
+    // instruction buffers begin before others end.
     let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
-    for (place, buffer) in list.buffers.iter().enumerate() {
+    for (index, buffer) in list.buffers.iter().enumerate() {
         if let (Some((first, last)), false, None) = (buffer.lifetime, buffer.persistent, buffer.parent) {
             let (bytes, is_logits) = (buffer.bytes.value(), is_logits(buffer));
             changes.push((first.0, false, bytes, is_logits));
-            let last = longer.get(&BufferId(place as u32)).map_or(last.0, |&until| until.max(last.0));
+            let last = extended.get(&BufferId(index as u32)).map_or(last.0, |&until| until.max(last.0));
             changes.push((last, true, -bytes, is_logits));
         }
     }
     changes.sort_by_key(|&(at, ends, ..)| (at, ends));
-    let mut alive = Moment::default();
-    let mut buffers = 0usize;
-    let mut fullest = [Moment::default(); 3];
+    let mut alive = TransientBytes::default();
+    let mut logit_buffers = 0usize;
+    let mut peaks = [TransientBytes::default(); 3];
     for (_, ends, bytes, is_logits) in changes {
         if is_logits {
             alive.logits += bytes;
-            buffers = if ends { buffers.saturating_sub(1) } else { buffers + 1 };
+            logit_buffers = if ends { logit_buffers.saturating_sub(1) } else { logit_buffers + 1 };
         } else {
             alive.others += bytes;
         }
-        if let Some(most) = fullest.get_mut(buffers.min(2))
-            && alive.total() > most.total()
+        if let Some(peak) = peaks.get_mut(logit_buffers.min(2))
+            && alive.total() > peak.total()
         {
-            *most = alive;
+            *peak = alive;
         }
     }
-    fullest
+    peaks
 }
 
-/// What ranks of `tensor` gather for a pass and gather again in the backward pass: each with the instruction that does so.
+/// Returns the inputs of sequence-parallel products that are gathered again in the backward pass, each
+/// with the instruction that does it.
 fn gathered_again(list: &StageProgram) -> BTreeMap<BufferId, u32> {
     let mut gathered: BTreeMap<BufferId, BufferId> = BTreeMap::new();
-    let mut longer = BTreeMap::new();
-    for (place, instruction) in list.instructions.iter().enumerate() {
+    let mut gathered_again = BTreeMap::new();
+    for (index, instruction) in list.instructions.iter().enumerate() {
         let Operation::Collective { kind: Collective::AllGather, role: CollectiveRole::Tensor, .. } = *instruction.operation
         else {
             continue;
@@ -202,16 +214,17 @@ fn gathered_again(list: &StageProgram) -> BTreeMap<BufferId, u32> {
             && let Some(before) = gathered.insert(part, whole)
             && instruction.phase == Phase::Backward
         {
-            longer.insert(before, place as u32);
+            gathered_again.insert(before, index as u32);
         }
     }
-    longer
+    gathered_again
 }
 
-fn cuts_logits(instruction: &Instruction) -> bool {
+fn shards_logits(instruction: &Instruction) -> bool {
     matches!(*instruction.operation, Operation::Compute { kernel: Kernel::LogitStatistics { parts: 2.., .. }, .. })
 }
 
+/// Returns the number of logits that an instruction of the loss reads, else 0.
 fn logits(instruction: &Instruction) -> f64 {
     match *instruction.operation {
         Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
@@ -220,10 +233,11 @@ fn logits(instruction: &Instruction) -> f64 {
     }
 }
 
-/// The most elements of scores at a time between an attention and its gradient: of those that are computed again only what was computed last.
+/// Returns the largest number of scores alive at a time, from an attention to its gradient. If attention
+/// is recomputed, the recomputed scores count and the first ones do not.
 fn kept_scores(list: &StageProgram) -> f64 {
     let mut kept: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
-    // From the end: an attention whose gradient is still to come, and that is not computed again before it, keeps its scores.
+    // Backwards from the end: the last attention before each gradient keeps its scores.
     let mut awaited: BTreeSet<(u32, Option<u32>)> = BTreeSet::new();
     let mut keepers: Vec<bool> = vec![false; list.instructions.len()];
     let key = |instruction: &Instruction| (instruction.name, instruction.micro_batch);
@@ -281,19 +295,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alive_at_once_is_what_the_arena_holds_and_what_it_writes_over() {
+    fn the_peak_is_the_arena_without_writing_over_operands() {
         let (memory, rest) = memory(Layout { micro_batch: 4, ..Layout::default() });
-        let most = memory.fullest.iter().map(Moment::total).fold(0.0, f64::max);
-        // The gradient of the logits takes the place of these in the arena.
+        let most = memory.peaks.iter().map(TransientBytes::total).fold(0.0, f64::max);
+        // In the arena the gradient of the logits replaces the logits.
         let logits = 2.0 * memory.logits;
         assert!(most > 0.95 * rest && most < rest + 1.05 * logits, "{most} of {rest} and {logits}");
-        let [none, one, several] = memory.fullest;
+        let [none, one, several] = memory.peaks;
         assert_eq!((none.logits, one.logits), (0.0, logits));
         assert!(several.logits >= 2.0 * logits, "{several:?}");
     }
 
     #[test]
-    fn what_a_stack_makes_of_activations_leaves_logits_as_they_are() {
+    fn the_activation_share_does_not_scale_logits() {
         let (memory, _) = memory(Layout { micro_batch: 4, ..Layout::default() });
         let profiles = crate::gpu::Profiles::library().expect("the library is sound");
         let stack = |activations| {
@@ -301,7 +315,8 @@ mod tests {
             stack.memory.activations = activations;
             stack
         };
-        let held = |activations| memory.footprint(&stack(activations), ProductFormat::Bf16, Trained::All).activations.value();
+        let held =
+            |activations| memory.footprint(&stack(activations), ProductFormat::Bf16, &Workload::default()).activations.value();
         assert!(held(0.0) >= 2.0 * memory.logits, "{}", held(0.0));
         assert!(held(2.0) < 2.0 * held(1.0), "{} beside {}", held(2.0), held(1.0));
     }
@@ -310,33 +325,34 @@ mod tests {
     fn a_loss_that_is_not_compiled_keeps_copies_of_logits() {
         let (memory, _) = memory(Layout { micro_batch: 4, ..Layout::default() });
         let profiles = crate::gpu::Profiles::library().expect("the library is sound");
-        let mut stack = profiles.stack("torchtitan-compiled").expect("known").clone();
-        let held = |stack: &StackKind| memory.footprint(stack, ProductFormat::Bf16, Trained::All).workspace.value();
-        let compiled = held(&stack);
-        stack.has_eager_loss = true;
+        let stack = profiles.stack("torchtitan-compiled").expect("known");
+        let workspace = |has_eager_loss| {
+            let workload = Workload { has_eager_loss, ..Workload::default() };
+            memory.footprint(stack, ProductFormat::Bf16, &workload).workspace.value()
+        };
         let copies = memory.logits * stack.memory.eager_loss;
-        assert!(copies > 0.0 && (held(&stack) - compiled - copies).abs() < 1.0);
+        assert!(copies > 0.0 && (workspace(true) - workspace(false) - copies).abs() < 1.0);
     }
 
     #[test]
-    fn what_tensor_ranks_gather_stays_where_it_is_not_gathered_again() {
+    fn gathered_inputs_stay_alive_if_they_are_not_gathered_again() {
         let layout = Layout { tensor: 4, sequence_parallel: true, micro_batch: 4, ..Layout::default() };
         let (memory, _) = memory(layout);
-        let most = |moments: &[Moment; 3]| moments.iter().map(|moment| moment.others).fold(0.0, f64::max);
-        // Of each of four layers the gathered inputs of attention and of the feed-forward, and that of the head.
+        let most = |peaks: &[TransientBytes; 3]| peaks.iter().map(|peak| peak.others).fold(0.0, f64::max);
+        // Two inputs in each of four layers, attention's and the feed-forward network's, and the head's.
         let gathered = 9.0 * (4 * 128 * 256 * 2) as f64;
-        let more = most(&memory.fullest_gathered) - most(&memory.fullest);
+        let more = most(&memory.peaks_with_gathered) - most(&memory.peaks);
         assert!(more > 0.8 * gathered && more <= gathered, "{more} of {gathered}");
     }
 
     #[test]
-    fn a_loss_over_parts_of_the_vocabulary_keeps_copies_of_its_own() {
+    fn an_eager_loss_over_a_sharded_vocabulary_keeps_more_copies() {
         let profiles = crate::gpu::Profiles::library().expect("the library is sound");
-        let mut stack = profiles.stack("torchtitan").expect("known").clone();
-        stack.has_eager_loss = true;
-        let held = |tensor: usize, stack: &StackKind| {
+        let stack = profiles.stack("torchtitan").expect("known").clone();
+        let held = |tensor: usize, stack: &StackProfile| {
             let (memory, _) = memory(Layout { tensor, micro_batch: 4, ..Layout::default() });
-            (memory.logits, memory.footprint(stack, ProductFormat::Bf16, Trained::All).workspace.value())
+            let workload = Workload { has_eager_loss: true, ..Workload::default() };
+            (memory.logits, memory.footprint(stack, ProductFormat::Bf16, &workload).workspace.value())
         };
         let mut plain = stack.clone();
         plain.memory.eager_loss_of_parts = 0.0;

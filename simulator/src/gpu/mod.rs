@@ -1,25 +1,46 @@
-//! How long things take on graphics processors that nobody here has timed: by device kind, link kind and software stack, from the profile
-//! files in `profiles/`, each value with its source beside it.
+//! Costs on GPUs that nobody here has timed, from profiles of devices, links and software stacks.
 //!
-//! The nouns: a [`GpuKind`] is a device with its multiprocessors and what it reaches of its data sheet; a [`LinkKind`] is what joins the
-//! devices of a node; a [`StackKind`] is what a framework makes of both (fusions, overlap, host costs, number formats); a [`Cluster`]
-//! joins devices, links and a network. [`GpuCosts`] answers for kernels (`product`, `kernels`) and [`Reachable`] groups of ranks for
-//! collectives by NCCL's own rule (`nccl`); a [`StageMemory`] says what a device holds under the stack.
-//! Nothing here knows a model, a layout or a run: two rows of a table differ by what the compiler made of them, and by nothing else.
+//! The nouns: a [`GpuProfile`] is a device's data sheet with the share of it that kernels reach. A
+//! [`LinkProfile`] and a [`NetworkProfile`] join devices and nodes, and a [`Cluster`] has all three. A
+//! [`StackProfile`] is a framework's behaviour: fusions, host costs, number formats, memory. A
+//! [`Workload`] has the few properties of a run that costs depend on besides kernel sizes.
+//!
+//! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has its
+//! source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the algorithm
+//! of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device.
+//!
+//! Nothing here knows a model, a layout or a framework's name. Two runs differ only by their Programs
+//! and profiles.
 
+mod attention;
+mod category;
+mod cluster;
+mod communication;
+mod costs;
+mod device;
+mod fitted;
+mod fitted_values;
 mod format;
 mod kernels;
+mod link;
 mod memory;
 mod nccl;
-mod parameter;
 mod product;
-mod profile;
+mod profiles;
 mod stack;
+mod workload;
 
+pub use category::Category;
+pub use cluster::Cluster;
+pub use costs::GpuCosts;
+pub use device::{GpuProfile, Tiling};
 pub use format::ProductFormat;
-pub use kernels::{GpuCosts, KernelTime, Trained, Workload};
+pub use kernels::KernelTime;
+pub use link::{LinkProfile, NetworkProfile};
 pub use memory::StageMemory;
-pub use nccl::{Algorithm, Protocol, Reachable};
-pub use product::{Product, product_time};
-pub use profile::{Cluster, GpuKind, LinkKind, Network, ProfileError, Profiles, Tiling};
-pub use stack::{AttentionKind, Category, MemoryRules, StackKind};
+pub use nccl::{Algorithm, NodeSpread, Protocol};
+pub use profiles::{ProfileError, Profiles};
+pub use stack::{
+    AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, MemoryRules, ProductCosts, RunDefaults, StackProfile,
+};
+pub use workload::{Fp8Scaling, TrainedParameters, Workload};

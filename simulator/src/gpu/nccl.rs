@@ -1,33 +1,36 @@
-//! Collectives as NCCL does them: for every algorithm and protocol that a group can use, latency and bandwidth; the cheapest is taken, as
-//! `ncclTopoTuneModel` in NCCL's `graph/tuning.cc` does.
+//! Time of collectives by NCCL's own choice of algorithm and protocol.
 //!
-//! The latency constants are that file's (`baseLat`, `hwLat`); the bandwidths are the links' measured ones. A group is described by how many
-//! members it has and how they spread over nodes: groups of one layout that run at the same time share the nodes' network evenly.
+//! For every algorithm and protocol that a group can use, a latency and a bandwidth give a time. The
+//! fastest one counts, as in `ncclTopoTuneModel` of NCCL's `graph/tuning.cc`. The latency constants are
+//! those of that file (`baseLat`, `hwLat`), and the bandwidths are measured ones of the links.
+//!
+//! A group is described by its number of members and their distribution over nodes. Groups of one layout
+//! that communicate at the same time share a node's network equally.
 
-use super::profile::Cluster;
+use super::cluster::Cluster;
 use foretell_program::{Collective, CollectiveAlgorithm, Group, Mesh, Rank};
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
-/// How data travel.
+/// Algorithm of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
-    /// Around all members.
+    /// A ring of all members.
     Ring,
-    /// Up and down two trees of nodes, along a chain within each.
+    /// Two trees of nodes, with a chain inside each node.
     Tree,
-    /// Reduced in the node's switch.
+    /// Reduction in the node's switch (NVLS).
     InSwitch,
 }
 
-/// How data and flags are packed.
+/// Protocol: how data and flags are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Protocol {
     /// A flag in every eight bytes.
     Ll,
     /// A flag in every 128 bytes.
     Ll128,
-    /// Whole buffers and a fence.
+    /// Whole buffers, followed by a fence.
     Simple,
 }
 
@@ -42,7 +45,8 @@ impl Protocol {
         }
     }
 
-    /// The share of the bandwidth that is not flags; NCCL halves LL again on fast links, where it also is capped.
+    /// Returns the share of the bandwidth that carries data. Half of LL's bytes are flags, and NCCL
+    /// halves LL again on fast links.
     const fn bandwidth(self) -> f64 {
         match self {
             Protocol::Ll => 0.25,
@@ -52,71 +56,74 @@ impl Protocol {
     }
 }
 
-/// `baseLat`, microseconds, by protocol.
+/// `baseLat` of a ring by protocol, in microseconds.
 const BASE_RING: [f64; 3] = [6.6, 14.0, 8.4];
+/// `baseLat` of a tree.
 const BASE_TREE: [f64; 3] = [6.8, 14.0, 8.4];
-/// `hwLat` over NVLink or PCIe, microseconds a hop.
+/// `hwLat` of a ring per hop over NVLink or PCIe, by protocol, in microseconds.
 const HOP_RING: [f64; 3] = [0.6, 1.9, 3.4];
+/// `hwLat` of a tree over NVLink or PCIe.
 const HOP_TREE: [f64; 3] = [0.6, 1.25, 4.0];
-/// `hwLat` over the network.
+/// `hwLat` of a ring over the network.
 const NETWORK_RING: [f64; 3] = [2.7, 4.0, 14.0];
+/// `hwLat` of a tree over the network.
 const NETWORK_TREE: [f64; 3] = [5.0, 8.5, 14.0];
-/// Of NVLS: NCCL's `hwLat` is 25, but 2 to 64 MiB on eight H100 (collectives_measured.csv) take as much as 75 do.
+/// Latency of NVLS, in microseconds. NCCL's `hwLat` is 25, but all-reduces of 2 to 64 MiB on eight H100
+/// (`collectives_measured.csv`) match 75.
 const IN_SWITCH: f64 = 75.0;
-/// `baseLat` of a group of sends and receives.
+/// `baseLat` of a group of sends and receives, in microseconds.
 const MESSAGE: f64 = 8.4;
 
-/// A group of ranks, by what its collectives' times depend on.
+/// Distribution of a group's members over nodes. The times of its collectives depend on nothing else of
+/// the group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Reachable {
-    /// How many ranks it has.
+pub struct NodeSpread {
+    /// Number of ranks in the group.
     pub members: usize,
-    /// On how many nodes.
+    /// Number of nodes that they lie on.
     pub nodes: usize,
-    /// The most of them on one node.
-    pub together: usize,
+    /// Largest number of them on one node.
+    pub most_on_node: usize,
 }
 
-impl Reachable {
-    /// The group of a rank on a cluster whose nodes are filled in order.
+impl NodeSpread {
+    /// Returns the spread of a rank's group on a cluster whose nodes are filled in rank order.
     pub fn of(group: &Group, mesh: &Mesh, rank: Rank, cluster: &Cluster) -> Self {
         Self::of_devices(group.members(mesh, rank).iter().map(|member| member.0), cluster)
     }
 
-    /// A group of devices by their numbers on a cluster, where those of a node follow each other.
+    /// Returns the spread of devices by their numbers. Those of a node are consecutive.
     pub fn of_devices(devices: impl IntoIterator<Item = usize>, cluster: &Cluster) -> Self {
         let mut on_node: BTreeMap<usize, usize> = BTreeMap::new();
         for device in devices {
             *on_node.entry(device / cluster.devices_per_node).or_default() += 1;
         }
-        let together = on_node.values().copied().max().unwrap_or(1);
-        Self { members: on_node.values().sum(), nodes: on_node.len(), together }
+        let most_on_node = on_node.values().copied().max().unwrap_or(1);
+        Self { members: on_node.values().sum(), nodes: on_node.len(), most_on_node }
     }
 
-    /// Bus bandwidth of a long ring among the members on one node, bytes a second.
-    fn within(&self, cluster: &Cluster) -> f64 {
+    /// Returns the bus bandwidth of a long ring among the members on one node, in bytes per second.
+    fn rate_within_node(&self, cluster: &Cluster) -> f64 {
         let ring = &cluster.link.ring;
-        let entry = ring.range(..=self.together.max(2)).next_back().or_else(|| ring.iter().next());
+        let entry = ring.range(..=self.most_on_node.max(2)).next_back().or_else(|| ring.iter().next());
         entry.map_or(1e9, |(_, rate)| rate.value())
     }
 
-    /// What the group's members on one node may send to others, while the same groups of the other devices do the same.
-    fn between(&self, cluster: &Cluster) -> f64 {
-        let share = self.together as f64 / cluster.devices_per_node as f64;
+    /// Returns the rate at which the members on one node send to other nodes, in bytes per second. The
+    /// groups of the node's other devices send at the same time.
+    fn rate_between_nodes(&self, cluster: &Cluster) -> f64 {
+        let share = self.most_on_node as f64 / cluster.devices_per_node as f64;
         cluster.node_rate.value() * cluster.network.efficiency * share
     }
 
-    /// A collective's time, with the algorithm and the protocol that NCCL's rule takes for it; `None` for what is only messages.
-    pub fn choose(&self, kind: Collective, bytes: f64, cluster: &Cluster) -> (Seconds, Option<(Algorithm, Protocol)>) {
-        self.choose_of(CollectiveAlgorithm::Automatic, kind, bytes, cluster)
-    }
-
-    /// The same of the algorithm that is asked for (`NCCL_ALGO`), where it makes collectives of that kind.
-    pub fn choose_of(
+    /// Returns the time of a collective, with the algorithm and protocol that NCCL chooses. `asked`
+    /// restricts the choice, as `NCCL_ALGO` does, for collectives that the algorithm supports.
+    /// All-to-alls and shifts consist of messages and have neither algorithm nor protocol.
+    pub fn choose(
         &self,
-        asked: CollectiveAlgorithm,
         kind: Collective,
         bytes: f64,
+        asked: CollectiveAlgorithm,
         cluster: &Cluster,
     ) -> (Seconds, Option<(Algorithm, Protocol)>) {
         let launch = cluster.link.launch.value();
@@ -152,18 +159,19 @@ impl Reachable {
         }
     }
 
-    /// A collective's time.
+    /// Returns the time of a collective with the algorithm that NCCL chooses.
     pub fn time(&self, kind: Collective, bytes: f64, cluster: &Cluster) -> Seconds {
-        self.choose(kind, bytes, cluster).0
+        self.choose(kind, bytes, CollectiveAlgorithm::Automatic, cluster).0
     }
 
-    /// The time of an exchange of tokens of which each goes to `copies` experts, and crosses to a node or a device of several of them once
-    /// (DeepEP, HybridEP; 1 where every copy travels). Choices are spread evenly.
-    pub fn exchange(&self, bytes: f64, copies: usize, cluster: &Cluster) -> Seconds {
+    /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token crosses
+    /// once to each node, and once to each device, that has several of its experts (DeepEP, HybridEP).
+    /// With `copies` 1 every copy travels. Tokens are assumed to choose experts evenly.
+    pub fn expert_all_to_all(&self, bytes: f64, copies: usize, cluster: &Cluster) -> Seconds {
         if self.members < 2 {
             return Seconds::ZERO;
         }
-        // Of so many places those that get any of the copies, over the copies.
+        // Expected number of places that receive at least one of the copies, over the copies.
         let share = |places: usize| {
             let (places, copies) = (places as f64, copies as f64);
             places * (1.0 - (1.0 - 1.0 / places).powf(copies)) / copies
@@ -172,26 +180,33 @@ impl Reachable {
         Seconds::new(cluster.link.launch.value() + self.all_to_all(bytes, shares, cluster))
     }
 
-    /// The time of a message between two ranks of this group's, of which the first is on another node or not.
+    /// Returns the time of a message between the two ranks of this group.
     pub fn message(&self, bytes: f64, cluster: &Cluster) -> Seconds {
         Seconds::new(cluster.link.launch.value() + self.shift(bytes, cluster))
     }
 
+    /// Returns the seconds of a collective with a ring.
     fn ring(&self, kind: Collective, bytes: f64, protocol: Protocol, cluster: &Cluster) -> f64 {
         let members = self.members as f64;
         let passes = if kind == Collective::AllReduce { 2.0 } else { 1.0 };
         let steps = passes * (members - 1.0);
+        // Steps that cross from one node to the next, as NCCL counts them.
         let between = if self.nodes > 1 { passes * (self.nodes as f64 - if passes > 1.0 { 0.0 } else { 1.0 }) } else { 0.0 };
         let within = (steps - between).max(0.0);
         let index = protocol.index();
         let latency = BASE_RING[index]
             + within * HOP_RING[index] * cluster.link.latency_scale
             + between * NETWORK_RING[index] * cluster.network.latency();
-        let bus = protocol.bandwidth()
-            * if self.nodes > 1 { self.within_or_all(cluster).min(self.between(cluster)) } else { self.within(cluster) };
+        let rate = if self.nodes > 1 {
+            self.ring_rate_within_node(cluster).min(self.rate_between_nodes(cluster))
+        } else {
+            self.rate_within_node(cluster)
+        };
+        let bus = protocol.bandwidth() * rate;
         latency * 1e-6 + passes * (members - 1.0) / members * bytes / bus
     }
 
+    /// Returns the seconds of an all-reduce with trees.
     fn tree(&self, bytes: f64, protocol: Protocol, cluster: &Cluster) -> f64 {
         let (members, nodes) = (self.members as f64, self.nodes as f64);
         let index = protocol.index();
@@ -199,39 +214,41 @@ impl Reachable {
         let latency = BASE_TREE[index]
             + hops * HOP_TREE[index] * cluster.link.latency_scale
             + 2.0 * nodes.log2() * NETWORK_TREE[index] * cluster.network.latency();
-        // Within a node a chain up and down; NCCL counts 92 % of a ring's bandwidth for it.
-        let mut seconds = 2.0 * (members - 1.0) / members * bytes / (0.92 * self.within_or_all(cluster));
+        // A chain up and down inside each node. NCCL counts 92 % of a ring's bandwidth for it.
+        let mut seconds = 2.0 * (members - 1.0) / members * bytes / (0.92 * self.ring_rate_within_node(cluster));
         if self.nodes > 1 {
-            // Two trees, each with half of the bytes: a node is a leaf in one and inside in the other.
+            // Each of the two trees carries half of the bytes. A node is a leaf of one and an inner node
+            // of the other.
             let crossed = 2.0 * (nodes - 1.0) / nodes * bytes;
-            seconds = seconds.max(crossed / self.between(cluster) / 0.92);
+            seconds = seconds.max(crossed / self.rate_between_nodes(cluster) / 0.92);
         }
         latency * 1e-6 + seconds / protocol.bandwidth()
     }
 
-    /// The switch adds up what all devices of a node send it; nodes are joined by a tree.
+    /// Returns the seconds of an all-reduce in the switches, with a tree between nodes. `None` if the
+    /// group does not fill a node or the switch cannot reduce.
     fn in_switch(&self, bytes: f64, cluster: &Cluster) -> Option<f64> {
         let rate = cluster.link.in_switch?.value();
-        if self.together < cluster.devices_per_node.min(8) || self.together < 4 {
+        if self.most_on_node < cluster.devices_per_node.min(8) || self.most_on_node < 4 {
             return None;
         }
         let (members, nodes) = (self.members as f64, self.nodes as f64);
         let mut seconds = 2.0 * (members - 1.0) / members * bytes / rate;
         let mut latency = IN_SWITCH * cluster.link.latency_scale;
         if self.nodes > 1 {
-            seconds = seconds.max(2.0 * (nodes - 1.0) / nodes * bytes / self.between(cluster));
+            seconds = seconds.max(2.0 * (nodes - 1.0) / nodes * bytes / self.rate_between_nodes(cluster));
             latency += 2.0 * nodes.log2() * NETWORK_TREE[2] * cluster.network.latency();
         }
         Some(latency * 1e-6 + seconds)
     }
 
-    /// Every member sends a part to every other, those on other nodes through its share of the network.
+    /// Returns the seconds in which every member sends a part to every other. The bytes to members on the
+    /// same node, and on other nodes, are scaled by the two shares.
     fn all_to_all(&self, bytes: f64, [near_share, far_share]: [f64; 2], cluster: &Cluster) -> f64 {
-        let (members, together) = (self.members as f64, self.together as f64);
-        let near = (together - 1.0) / members * bytes * near_share / cluster.link.all_to_all.value();
+        let (members, on_node) = (self.members as f64, self.most_on_node as f64);
+        let near = (on_node - 1.0) / members * bytes * near_share / cluster.link.all_to_all.value();
         let far = if self.nodes > 1 {
-            let device = cluster.node_rate.value() * cluster.network.efficiency / cluster.devices_per_node as f64;
-            (members - together) / members * bytes * far_share / device
+            (members - on_node) / members * bytes * far_share / cluster.network_rate_of_device()
         } else {
             0.0
         };
@@ -239,10 +256,11 @@ impl Reachable {
         (MESSAGE + hop * 2.0) * 1e-6 + near.max(far)
     }
 
+    /// Returns the seconds in which every member sends to the next.
     fn shift(&self, bytes: f64, cluster: &Cluster) -> f64 {
         if self.nodes > 1 {
-            let device = cluster.node_rate.value() * cluster.network.efficiency / cluster.devices_per_node as f64;
-            let share = if self.together > 1 { device * self.together as f64 } else { device };
+            let device = cluster.network_rate_of_device();
+            let share = if self.most_on_node > 1 { device * self.most_on_node as f64 } else { device };
             (MESSAGE + NETWORK_RING[2] * cluster.network.latency()) * 1e-6
                 + bytes / share.min(cluster.link.point_to_point.value())
         } else {
@@ -250,9 +268,10 @@ impl Reachable {
         }
     }
 
-    /// Within a node of a group that spans several: a ring enters and leaves, so two members at least; one alone has no link to pass.
-    fn within_or_all(&self, cluster: &Cluster) -> f64 {
-        if self.together < 2 { f64::INFINITY } else { self.within(cluster) }
+    /// Returns the rate of a ring inside the nodes of a group that spans several. A single member per node
+    /// uses no link there.
+    fn ring_rate_within_node(&self, cluster: &Cluster) -> f64 {
+        if self.most_on_node < 2 { f64::INFINITY } else { self.rate_within_node(cluster) }
     }
 }
 
@@ -268,16 +287,17 @@ mod tests {
         profiles.cluster(device, None, 8, 64, Some(rate)).expect("is in the library")
     }
 
-    /// Microseconds as measured; `collectives_measured.csv` names the sources.
+    /// Checks a predicted all-reduce against measured microseconds. `collectives_measured.csv` has the
+    /// sources.
     fn check(device: &str, gigabits: f64, group: (usize, usize), bytes: f64, measured: f64, tolerance: f64) {
-        let reachable = Reachable { members: group.0, nodes: group.1, together: group.0 / group.1 };
-        let predicted = reachable.time(Collective::AllReduce, bytes, &cluster(device, gigabits)).value() * 1e6;
+        let spread = NodeSpread { members: group.0, nodes: group.1, most_on_node: group.0 / group.1 };
+        let predicted = spread.time(Collective::AllReduce, bytes, &cluster(device, gigabits)).value() * 1e6;
         let error = predicted / measured - 1.0;
-        assert!(error.abs() < tolerance, "{device} {group:?} {bytes}: {predicted} beside {measured}, {error}");
+        assert!(error.abs() < tolerance, "{device} {group:?} {bytes}: predicted {predicted}, measured {measured}, error {error}");
     }
 
     #[test]
-    fn long_all_reduces_take_what_was_measured() {
+    fn long_all_reduces_match_the_measurements() {
         let mebibyte = 1048576.0;
         check("a100-sxm-80g", 1600.0, (8, 1), 832.0 * mebibyte, 6715.5, 0.1);
         check("a100-sxm-80g", 1600.0, (4, 1), 448.0 * mebibyte, 3288.7, 0.1);
@@ -289,19 +309,19 @@ mod tests {
     }
 
     #[test]
-    fn short_all_reduces_are_latency() {
+    fn short_all_reduces_match_the_measurements() {
         check("a100-sxm-80g", 1600.0, (8, 1), 1048576.0, 92.79, 0.35);
         check("h100-sxm-80g", 3200.0, (8, 1), 1048576.0, 27.37, 0.6);
     }
 
-    /// The smallest all-reduce of two nodes (`collectives_measured.csv`).
+    /// The smallest all-reduce of two nodes in `collectives_measured.csv`.
     #[test]
-    fn a_hop_over_efa_takes_what_was_measured() {
+    fn a_hop_over_efa_matches_the_measurements() {
         let profiles = Profiles::library().expect("the library is sound");
         for (device, gigabits, network, measured) in
             [("h100-sxm-80g", 3200.0, "efa-2", 69.12), ("a100-sxm-80g", 400.0, "efa-1", 164.3)]
         {
-            let group = Reachable { members: 16, nodes: 2, together: 8 };
+            let group = NodeSpread { members: 16, nodes: 2, most_on_node: 8 };
             let usual = cluster(device, gigabits);
             let efa = Cluster { network: profiles.network(network).expect("known"), ..usual.clone() };
             let microseconds = |cluster| group.time(Collective::AllReduce, 8.0, cluster).value() * 1e6;
@@ -311,35 +331,39 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_takes_low_latency_for_little_and_bandwidth_for_much() {
+    fn short_messages_use_low_latency_and_long_ones_bandwidth() {
         let cluster = cluster("a100-sxm-80g", 1600.0);
-        let node = Reachable { members: 8, nodes: 1, together: 8 };
-        let choice = |bytes| node.choose(Collective::AllReduce, bytes, &cluster).1.expect("a collective");
+        let node = NodeSpread { members: 8, nodes: 1, most_on_node: 8 };
+        let choice =
+            |bytes| node.choose(Collective::AllReduce, bytes, CollectiveAlgorithm::Automatic, &cluster).1.expect("a collective");
         assert_eq!(choice(1024.0).1, Protocol::Ll);
         assert_eq!(choice(1e9), (Algorithm::Ring, Protocol::Simple));
-        // Over many nodes a short all-reduce climbs a tree.
-        let many = Reachable { members: 512, nodes: 64, together: 8 };
-        assert_eq!(many.choose(Collective::AllReduce, 65536.0, &cluster).1.expect("a collective").0, Algorithm::Tree);
+        // A short all-reduce over many nodes uses a tree.
+        let many = NodeSpread { members: 512, nodes: 64, most_on_node: 8 };
+        assert_eq!(
+            many.choose(Collective::AllReduce, 65536.0, CollectiveAlgorithm::Automatic, &cluster).1.expect("a collective").0,
+            Algorithm::Tree
+        );
     }
 
     #[test]
-    fn tokens_that_cross_once_for_several_experts_take_less_time() {
+    fn tokens_that_cross_once_per_node_take_less_time() {
         let cluster = cluster("h100-sxm-80g", 3200.0);
-        let group = Reachable { members: 32, nodes: 4, together: 8 };
-        let [all, once] = [1, 8].map(|copies| group.exchange(1e9, copies, &cluster).value());
-        // Of eight copies over four nodes 3.6 of the nodes get one.
+        let group = NodeSpread { members: 32, nodes: 4, most_on_node: 8 };
+        let [all, once] = [1, 8].map(|copies| group.expert_all_to_all(1e9, copies, &cluster).value());
+        // Eight copies reach 3.6 of four nodes on average.
         assert!((once / all - 3.6 / 8.0).abs() < 0.02, "{once} beside {all}");
-        assert_eq!(group.exchange(1e9, 1, &cluster), group.time(Collective::AllToAll, 1e9, &cluster));
+        assert_eq!(group.expert_all_to_all(1e9, 1, &cluster), group.time(Collective::AllToAll, 1e9, &cluster));
     }
 
     #[test]
     fn more_bytes_never_take_less_time() {
         let cluster = cluster("h100-sxm-80g", 3200.0);
         for group in [(2, 1), (8, 1), (16, 2), (64, 64), (512, 64)] {
-            let reachable = Reachable { members: group.0, nodes: group.1, together: group.0 / group.1 };
+            let spread = NodeSpread { members: group.0, nodes: group.1, most_on_node: group.0 / group.1 };
             for kind in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
                 let times: Vec<f64> =
-                    (10..34).map(|power| reachable.time(kind, f64::from(power).exp2(), &cluster).value()).collect();
+                    (10..34).map(|power| spread.time(kind, f64::from(power).exp2(), &cluster).value()).collect();
                 assert!(times.windows(2).all(|pair| pair[0] <= pair[1]), "{kind:?} {group:?} {times:?}");
             }
         }

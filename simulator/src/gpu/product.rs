@@ -1,56 +1,62 @@
-//! Matrix products on a graphics processor: tiles of the output are handed out to the multiprocessors in waves.
+//! Time of matrix products on a GPU, whose multiprocessors compute tiles of the output in waves.
 //!
-//! `time = waves x (2 tile_rows tile_columns (contracted + ramp)) / (rate of one multiprocessor x efficiency)`, at least what the memory
-//! takes; of all tile shapes the best, as the libraries' heuristics choose. Smaller tiles reuse less of what they load and reach less.
-//! A last wave that is not full costs as much as a full one, but for what stream-K and split-K kernels win back (`quantisation` between 0,
-//! all of it, and 1, nothing). Fitted on `bf16_op_efficiency.csv` (SimuMax): mean error 3.0 % over 183 A100 shapes.
+//! `time = waves x (2 tile_rows tile_columns (contracted + ramp)) / (rate of one multiprocessor x
+//! efficiency)`, and at least the time in which the memory moves the operands and the output. The best
+//! of all tile shapes counts, as the libraries' heuristics find it. Smaller tiles reuse less of what
+//! they load, and so are less efficient. An incomplete last wave costs as much as a full one, except
+//! for what stream-K and split-K kernels recover (`quantisation`). Fitted on `bf16_op_efficiency.csv`
+//! (SimuMax) with a mean error of 3.0 % over 183 shapes on A100.
 //!
-//! Products in single precision do not run on tensor cores: arithmetic takes them sixteen times as long for each byte of a tile, so that
-//! small tiles reach as much as large ones and a tile's beginning and end count for less. Fitted on `neusight_gemm_fp32.csv`, six devices:
-//! mean error 9 % over their 6,200 plain products and 21 % over 9,000 batched ones, where the tensor cores' values gave 11 and 39 %
-//! (batched ones with 64 to 128 elements summed over, as scores have, half again as long as measured).
+//! Products in single precision do not run on tensor cores. Arithmetic takes sixteen times as long per
+//! byte of a tile there, so small tiles are as efficient as large ones, and a tile's fixed cost counts
+//! for less. Fitted on `neusight_gemm_fp32.csv` of six devices: the mean error is 9 % over 6,200 plain
+//! products and 21 % over 9,000 batched ones. With the values of tensor cores it was 11 % and 39 %.
+//! Batched products with a contracted dimension of 64 to 128, as attention scores have, came out half
+//! again too long.
 
+use super::device::GpuProfile;
 use super::format::ProductFormat;
-use super::profile::GpuKind;
 use foretell_units::Seconds;
 
-/// The sizes of a (batched) matrix product, and what it moves.
+/// Sizes of a batched matrix product, and the bytes it moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Product {
-    /// Products of the same sizes that run as one kernel.
-    pub batch: usize,
+pub(super) struct Product {
+    /// Number of products of these sizes that run as one kernel.
+    pub(super) batch: usize,
     /// Rows of the output.
-    pub rows: usize,
+    pub(super) rows: usize,
     /// Columns of the output.
-    pub columns: usize,
-    /// The dimension summed over.
-    pub contracted: usize,
-    /// Bytes of an element of the operands.
-    pub operand_bytes: f64,
-    /// Bytes moved for each element of the output: written, and read where it is added to.
-    pub output_bytes: f64,
+    pub(super) columns: usize,
+    /// Size of the contracted dimension.
+    pub(super) contracted: usize,
+    /// Bytes per element of the operands.
+    pub(super) operand_bytes: f64,
+    /// Bytes moved per element of the output: written, and read if the product adds to it.
+    pub(super) output_bytes: f64,
 }
 
-/// The tiles that the libraries' kernels compute, largest first.
+/// Tile shapes of the libraries' kernels, largest first.
 const TILES: [(usize, usize); 8] = [(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)];
 
-/// Bytes of which the rows of operands have to be a multiple so that tensor cores are fed (NVIDIA, "Matrix Multiplication Background User's
-/// Guide": eight elements of sixteen bits).
+/// Number that the bytes of an operand's row must be a multiple of for tensor cores (NVIDIA, "Matrix
+/// Multiplication Background User's Guide": eight sixteen-bit elements).
 const ALIGNMENT: f64 = 16.0;
 
-/// The share of the peak in single precision that is left to batched products of other rows. BLOOM's layouts with heads of 108 and 150 features
-/// took a fifth longer than those of 112, 128 and 144, where heads are a fortieth of the arithmetic.
+/// Share of the peak in single precision that unaligned batched products reach. BLOOM's layouts with
+/// heads of 108 and 150 features took a fifth longer than those with 112, 128 and 144, although heads
+/// are a fortieth of the arithmetic.
 const UNALIGNED: f64 = 0.7;
 
-/// Whether the libraries' kernels for tensor cores can do it. What is one product they can, by copies; of the products of a batch, such as those of
-/// heads, each begins where the one before it ends.
+/// Whether the libraries' kernels can use tensor cores. For a single product they copy operands into
+/// aligned rows. The products of a batch, such as those of heads, directly follow each other.
 fn is_aligned(product: &Product) -> bool {
     let is_whole = |elements: usize| (elements as f64 * product.operand_bytes) % ALIGNMENT == 0.0;
     product.batch == 1 || (is_whole(product.columns) && is_whole(product.contracted))
 }
 
-/// What a product takes on the device, without the launch. `scale` is the stack's share of what the device's profile says it reaches.
-pub fn product_time(product: &Product, format: ProductFormat, gpu: &GpuKind, scale: f64) -> Seconds {
+/// Returns the device time of a product, without its launch. `scale` is the stack's share of the
+/// efficiency in the device's profile.
+pub(super) fn product_time(product: &Product, format: ProductFormat, gpu: &GpuProfile, scale: f64) -> Seconds {
     let Product { batch, rows, columns, contracted, operand_bytes, output_bytes } = *product;
     let elements = |one: usize, two: usize| batch as f64 * one as f64 * two as f64;
     let moved =
@@ -100,8 +106,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tile_more_than_the_multiprocessors_costs_part_of_a_wave() {
-        // 108 multiprocessors and tiles of 128 x 256: 9 x 12 tiles are one wave; a row of tiles more begins the second.
+    fn an_incomplete_second_wave_costs_part_of_a_wave() {
+        // With 108 multiprocessors and tiles of 128 x 256, 9 x 12 tiles are one wave. Another row of
+        // tiles begins a second.
         let (full, over) = (time(1152, 3072, 4096), time(1280, 3072, 4096));
         let work = 1280.0 / 1152.0;
         assert!(over / full > work * 1.1, "{over} beside {full}");
@@ -109,21 +116,22 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_odd_widths_miss_the_tensor_cores() {
+    fn heads_of_unaligned_width_do_not_use_tensor_cores() {
         let profiles = Profiles::library().expect("the library is sound");
         let gpu = profiles.gpu("a100-sxm-80g").expect("is in the library");
         let time = |batch, width| {
             let product = Product { batch, rows: 2048, columns: 2048, contracted: width, operand_bytes: 2.0, output_bytes: 0.0 };
             product_time(&product, ProductFormat::Fp16, gpu, 1.0).value()
         };
-        // 150 features are 300 bytes, which is no multiple of sixteen.
+        // 150 features have 300 bytes, not a multiple of sixteen.
         assert!(time(48, 150) > 5.0 * time(48, 152), "{} beside {}", time(48, 150), time(48, 152));
         assert!(time(1, 150) < 1.1 * time(1, 152));
     }
 
     #[test]
-    fn scores_in_single_precision_take_what_was_measured() {
-        // `neusight_gemm_fp32.csv`: batches of products with few elements summed over reach most of the peak off the tensor cores.
+    fn scores_in_single_precision_match_the_measurements() {
+        // In `neusight_gemm_fp32.csv`, batched products with a small contracted dimension reach most of
+        // the peak in single precision.
         let profiles = Profiles::library().expect("the library is sound");
         let gpu = profiles.gpu("a100-pcie-80g").expect("is in the library");
         let share = |contracted, format, operand_bytes| {
@@ -137,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_efficient_product_reaches_what_the_profile_says() {
+    fn a_large_product_reaches_the_profile_efficiency() {
         let flops = 2.0 * 8192f64.powi(3);
         let reached = flops / time(8192, 8192, 8192) / 312e12;
         let profiles = Profiles::library().expect("the library is sound");

@@ -6,7 +6,7 @@
 use super::ranks::{LoweringContext, SimulatedRank};
 use super::repeated::Repeated;
 use crate::cost::{CollectiveCall, CommunicationCost, CostModel, Quantile, Source};
-use crate::gpu::Reachable;
+use crate::gpu::NodeSpread;
 use crate::network::{AlgorithmTerms, Collectives, FlowContext, MeshRotation, Shape, goes_round};
 use foretell_program::{Collective, CollectiveAlgorithm, Exchange, Rank, Reach};
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
@@ -60,7 +60,7 @@ pub(crate) struct Channel {
 }
 
 /// How ranks spread over the nodes of a cluster, by the kind of device whose links count; empty where the profiles of GPUs do not answer.
-pub(crate) type Spreads = Vec<(usize, Reachable)>;
+pub(crate) type Spreads = Vec<(usize, NodeSpread)>;
 
 /// Those of devices of some kinds.
 pub(crate) fn spreads(costs: &CostModel, kinds: impl Iterator<Item = usize>, devices: &[DeviceId]) -> Spreads {
@@ -68,7 +68,7 @@ pub(crate) fn spreads(costs: &CostModel, kinds: impl Iterator<Item = usize>, dev
     for kind in kinds {
         if found.iter().all(|(other, _)| *other != kind) {
             let Some(profiled_gpu) = costs.profiled_gpu(kind) else { return Spreads::new() };
-            found.push((kind, profiled_gpu.reach(devices)));
+            found.push((kind, profiled_gpu.node_spread(devices)));
         }
     }
     found
@@ -175,7 +175,7 @@ impl ProcessGroup {
             // Every member sends one message; nobody measures them all at once separately.
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), AlgorithmTerms::MESSAGE),
         };
-        let of_kind = |(kind, spread): &(usize, Reachable)| {
+        let of_kind = |(kind, spread): &(usize, NodeSpread)| {
             Some(
                 costs
                     .profiled_gpu(*kind)?
@@ -221,7 +221,7 @@ impl Channel {
     /// What its message that is the `which`-th different one takes alone.
     pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> CommunicationCost {
         let bytes = self.bytes.distinct()[which] as f64;
-        let of_kind = |(kind, spread): &(usize, Reachable)| {
+        let of_kind = |(kind, spread): &(usize, NodeSpread)| {
             Some(costs.profiled_gpu(*kind)?.message(spread, bytes).through_fabric(self.shape.fabric_seconds_per_byte))
         };
         if let Some(cost) = slowest(self.spreads.iter().filter_map(of_kind)) {

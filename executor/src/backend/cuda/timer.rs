@@ -1,64 +1,67 @@
-//! How long kernels take on the GPU: several in a row, captured and launched at once as in a step, between two events.
+//! Times kernels on the GPU: several in a row, captured in a graph as in a training step, between
+//! two events.
 
-use super::driver::{DeviceAddress, Driver, EventHandle, StreamHandle};
-use super::{CudaBackend, CudaError};
+use super::driver::{CudaError, DeviceAddress, Driver, EventHandle, StreamHandle};
+use super::launch::CudaBackend;
 use crate::backend::{BackendError, KernelCall};
 use foretell_units::Seconds;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Kernels between two events: so many that what the events cost does not count.
-const IN_A_ROW: usize = 16;
+/// Kernels between two events: enough that the cost of the events does not count.
+const KERNELS_PER_GRAPH: usize = 16;
 
-/// A time on a stream, between two events.
+/// Two events on a stream, and the time between them.
 #[derive(Debug)]
-pub(crate) struct Span {
+pub(crate) struct StreamTimer {
     driver: Arc<dyn Driver>,
     start: EventHandle,
     end: EventHandle,
 }
 
-impl Span {
+impl StreamTimer {
+    /// Creates the events.
     pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
         Ok(Self { driver: Arc::clone(driver), start: driver.create_event()?, end: driver.create_event()? })
     }
 
-    /// It begins behind the work that the stream has.
+    /// Starts the timer behind the work that is queued on a stream.
     pub(crate) fn begin(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.driver.record(self.start, stream)
     }
 
-    /// It ends behind the work that the stream has.
+    /// Stops the timer behind the work that is queued on a stream.
     pub(crate) fn end(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.driver.record(self.end, stream)
     }
 
-    /// What it took, once it has ended.
+    /// Waits for the end, and returns the seconds between start and end.
     pub(crate) fn seconds(&self) -> Result<f64, CudaError> {
-        self.driver.finish(self.end)?;
-        Ok(f64::from(self.driver.milliseconds(self.start, self.end)?) * 1e-3)
+        self.driver.synchronize_event(self.end)?;
+        Ok(f64::from(self.driver.elapsed_milliseconds(self.start, self.end)?) * 1e-3)
     }
 }
 
-/// Times calls of kernels on one GPU.
+/// Times kernel calls on one GPU.
 #[derive(Debug)]
 pub(crate) struct CudaTimer {
     backend: CudaBackend,
     driver: Arc<dyn Driver>,
-    span: Span,
+    timer: StreamTimer,
 }
 
 impl CudaTimer {
+    /// Creates a backend and a timer on a device.
     pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
         let backend = CudaBackend::new(Arc::clone(driver))?;
-        Ok(Self { backend, driver: Arc::clone(driver), span: Span::new(driver)? })
+        Ok(Self { backend, driver: Arc::clone(driver), timer: StreamTimer::new(driver)? })
     }
 
-    /// Durations of a kernel, whose calls differ in their operands and take turns: within `patience`, and at least and at most as many as
-    /// `counts` says.
+    /// Returns durations of a kernel, in seconds. `calls` differ in their operands and take turns.
+    /// Measurement goes on for `patience`, and takes a number of durations within `counts`.
     ///
     /// # Safety
-    /// As for [`CudaBackend::enqueue`], of each call.
+    /// As for [`CudaBackend::enqueue`], for each call.
     pub(crate) unsafe fn time(
         &mut self,
         calls: &[KernelCall<'_>],
@@ -66,68 +69,68 @@ impl CudaTimer {
         counts: Range<usize>,
     ) -> Result<Vec<f64>, BackendError> {
         let Some(first) = calls.first() else { return Ok(Vec::new()) };
-        self.backend.tell(first.hyperparameters)?;
-        // What is loaded, allocated and chosen at the first time is not captured.
+        self.backend.upload_hyperparameters(first.hyperparameters)?;
+        // The first run loads, allocates and chooses algorithms, none of which may be captured.
         for call in calls {
             // SAFETY: the caller's promise.
             unsafe { self.backend.enqueue(call) }?;
         }
-        self.backend.check()?;
+        self.backend.check_indices()?;
         let stream = self.backend.stream();
         self.driver.begin_capture(stream)?;
-        let rounds = calls.len().max(IN_A_ROW);
+        let captured = calls.len().max(KERNELS_PER_GRAPH);
         let mut queued = Ok(());
-        for call in calls.iter().cycle().take(rounds) {
+        for call in calls.iter().cycle().take(captured) {
             // SAFETY: the caller's promise.
             queued = queued.and_then(|()| unsafe { self.backend.enqueue(call) });
         }
-        // The capture ends whatever became of it.
+        // The capture must end even if queueing failed.
         let graph = self.driver.end_capture(stream);
         queued?;
         let graph = graph?;
-        let (mut seconds, mut spent, mut is_warm) = (Vec::new(), 0.0, false);
-        while seconds.len() < counts.start || (spent < patience.value() && seconds.len() < counts.end) {
-            self.span.begin(stream)?;
-            // SAFETY: what was captured is still there.
-            unsafe { self.driver.run_graph(graph, stream) }?;
-            self.span.end(stream)?;
-            let all = self.span.seconds()?;
-            spent += all;
+        let (mut seconds, mut elapsed, mut is_warm) = (Vec::new(), 0.0, false);
+        while seconds.len() < counts.start || (elapsed < patience.value() && seconds.len() < counts.end) {
+            self.timer.begin(stream)?;
+            // SAFETY: the memory of the captured calls is still allocated.
+            unsafe { self.driver.launch_graph(graph, stream) }?;
+            self.timer.end(stream)?;
+            let of_graph = self.timer.seconds()?;
+            elapsed += of_graph;
             if is_warm {
-                seconds.push(all / rounds as f64);
+                seconds.push(of_graph / captured as f64);
             }
             is_warm = true;
         }
-        self.backend.check()?;
-        self.driver.forget_graph(graph);
+        self.backend.check_indices()?;
+        self.driver.destroy_graph(graph);
         Ok(seconds)
     }
 
-    /// Queues so many calls, which take turns, between two events.
+    /// Queues `count` calls, which take turns, between the timer's events.
     ///
     /// # Safety
-    /// As for [`CudaBackend::enqueue`], of each call.
-    pub(crate) unsafe fn queue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), BackendError> {
+    /// As for [`CudaBackend::enqueue`], for each call.
+    pub(crate) unsafe fn enqueue_row(&mut self, calls: &[KernelCall<'_>], count: usize) -> Result<(), BackendError> {
         let Some(first) = calls.first() else { return Ok(()) };
-        self.backend.tell(first.hyperparameters)?;
+        self.backend.upload_hyperparameters(first.hyperparameters)?;
         let stream = self.backend.stream();
-        self.span.begin(stream)?;
+        self.timer.begin(stream)?;
         for call in calls.iter().cycle().take(count) {
             // SAFETY: the caller's promise.
             unsafe { self.backend.enqueue(call) }?;
         }
-        Ok(self.span.end(stream)?)
+        Ok(self.timer.end(stream)?)
     }
 
-    /// What the last row took, once it is done.
+    /// Waits for the last row, and returns its duration in seconds.
     pub(crate) fn row_seconds(&self) -> Result<f64, CudaError> {
-        self.span.seconds()
+        self.timer.seconds()
     }
 
-    /// Copies to the device, and waits until it is done.
+    /// Copies to the device, and waits until the copy is done.
     ///
     /// # Safety
-    /// Both are valid over the length, and nobody else uses the device's.
+    /// Both ranges are valid, and nothing else uses the device's range.
     pub(crate) unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         unsafe { self.driver.copy_in(to, from, bytes, self.backend.stream()) }?;

@@ -25,8 +25,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::cuda::CudaBackend;
 use super::cuda::tests::{
-    device::{Convolutions, TestDevice},
-    limited::Makes,
+    device::{ConvolutionSupport, TestDevice},
+    limited_driver::ProductSupport,
     on_gpu::GpuBackend,
 };
 use super::{Backend, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
@@ -73,7 +73,7 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
 
 /// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
 /// can be; with these of the library's products.
-fn cuda_backend(makes: Makes) -> Vec<Box<dyn Backend>> {
+fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::wanted(makes) {
         return vec![Box::new(backend)];
     }
@@ -86,7 +86,7 @@ fn cuda_backend_without_convolutions() -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::wanted_without_convolutions() {
         return vec![Box::new(backend)];
     }
-    let device = TestDevice::with(Convolutions::Refused);
+    let device = TestDevice::with(ConvolutionSupport::Refused);
     device.into_iter().map(|device| Box::new(CudaBackend::new(device).unwrap()) as Box<dyn Backend>).collect()
 }
 
@@ -97,7 +97,7 @@ fn is_convolution(kernel: &Kernel) -> bool {
 
 /// All backends that can be had.
 fn all_backends() -> Vec<Box<dyn Backend>> {
-    cpu_backends().into_iter().chain(cuda_backend(Makes::Products)).collect()
+    cpu_backends().into_iter().chain(cuda_backend(ProductSupport::Products)).collect()
 }
 
 /// Products that the processor makes soon enough by the CUDA backend's own kernel.
@@ -126,17 +126,17 @@ fn every_kernel_computes_what_the_reference_does() {
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does() {
-    conforms(cuda_backend(Makes::Products), |_| true);
+    conforms(cuda_backend(ProductSupport::Products), |_| true);
 }
 
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference() {
-    conforms(cuda_backend(Makes::Nothing), is_small_product);
+    conforms(cuda_backend(ProductSupport::Nothing), is_small_product);
 }
 
 #[test]
 fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_reference_does() {
-    conforms(cuda_backend(Makes::PlainProducts), |kernel| {
+    conforms(cuda_backend(ProductSupport::PlainProducts), |kernel| {
         matches!(
             kernel,
             Kernel::Matmul { .. }
@@ -226,7 +226,7 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
     };
     // SAFETY: the call is refused before its overlapping operands are written.
     let error = unsafe { CpuBackend::new().run(&call) }.unwrap_err();
-    for mut backend in cuda_backend(Makes::Products) {
+    for mut backend in cuda_backend(ProductSupport::Products) {
         // SAFETY: as above; what an index has no place for is left out.
         assert_eq!(unsafe { backend.run(&call) }.unwrap_err(), error);
     }

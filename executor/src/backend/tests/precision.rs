@@ -65,12 +65,12 @@ fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does_in_sixteen_bits() {
-    conforms(super::cuda_backend(super::Makes::Products), |_| true);
+    conforms(super::cuda_backend(super::ProductSupport::Products), |_| true);
 }
 
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
-    conforms(super::cuda_backend(super::Makes::Nothing), super::is_small_product);
+    conforms(super::cuda_backend(super::ProductSupport::Nothing), super::is_small_product);
 }
 
 #[test]
@@ -93,8 +93,9 @@ fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bit
             {
                 let (reads, before) = operands_in(&kernel, precision, &mut random);
                 let expected = expected(&kernel, &reads, &before, true, 0);
-                for mut backend in
-                    super::cuda_backend(super::Makes::Products).into_iter().chain(super::cuda_backend_without_convolutions())
+                for mut backend in super::cuda_backend(super::ProductSupport::Products)
+                    .into_iter()
+                    .chain(super::cuda_backend_without_convolutions())
                 {
                     let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, true, false, 0);
                     let computed = run();

@@ -1,9 +1,9 @@
 //! Attention on tensor cores in sixteen bits: more queries and keys than their tiles have, heads that fill them and that do not.
 
 use super::precision::assert_close;
-use super::{Makes, Tensor, attention, cuda_backend, dropped, last_member, operands_in, reference, run_in};
+use super::{ProductSupport, Tensor, attention, cuda_backend, dropped, last_member, operands_in, reference, run_in};
 use crate::backend::cuda::CudaBackend;
-use crate::backend::cuda::tests::device::{TestDevice, Told};
+use crate::backend::cuda::tests::device::{DriverCall, TestDevice};
 use crate::half::Half;
 use foretell_models::{Attention, Kernel, RelativePositions};
 use foretell_units::DataType;
@@ -38,7 +38,7 @@ fn attention_on_tensor_cores_is_that_of_the_reference() {
             let (reads, before) = operands_in(&kernel, precision, &mut random);
             let member = last_member(&kernel);
             let expected = reference::run(&kernel, &reads, &before, false, &super::PARAMETERS, member);
-            for backend in &mut cuda_backend(Makes::Products) {
+            for backend in &mut cuda_backend(ProductSupport::Products) {
                 let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, false, false, member);
                 let computed = run();
                 assert_close(&kernel, half, "on tensor cores", &computed, &expected);
@@ -55,10 +55,10 @@ fn launched(kernel: &Kernel, precision: DataType) -> Vec<&'static str> {
     let Some(device) = TestDevice::new() else { return Vec::new() };
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     let (reads, before): (Vec<Tensor>, Vec<Tensor>) = operands_in(kernel, precision, &mut ChaCha8Rng::seed_from_u64(1));
-    device.told();
+    device.take_calls();
     run_in(&mut backend, precision, kernel, &reads, &before, false, false, 0);
-    let name = |told: Told| if let Told::Launch { function, .. } = told { Some(function) } else { None };
-    device.told().into_iter().filter_map(name).collect()
+    let name = |told: DriverCall| if let DriverCall::Launch { function, .. } = told { Some(function) } else { None };
+    device.take_calls().into_iter().filter_map(name).collect()
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn tensor_cores_are_used_where_heads_and_formats_allow() {
     }
     let gradient = |sizes| launched(&Kernel::AttentionGradient(sizes), DataType::Bf16);
     let (queries, keys) = ("attention_tensor_query_gradient_64_plain", "attention_tensor_key_gradient_64_plain");
-    assert_eq!(gradient(sizes), ["attention_products", queries, keys]);
+    assert_eq!(gradient(sizes), ["attention_dots", queries, keys]);
     // The table's gradient is made beside that of the queries.
     let with_table = gradient(Attention { relative, ..sizes });
     let expected = ["attention_query_gradient_64", "attention_tensor_key_gradient_64", "attention_table_gradient"];

@@ -149,13 +149,7 @@ impl GpuStreams {
 
     /// Records the start of an instruction in a timed step. Call it after the instruction's waits
     /// are queued, and before its work is.
-    pub(super) fn record_start(
-        &self,
-        program: usize,
-        stream: usize,
-        instruction: u32,
-        mode: StepMode,
-    ) -> Result<(), CudaError> {
+    pub(super) fn record_start(&self, program: usize, stream: usize, instruction: u32, mode: StepMode) -> Result<(), CudaError> {
         match mode.is_timed {
             true => self.driver.record(self.span_events(program, instruction).0, self.streams[stream]),
             false => Ok(()),
@@ -195,7 +189,8 @@ impl GpuStreams {
     /// The staging memory of a load instruction.
     pub(super) fn staging(&self, program: usize, buffer_set: usize, instruction: u32) -> Result<&Pinned, ExecutorError> {
         let found = self.programs[program].staging[buffer_set].get(&instruction);
-        found.ok_or_else(|| CudaError::Call { action: "loading samples", reason: "no staging memory for this load".into() }.into())
+        found
+            .ok_or_else(|| CudaError::Call { action: "loading samples", reason: "no staging memory for this load".into() }.into())
     }
 
     /// Whether exactly these samples were staged ahead in a set.

@@ -172,8 +172,7 @@ fn assert_captured(calls: &[DriverCall]) {
     let is_capture = |call: &&DriverCall| matches!(call, DriverCall::Captured);
     assert_eq!(calls.iter().filter(is_capture).count(), 2);
     let first_capture = calls.iter().position(|call| is_capture(&call)).expect("a capture");
-    let waits_elsewhere =
-        |call: &&DriverCall| matches!(call, DriverCall::Synchronize { stream } if *stream != launches[0]);
+    let waits_elsewhere = |call: &&DriverCall| matches!(call, DriverCall::Synchronize { stream } if *stream != launches[0]);
     assert_eq!(calls[first_capture..].iter().filter(waits_elsewhere).count(), 0, "another stream was waited for");
 }
 

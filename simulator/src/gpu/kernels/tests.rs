@@ -1,7 +1,9 @@
 use super::*;
-use crate::gpu::Profiles;
+use crate::gpu::{AttentionKind, NodeSpread, Profiles, StackProfile, TrainedParameters, Workload};
+use foretell_models::Attention;
+use foretell_program::{Collective, CollectiveAlgorithm, CollectiveRole};
 
-/// Attention of each position to all, or to those before it, with heads of 64 features.
+/// Attention with heads of 64 features.
 fn attention(batch: usize, positions: usize, heads: usize, causal: bool) -> Attention {
     Attention {
         batch,
@@ -22,7 +24,7 @@ fn attention(batch: usize, positions: usize, heads: usize, causal: bool) -> Atte
 }
 
 #[test]
-fn what_a_stack_fuses_takes_no_time() {
+fn fused_kernels_take_no_time() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
     let stack = profiles.stack("megatron-core").expect("known");
@@ -34,14 +36,15 @@ fn what_a_stack_fuses_takes_no_time() {
 }
 
 #[test]
-fn experts_whose_products_are_launched_one_by_one_take_what_was_measured() {
-    // `bf16_op_efficiency.csv`: 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a B200; six if one kernel did all.
+fn products_launched_expert_by_expert_match_the_measurements() {
+    // In `bf16_op_efficiency.csv`, 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a B200. A
+    // single kernel for all would take 6 us each.
     let profiles = Profiles::library().expect("the library is sound");
     let mut cluster = profiles.cluster("b200-sxm-180g", None, 8, 8, None).expect("known");
     assert!(cluster.gpu.set_value("product:bf16", 0.51));
     let mut stack = profiles.stack("megatron-core").expect("known").clone();
     assert!(stack.set_value("product_scale", 1.0) && stack.set_value("expert_product", 1.0));
-    stack.product = Default::default();
+    stack.products.product = Default::default();
     let costs = GpuCosts { cluster: &cluster, stack: &stack, format: ProductFormat::Bf16, workload: Workload::default() };
     let kernel = Kernel::ExpertMatmul { experts: 160, rows: 154, columns: 3072, contracted: 5120 };
     let each = costs.kernel_time(&kernel, false, DataType::Bf16).device.value() / 160.0;
@@ -49,12 +52,13 @@ fn experts_whose_products_are_launched_one_by_one_take_what_was_measured() {
 }
 
 #[test]
-fn scores_of_autocast_are_not_twice_as_wide_in_single_precision() {
+fn autocast_moves_less_than_twice_the_bytes_in_single_precision() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("v100-sxm-32g", None, 8, 8, None).expect("known");
     let time = |single, format, precision| {
         let unfused = AttentionKind::Unfused { forward_bytes: 27.0, backward_bytes: 38.0, single, fused_by: 1 };
-        let stack = StackKind { attention: unfused, ..profiles.stack("pytorch-eager").expect("known").clone() };
+        let mut stack = profiles.stack("pytorch-eager").expect("known").clone();
+        stack.attention = unfused;
         let costs = GpuCosts { cluster: &cluster, stack: &stack, format, workload: Workload::default() };
         let sizes = attention(8, 512, 16, false);
         costs.kernel_time(&Kernel::Attention(sizes), false, precision).device.value()
@@ -62,13 +66,13 @@ fn scores_of_autocast_are_not_twice_as_wide_in_single_precision() {
     let half = |single| time(single, ProductFormat::Fp16, DataType::Fp16);
     let full = |single| time(single, ProductFormat::Fp32, DataType::Fp32);
     assert_eq!(half(1.2), half(2.0));
-    // What is left of scores: 8 x 16 x 512 x 512 of them, 27 bytes each, 0.8 times less often.
+    // 8 x 16 x 512 x 512 scores of 27 bytes, and factors that differ by 0.8.
     let bytes = (full(2.0) - full(1.2)) * cluster.gpu.memory_bandwidth.value() * cluster.gpu.memory_efficiency;
     assert!((bytes / (8.0 * 16.0 * 512.0 * 512.0 * 27.0 * 0.8) - 1.0).abs() < 1e-6, "{bytes}");
 }
 
 #[test]
-fn who_trains_adapters_makes_no_gradients_of_weights() {
+fn training_adapters_skips_weight_gradients() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
     let stack = profiles.stack("nemo").expect("known");
@@ -76,7 +80,7 @@ fn who_trains_adapters_makes_no_gradients_of_weights() {
         cluster: &cluster,
         stack,
         format: ProductFormat::Bf16,
-        workload: Workload { trained: Trained::Adapters, ..Workload::default() },
+        workload: Workload { trained: TrainedParameters::Adapters, ..Workload::default() },
     };
     let weight = foretell_models::WeightLayout::OutIn;
     let [weight, input] = [
@@ -85,14 +89,14 @@ fn who_trains_adapters_makes_no_gradients_of_weights() {
     ]
     .map(|kernel| costs.kernel_time(&kernel, false, DataType::Bf16).device);
     assert!(weight == Seconds::ZERO && input > Seconds::ZERO);
-    let group = Reachable { members: 8, nodes: 1, together: 8 };
+    let group = NodeSpread { members: 8, nodes: 1, most_on_node: 8 };
     let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9, CollectiveAlgorithm::Automatic);
     assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
     assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
 }
 
 #[test]
-fn softmax_is_one_kernel_where_scores_come_in_fours() {
+fn the_softmax_is_fused_if_heads_are_a_multiple_of_four() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
     let time = |stack: &str, heads| {
@@ -108,7 +112,7 @@ fn softmax_is_one_kernel_where_scores_come_in_fours() {
 }
 
 #[test]
-fn products_with_odd_vocabularies_starve_the_tensor_cores() {
+fn products_with_an_odd_vocabulary_are_slow_on_tensor_cores() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
     let stack = profiles.stack("megatron-deepspeed-node").expect("known");
@@ -132,14 +136,18 @@ fn products_with_odd_vocabularies_starve_the_tensor_cores() {
 }
 
 #[test]
-fn ranks_of_tensor_wait_for_the_last_of_them() {
+fn collectives_over_tensor_wait_for_the_slowest_rank() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
     let patient = profiles.stack("megatron-deepspeed").expect("known");
-    let at_once = StackKind { tensor_wait: Seconds::ZERO, ..patient.clone() };
-    let time = |stack: &StackKind, role, members| {
+    let at_once = {
+        let mut stack = patient.clone();
+        stack.communication.tensor_wait = Seconds::ZERO;
+        stack
+    };
+    let time = |stack: &StackProfile, role, members| {
         let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
-        let group = Reachable { members, nodes: 1, together: members };
+        let group = NodeSpread { members, nodes: 1, most_on_node: members };
         costs.collective_time(Collective::AllReduce, role, &group, 1e6, CollectiveAlgorithm::Automatic).value()
     };
     let waits = |role, members| time(patient, role, members) - time(&at_once, role, members);
@@ -149,13 +157,13 @@ fn ranks_of_tensor_wait_for_the_last_of_them() {
 }
 
 #[test]
-fn what_products_gather_travels_in_their_format() {
+fn gathered_operands_travel_in_the_format_of_products() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
     let costs = |stack: &str, format| {
         let stack = profiles.stack(stack).expect("known");
         GpuCosts { cluster: &cluster, stack, format, workload: Workload::default() }
-            .travelling(Collective::AllGather, CollectiveRole::Tensor)
+            .network_share(Collective::AllGather, CollectiveRole::Tensor)
     };
     assert_eq!(costs("nemo", ProductFormat::Fp8), 0.5);
     assert_eq!((costs("nemo", ProductFormat::Bf16), costs("megatron-core", ProductFormat::Fp8)), (1.0, 1.0));
@@ -167,5 +175,5 @@ fn every_kernel_costs_the_host_a_launch() {
     let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
     let stack = profiles.stack("pytorch-eager").expect("known");
     let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
-    assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host_launch);
+    assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host.host_launch);
 }

@@ -329,7 +329,7 @@ static bool run_block() {
 #include "attention_tensor.cu"
 #endif
 #include "cross_entropy.cu"
-#include "eight_bits.cu"
+#include "fp8.cu"
 #include "elementwise.cu"
 #include "images.cu"
 #include "lstm.cu"

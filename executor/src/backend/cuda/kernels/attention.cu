@@ -130,7 +130,7 @@ KERNEL(attention_256) { attend<32>(arguments); }
 // dout, then the parts of the table's gradient. In a ring all of out, dq, dk, dv are in single precision where `is_single`.
 
 // A warp a query and head: the product of its output with the output's gradient.
-KERNEL(attention_products) {
+KERNEL(attention_dots) {
     const Sizes sizes = sizes_of(arguments);
     const index heads = sizes.key_heads * sizes.group, rows = sizes.batch * sizes.queries * heads;
     for (index row = this_thread() / 32; row < rows; row += all_threads() / 32) {

@@ -95,7 +95,7 @@ KERNEL(accumulate) {
     }
 }
 
-KERNEL(narrow_numbers) {
+KERNEL(narrow_elements) {
     const float *x = read<float>(arguments, 0);
     number *y = written<number>(arguments, 0);
     for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {

@@ -67,7 +67,7 @@ KERNEL(max_pool_gradient) {
 }
 
 // sizes: indices, elements; only looks
-KERNEL(check_places) {
+KERNEL(check_positions) {
     const int *places = read<int>(arguments, 1);
     for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
         is_within(arguments, places[i], arguments.sizes[1], i);
@@ -197,7 +197,7 @@ struct alignas(16) Singles {
 };
 
 // Reads x; writes y, in single precision. sizes: numbers
-KERNEL(widen_numbers) {
+KERNEL(widen_elements) {
     const index width = 16 / sizeof(number), elements = arguments.sizes[0];
     const number *__restrict__ x = read<number>(arguments, 0);
     float *__restrict__ y = written<float>(arguments, 0);
@@ -218,7 +218,7 @@ KERNEL(widen_numbers) {
 }
 
 // Reads x, in single precision; writes y, which may accumulate. sizes: rows, numbers of a row, numbers from a row of x to the next
-KERNEL(bring_rows) {
+KERNEL(copy_rows) {
     const index columns = arguments.sizes[1], pitch = arguments.sizes[2], elements = arguments.sizes[0] * columns;
     const float *__restrict__ x = read<float>(arguments, 0);
     float *__restrict__ y = written<float>(arguments, 0);

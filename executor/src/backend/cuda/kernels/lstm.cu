@@ -112,7 +112,7 @@ KERNEL(lstm_output_gradient) {
 }
 
 // The outputs before each position, to scratch: reads (dprojected,) y (, state). sizes: batch, sequence, hidden, whether a state is given
-KERNEL(lstm_outputs_before) {
+KERNEL(lstm_previous_outputs) {
     const index batch = arguments.sizes[0], sequence = arguments.sizes[1], hidden = arguments.sizes[2];
     number *before = (number *)arguments.scratch;
     for (index i = this_thread(); i < batch * sequence * hidden; i += all_threads()) {

@@ -59,7 +59,7 @@ KERNEL(route_gradient) {
 
 // The slot of each choice, in the order of the choices: a block an expert. Reads (x,) choices; writes (dispatched,) places; scratch: how
 // many an expert dropped. sizes: choices, experts, capacity
-KERNEL(dispatch_places) {
+KERNEL(dispatch_slots) {
     const int *choices = read<int>(arguments, 1);
     int *places = written<int>(arguments, 1);
     const index count = arguments.sizes[0], capacity = arguments.sizes[2];

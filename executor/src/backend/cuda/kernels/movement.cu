@@ -14,15 +14,15 @@ template <typename Unit> __device__ __forceinline__ void move_blocks(const Argum
 }
 
 // sizes: three extents, three strides of what is read, three of what is written, where reading begins, where writing does
-KERNEL(move_2) { move_blocks<unsigned short>(arguments); }
-KERNEL(move_4) { move_blocks<word>(arguments); }
+KERNEL(copy_2) { move_blocks<unsigned short>(arguments); }
+KERNEL(copy_4) { move_blocks<word>(arguments); }
 struct alignas(16) FourWords {
     word words[4];
 };
-KERNEL(move_16) { move_blocks<FourWords>(arguments); }
+KERNEL(copy_16) { move_blocks<FourWords>(arguments); }
 
 // sizes: rows, numbers of a row, numbers from a row to the next of what is read, and of what is written; a block a row
-KERNEL(space_rows) {
+KERNEL(copy_to_pitch) {
     const index columns = arguments.sizes[1];
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
         const number *__restrict__ from = read<number>(arguments, 0) + row * arguments.sizes[2];

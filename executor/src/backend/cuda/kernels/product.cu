@@ -3,7 +3,7 @@
 
 // A sum with what is done to it in the same pass: a bias (the third read), and by `last` nothing (0), ReLU (1), GELU (2), GELU with what it is
 // applied to as the second write (3), or times a GELU's slope at the fourth read (4). What lies beside D is dense.
-__device__ __forceinline__ float finished(const Arguments &arguments, float sum, bool has_bias, index last, index row, index column,
+__device__ __forceinline__ float with_epilogue(const Arguments &arguments, float sum, bool has_bias, index last, index row, index column,
                                           index columns) {
     if (has_bias) {
         sum += widen(read<number>(arguments, 2)[column]);
@@ -25,12 +25,12 @@ __device__ __forceinline__ float finished(const Arguments &arguments, float sum,
 
 // What `finished` says, in place on a D that a library made. sizes: rows, columns, whether there is a bias, what is done last, elements from a row
 // of D to the next
-KERNEL(finish_product) {
+KERNEL(product_epilogue) {
     const index columns = arguments.sizes[1], all = arguments.sizes[0] * columns, pitch = arguments.sizes[4];
     number *d = written<number>(arguments, 0);
     for (index i = this_thread(); i < all; i += all_threads()) {
         const index row = i / columns, column = i % columns, at = row * pitch + column;
-        narrow(d[at], finished(arguments, widen(d[at]), arguments.sizes[2] != 0, arguments.sizes[3], row, column, columns));
+        narrow(d[at], with_epilogue(arguments, widen(d[at]), arguments.sizes[2] != 0, arguments.sizes[3], row, column, columns));
     }
 }
 
@@ -61,7 +61,7 @@ KERNEL(product) {
         __syncthreads();
     }
     if (row < rows && column < columns) {
-        sum = finished(arguments, sum, arguments.sizes[5] != 0, arguments.sizes[6], row, column, columns);
+        sum = with_epilogue(arguments, sum, arguments.sizes[5] != 0, arguments.sizes[6], row, column, columns);
         const index at = ((index)blockIdx.z * rows + row) * arguments.sizes[10] + column;
         if (arguments.sizes[7] != 0) {
             put(arguments, written<float>(arguments, 0) + at, sum);

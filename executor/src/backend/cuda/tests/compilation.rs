@@ -1,8 +1,8 @@
 //! Every kernel compiled by NVRTC for the devices that are supported, where the library is there: it needs neither driver nor GPU.
 
 use super::emulator::REQUIRED;
-use crate::backend::cuda::libraries::Library;
-use crate::backend::cuda::sources::{SOURCES, Source};
+use crate::backend::cuda::driver::Library;
+use crate::backend::cuda::kernels::{KernelSource, SOURCES};
 use foretell_units::DataType;
 
 #[test]
@@ -31,10 +31,10 @@ fn every_kernel_compiles_for_ampere_and_hopper() {
 
 #[test]
 fn each_kernel_is_in_one_source() {
-    let mut names: Vec<&str> = SOURCES.iter().flat_map(Source::kernels).collect();
+    let mut names: Vec<&str> = SOURCES.iter().flat_map(KernelSource::kernels).collect();
     assert!(names.len() > 60, "{names:?}");
     for name in &names {
-        assert!(Source::of(name).is_some_and(|source| source.kernels().any(|kernel| kernel == *name)), "{name}");
+        assert!(KernelSource::of(name).is_some_and(|source| source.kernels().any(|kernel| kernel == *name)), "{name}");
     }
     let count = names.len();
     names.sort_unstable();

@@ -1,9 +1,9 @@
 //! What is asked of the library that makes convolutions, and what becomes of its refusals.
 
-use super::device::{Convolutions, TestDevice, Told};
+use super::device::{ConvolutionSupport, DriverCall, TestDevice};
 use super::on_gpu::GpuBackend;
-use crate::backend::cuda::convolutions::{Convolution, ConvolutionKind};
 use crate::backend::cuda::driver::Driver;
+use crate::backend::cuda::driver::{Convolution, ConvolutionKind};
 use crate::backend::cuda::{CudaBackend, Library};
 use crate::backend::{Hyperparameters, KernelCall, Operand};
 use foretell_models::{Kernel, Window};
@@ -19,7 +19,7 @@ fn told_of(
     kernel: &Kernel,
     precision: DataType,
     accumulate: bool,
-) -> Vec<Told> {
+) -> Vec<DriverCall> {
     told_of_calls(2, device, backend, kernel, precision, accumulate)
 }
 
@@ -31,7 +31,7 @@ fn told_of_calls(
     kernel: &Kernel,
     precision: DataType,
     accumulate: bool,
-) -> Vec<Told> {
+) -> Vec<DriverCall> {
     let window = match *kernel {
         Kernel::Convolution(window) | Kernel::ConvolutionInputGradient(window) | Kernel::ConvolutionWeightGradient(window) => {
             window
@@ -39,15 +39,15 @@ fn told_of_calls(
         _ => panic!("{kernel:?} has no window"),
     };
     let width = if precision.size().count() == 2 { 2 } else { 4 };
-    let [image, weight, response] = [window.input_elements(), window.weight_elements(), window.output_elements()];
+    let [image, weight, output] = [window.input_elements(), window.weight_elements(), window.output_elements()];
     let (reads, written) = match kernel {
-        Kernel::Convolution(_) => ([image * width, weight * width], response * width),
-        Kernel::ConvolutionInputGradient(_) => ([response * width, weight * width], image * width),
-        _ => ([response * width, image * width], weight * 4),
+        Kernel::Convolution(_) => ([image * width, weight * width], output * width),
+        Kernel::ConvolutionInputGradient(_) => ([output * width, weight * width], image * width),
+        _ => ([output * width, image * width], weight * 4),
     };
     let operand = |bytes: usize| Operand { pointer: device.allocate(bytes).unwrap().pointer(), bytes };
     let (reads, writes, parameters) = (reads.map(operand), [operand(written)], Hyperparameters::default());
-    device.told();
+    device.take_calls();
     for _ in 0..calls {
         let call = KernelCall {
             kernel,
@@ -62,25 +62,26 @@ fn told_of_calls(
         // SAFETY: the operands are the device's memory; what comes of them is not looked at.
         unsafe { backend.enqueue(&call) }.unwrap();
     }
-    device.told()
+    device.take_calls()
 }
 
-fn planned(told: &[Told]) -> usize {
-    told.iter().filter(|one| matches!(one, Told::PlanConvolution { .. })).count()
+fn planned(told: &[DriverCall]) -> usize {
+    told.iter().filter(|one| matches!(one, DriverCall::PlanConvolution { .. })).count()
 }
 
-fn convolved(told: &[Told]) -> Vec<Convolution> {
-    let convolution = |one: &Told| if let Told::Convolve { convolution, .. } = one { Some(*convolution) } else { None };
+fn convolved(told: &[DriverCall]) -> Vec<Convolution> {
+    let convolution =
+        |one: &DriverCall| if let DriverCall::Convolve { convolution, .. } = one { Some(*convolution) } else { None };
     told.iter().filter_map(convolution).collect()
 }
 
-fn launched(told: &[Told]) -> Vec<&'static str> {
-    told.iter().filter_map(|one| if let Told::Launch { function, .. } = one { Some(*function) } else { None }).collect()
+fn launched(told: &[DriverCall]) -> Vec<&'static str> {
+    told.iter().filter_map(|one| if let DriverCall::Launch { function, .. } = one { Some(*function) } else { None }).collect()
 }
 
 #[test]
 fn a_convolution_is_planned_once_and_made_by_the_library_alone() {
-    let Some(device) = TestDevice::with(Convolutions::Made) else { return };
+    let Some(device) = TestDevice::with(ConvolutionSupport::Made) else { return };
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     for precision in [DataType::Bf16, DataType::Fp16, DataType::Tf32] {
         for kernel in [Kernel::Convolution(WINDOW), Kernel::ConvolutionInputGradient(WINDOW)] {
@@ -100,20 +101,20 @@ fn a_convolution_is_planned_once_and_made_by_the_library_alone() {
     for (window, precision) in [(WINDOW, DataType::Fp32), (pixel, DataType::Bf16)] {
         let told = told_of(&device, &mut backend, &Kernel::Convolution(window), precision, false);
         assert_eq!((planned(&told), convolved(&told).len()), (0, 0), "{told:?}");
-        assert!(told.iter().any(|one| matches!(one, Told::Multiply { .. })));
+        assert!(told.iter().any(|one| matches!(one, DriverCall::Multiply { .. })));
     }
 }
 
 #[test]
 fn a_weight_is_given_its_slope_in_single_precision_from_what_was_widened() {
-    let Some(device) = TestDevice::with(Convolutions::Made) else { return };
+    let Some(device) = TestDevice::with(ConvolutionSupport::Made) else { return };
     let mut backend = CudaBackend::new(device.clone()).unwrap();
     let kernel = Kernel::ConvolutionWeightGradient(WINDOW);
     for (precision, accumulate, kernels) in [
         (DataType::Tf32, false, vec![]),
-        (DataType::Tf32, true, vec!["bring_rows"]),
-        (DataType::Bf16, false, vec!["widen_numbers", "widen_numbers"]),
-        (DataType::Fp16, true, vec!["widen_numbers", "widen_numbers", "bring_rows"]),
+        (DataType::Tf32, true, vec!["copy_rows"]),
+        (DataType::Bf16, false, vec!["widen_elements", "widen_elements"]),
+        (DataType::Fp16, true, vec!["widen_elements", "widen_elements", "copy_rows"]),
     ] {
         let told = told_of(&device, &mut backend, &kernel, precision, accumulate);
         assert_eq!(launched(&told), [kernels.clone(), kernels].concat());
@@ -126,17 +127,17 @@ fn a_weight_is_given_its_slope_in_single_precision_from_what_was_widened() {
     let told = told_of(&device, &mut backend, &kernel, DataType::Bf16, false);
     assert_eq!((planned(&told), convolved(&told).len()), (0, 0), "{told:?}");
     // Nor are columns of 27 numbers, which lie 32 apart, as do the slope's rows until they are brought.
-    let apart = |one: &Told| {
-        let Told::Multiply { product, .. } = one else { return None };
+    let apart = |one: &DriverCall| {
+        let DriverCall::Multiply { product, .. } = one else { return None };
         Some(product.stored().map(|[_, columns, pitch]| (columns, pitch)))
     };
     assert_eq!(told.iter().find_map(apart), Some([(4, 4), (32, 32), (32, 32)]));
-    assert_eq!(launched(&told), ["window_columns", "bring_rows"].repeat(2));
+    assert_eq!(launched(&told), ["window_columns", "copy_rows"].repeat(2));
 }
 
 #[test]
 fn what_the_library_refuses_before_or_when_it_comes_to_it_is_made_of_products() {
-    for convolutions in [Convolutions::Refused, Convolutions::FailingAfter(0)] {
+    for convolutions in [ConvolutionSupport::Refused, ConvolutionSupport::FailingAfter(0)] {
         let Some(device) = TestDevice::with(convolutions) else { return };
         let mut backend = CudaBackend::new(device.clone()).unwrap();
         for kernel in
@@ -144,7 +145,7 @@ fn what_the_library_refuses_before_or_when_it_comes_to_it_is_made_of_products() 
         {
             let told = told_of(&device, &mut backend, &kernel, DataType::Bf16, false);
             assert!(convolved(&told).is_empty(), "{told:?}");
-            assert_eq!(told.iter().filter(|one| matches!(one, Told::Multiply { .. })).count(), 2, "{kernel:?}: {told:?}");
+            assert_eq!(told.iter().filter(|one| matches!(one, DriverCall::Multiply { .. })).count(), 2, "{kernel:?}: {told:?}");
         }
     }
 }
@@ -155,13 +156,14 @@ fn a_weights_slope_of_many_images_is_made_of_parts_by_whoever_makes_them() {
     let window = Window { batch: 40, ..WINDOW };
     let kernel = Kernel::ConvolutionWeightGradient(window);
     let image = |made: &Convolution| (made.window.batch, made.format);
-    let contracted = |one: &Told| if let Told::Multiply { product, .. } = one { Some(product.contracted) } else { None };
+    let contracted =
+        |one: &DriverCall| if let DriverCall::Multiply { product, .. } = one { Some(product.contracted) } else { None };
     // Of the library's parts each but the first is added, as all are that follow where it refuses.
     for (convolutions, by_library, brought, by_products) in [
-        (Convolutions::Made, vec![14, 14, 12], 2, vec![]),
-        (Convolutions::FailingAfter(1), vec![14], 0, vec![12, 12, 2]),
-        (Convolutions::FailingAfter(2), vec![14, 14], 1, vec![12]),
-        (Convolutions::Refused, vec![], 0, vec![12, 12, 12, 4]),
+        (ConvolutionSupport::Made, vec![14, 14, 12], 2, vec![]),
+        (ConvolutionSupport::FailingAfter(1), vec![14], 0, vec![12, 12, 2]),
+        (ConvolutionSupport::FailingAfter(2), vec![14, 14], 1, vec![12]),
+        (ConvolutionSupport::Refused, vec![], 0, vec![12, 12, 12, 4]),
     ] {
         let Some(device) = TestDevice::with(convolutions) else { return };
         let mut backend = CudaBackend::new(device.clone()).unwrap();
@@ -170,7 +172,7 @@ fn a_weights_slope_of_many_images_is_made_of_parts_by_whoever_makes_them() {
         assert_eq!(images, by_library.into_iter().map(|images| (images, DataType::Tf32)).collect::<Vec<_>>(), "{convolutions:?}");
         let products: Vec<_> = told.iter().filter_map(contracted).map(|pixels| pixels / 9).collect();
         assert_eq!(products, by_products, "{convolutions:?}");
-        let added = launched(&told).into_iter().filter(|function| *function == "bring_rows").count();
+        let added = launched(&told).into_iter().filter(|function| *function == "copy_rows").count();
         assert_eq!(added, brought, "{convolutions:?}");
     }
 }
@@ -191,7 +193,7 @@ fn cudnn_has_an_engine_on_the_gpu_where_it_is_there() {
         (ConvolutionKind::InputGradient, DataType::Bf16),
         (ConvolutionKind::WeightGradient, DataType::Tf32),
     ] {
-        let convolution = Convolution { kind, window, format, image: place, weight: place, response: place };
+        let convolution = Convolution { kind, window, format, image: place, weight: place, output: place };
         let workspace = driver.plan_convolution(&convolution).unwrap_or_else(|error| panic!("{kind:?} in {format}: {error}"));
         println!("{kind:?} in {format}: a workspace of {workspace} bytes");
     }

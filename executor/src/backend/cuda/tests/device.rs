@@ -1,18 +1,18 @@
-//! A device for tests: its memory is the host's, its kernels run on the processor. Work is done as late as the seam allows, when somebody
+//! A device for tests: its memory is the host's, its kernels run on the processor. StreamItem is done as late as the seam allows, when somebody
 //! waits for it: a stream that does not wait for what it needs finds it not done. It remembers what it was told.
 
-use super::convolving;
 use super::emulator::Emulator;
-use super::limited::Makes;
-use super::meeting::{self, Meeting};
-use crate::backend::cuda::collectives::{Collectives, CommunicatorHandle, Exchange, Identity};
-use crate::backend::cuda::convolutions::Convolution;
+use super::host_collectives::{self, HostCollectives};
+use super::limited_driver::ProductSupport;
+use super::reference_convolution;
+use super::reference_product::multiply;
+use crate::backend::cuda::driver::Convolution;
+use crate::backend::cuda::driver::CudaError;
+use crate::backend::cuda::driver::{Collectives, CommunicatorHandle, CommunicatorId, DeviceCommunication};
 use crate::backend::cuda::driver::{
     DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle,
 };
-use crate::backend::cuda::error::CudaError;
-use library::multiply;
-use state::{Address, Capture, State, Task, Work};
+use state::{Address, Capture, DeviceState, StreamItem, Task};
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -20,14 +20,13 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub(super) mod library;
 mod state;
 
-pub(crate) use state::Told;
+pub(crate) use state::DriverCall;
 
 /// What becomes of convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Convolutions {
+pub(crate) enum ConvolutionSupport {
     /// The library makes them.
     Made,
     /// It says so, and does not when it comes to it but for so many.
@@ -38,7 +37,7 @@ pub(crate) enum Convolutions {
 
 /// What of its kernels fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum InjectedFault {
     None,
     /// There is none of this name.
     Missing(&'static str),
@@ -51,13 +50,13 @@ pub(crate) struct TestDevice {
     description: DeviceDescription,
     emulator: &'static Emulator,
     /// Which products it makes as the library does; others kernels must.
-    makes: Makes,
+    makes: ProductSupport,
     /// What becomes of convolutions.
-    convolutions: Convolutions,
-    fault: Fault,
+    convolutions: ConvolutionSupport,
+    fault: InjectedFault,
     /// Where its ranks meet without the host, if they do.
-    meeting: Option<Meeting>,
-    state: Mutex<State>,
+    meeting: Option<HostCollectives>,
+    state: Mutex<DeviceState>,
 }
 
 impl fmt::Debug for TestDevice {
@@ -69,11 +68,11 @@ impl fmt::Debug for TestDevice {
 impl TestDevice {
     /// A device whose library makes products and convolutions; none where kernels cannot be run.
     pub(crate) fn new() -> Option<Arc<Self>> {
-        Self::that_makes(Makes::Products)
+        Self::that_makes(ProductSupport::Products)
     }
 
     /// A device with these products, and convolutions with all of them.
-    pub(crate) fn that_makes(makes: Makes) -> Option<Arc<Self>> {
+    pub(crate) fn that_makes(makes: ProductSupport) -> Option<Arc<Self>> {
         let description = DeviceDescription {
             name: "test device".into(),
             capability: (9, 0),
@@ -82,30 +81,30 @@ impl TestDevice {
             shared_memory: 227 << 10,
         };
         let (emulator, state) = (Emulator::get()?, Mutex::default());
-        let convolutions = if makes == Makes::Products { Convolutions::Made } else { Convolutions::Refused };
-        Some(Arc::new(Self { description, emulator, makes, convolutions, fault: Fault::None, meeting: None, state }))
+        let convolutions = if makes == ProductSupport::Products { ConvolutionSupport::Made } else { ConvolutionSupport::Refused };
+        Some(Arc::new(Self { description, emulator, makes, convolutions, fault: InjectedFault::None, meeting: None, state }))
     }
 
     /// A device whose ranks reach each other from device to device.
     pub(crate) fn direct() -> Option<Arc<Self>> {
         let device = Arc::into_inner(Self::new()?)?;
-        Some(Arc::new(Self { meeting: Some(Meeting::default()), ..device }))
+        Some(Arc::new(Self { meeting: Some(HostCollectives::default()), ..device }))
     }
 
     /// The device, with a kernel that fails.
-    pub(crate) fn failing(self: Arc<Self>, fault: Fault) -> Option<Arc<Self>> {
+    pub(crate) fn failing(self: Arc<Self>, fault: InjectedFault) -> Option<Arc<Self>> {
         let device = Arc::into_inner(self)?;
         Some(Arc::new(Self { fault, ..device }))
     }
 
     /// A device that makes products, and whose library does with convolutions what is said.
-    pub(crate) fn with(convolutions: Convolutions) -> Option<Arc<Self>> {
+    pub(crate) fn with(convolutions: ConvolutionSupport) -> Option<Arc<Self>> {
         let device = Arc::into_inner(Self::new()?)?;
         Some(Arc::new(Self { convolutions, ..device }))
     }
 
     /// What it was told since the last time.
-    pub(crate) fn told(&self) -> Vec<Told> {
+    pub(crate) fn take_calls(&self) -> Vec<DriverCall> {
         std::mem::take(&mut self.lock().told)
     }
 
@@ -114,11 +113,11 @@ impl TestDevice {
         self.lock().allocated
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, DeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn queue(&self, stream: StreamHandle, told: Told, work: impl Fn() + Send + Sync + 'static) {
+    pub(super) fn queue(&self, stream: StreamHandle, told: DriverCall, work: impl Fn() + Send + Sync + 'static) {
         let mut state = self.lock();
         state.told.push(told);
         let work: Task = Arc::new(work);
@@ -129,7 +128,7 @@ impl TestDevice {
                 let others = capture.joined.iter_mut().filter(|(other, _)| **other != stream);
                 others.for_each(|(_, joined)| joined.retain(|one| *one != stream));
             }
-            _ => state.streams[&stream].push(Work::Do(work)),
+            _ => state.streams[&stream].push(StreamItem::Do(work)),
         }
     }
 
@@ -138,7 +137,7 @@ impl TestDevice {
         match &mut self.lock().capturing {
             Some(capture) if is_part(capture) => {
                 capture.broken = Some(what);
-                Err(CudaError::Call { doing: "capturing a step", reason: what.into() })
+                Err(CudaError::Call { action: "capturing a step", reason: what.into() })
             }
             _ => Ok(()),
         }
@@ -153,7 +152,7 @@ impl TestDevice {
 
     /// Does a stream's work until `until` says that it is enough, or there is none left. When some of it has failed, nothing is done any more on the
     /// device, and whoever waits is told so, as by the driver.
-    fn advance(&self, stream: StreamHandle, until: &dyn Fn(&State) -> bool) -> Result<(), CudaError> {
+    fn advance(&self, stream: StreamHandle, until: &dyn Fn(&DeviceState) -> bool) -> Result<(), CudaError> {
         let queue = Arc::clone(&self.lock().streams[&stream]);
         loop {
             if until(&*self.unbroken()?) {
@@ -170,22 +169,22 @@ impl TestDevice {
             let work = queue.work.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match work {
                 None => return Ok(()),
-                Some(Work::Do(work)) => {
+                Some(StreamItem::Do(work)) => {
                     // Nobody holds the device meanwhile, and nothing of it is looked at after a failure.
                     let done = std::panic::catch_unwind(AssertUnwindSafe(|| work()));
                     if done.is_err() {
                         let reason = "work of its streams panicked: see standard error".into();
-                        self.lock().broken = Some(CudaError::Call { doing: "running on the test device", reason });
+                        self.lock().broken = Some(CudaError::Call { action: "running on the test device", reason });
                     }
                 }
-                Some(Work::Record(event, times)) => self.lock().events.get_mut(&event).unwrap().2 = times,
-                Some(Work::Wait(event, times)) => self.until_happened(event, times)?,
+                Some(StreamItem::Record(event, times)) => self.lock().events.get_mut(&event).unwrap().2 = times,
+                Some(StreamItem::Wait(event, times)) => self.until_happened(event, times)?,
             }
         }
     }
 
     /// What the device knows, unless it is broken.
-    fn unbroken(&self) -> Result<std::sync::MutexGuard<'_, State>, CudaError> {
+    fn unbroken(&self) -> Result<std::sync::MutexGuard<'_, DeviceState>, CudaError> {
         let state = self.lock();
         match &state.broken {
             Some(error) => Err(error.clone()),
@@ -196,7 +195,7 @@ impl TestDevice {
     fn until_happened(&self, event: EventHandle, times: u64) -> Result<(), CudaError> {
         let own = self.lock().events[&event].1;
         if let Some(stream) = own {
-            self.advance(stream, &|state: &State| state.events[&event].2 >= times)?;
+            self.advance(stream, &|state: &DeviceState| state.events[&event].2 >= times)?;
         }
         assert!(self.lock().events[&event].2 >= times, "an event that is waited for never happens");
         Ok(())
@@ -204,32 +203,32 @@ impl TestDevice {
 }
 
 impl Collectives for TestDevice {
-    fn new_identity(&self) -> Result<Identity, CudaError> {
-        Ok(meeting::new_identity())
+    fn new_communicator_id(&self) -> Result<CommunicatorId, CudaError> {
+        Ok(host_collectives::new_communicator_id())
     }
 
-    fn join(&self, identity: &Identity, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
+    fn join(&self, identity: &CommunicatorId, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
         self.meeting.as_ref().unwrap().join(identity, size, position)
     }
 
-    unsafe fn exchange(
+    unsafe fn communicate(
         &self,
         communicator: CommunicatorHandle,
-        exchange: &Exchange,
+        communication: &DeviceCommunication,
         stream: StreamHandle,
     ) -> Result<(), CudaError> {
-        let (member, own) = (self.meeting.as_ref().unwrap().member(communicator), *exchange);
+        let (member, own) = (self.meeting.as_ref().unwrap().member(communicator), *communication);
         // SAFETY: the caller's promise.
-        self.queue(stream, Told::Exchange { stream }, move || unsafe { member.exchange(&own) });
+        self.queue(stream, DriverCall::Communicate { stream }, move || unsafe { member.communicate(&own) });
         Ok(())
     }
 
     fn abort(&self) {
-        self.meeting.iter().for_each(Meeting::abort);
+        self.meeting.iter().for_each(HostCollectives::abort);
     }
 
     fn is_aborted(&self) -> bool {
-        self.meeting.as_ref().is_some_and(Meeting::is_aborted)
+        self.meeting.as_ref().is_some_and(HostCollectives::is_aborted)
     }
 }
 
@@ -279,9 +278,9 @@ impl Driver for TestDevice {
     }
 
     fn synchronize(&self, stream: StreamHandle) -> Result<(), CudaError> {
-        self.lock().told.push(Told::Synchronize { stream });
+        self.lock().told.push(DriverCall::Synchronize { stream });
         self.forbid("a stream that is captured is waited for", |capture| capture.has(stream))?;
-        self.advance(stream, &|_: &State| false)
+        self.advance(stream, &|_: &DeviceState| false)
     }
 
     fn create_event(&self) -> Result<EventHandle, CudaError> {
@@ -293,7 +292,7 @@ impl Driver for TestDevice {
 
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CudaError> {
         let mut state = self.lock();
-        state.told.push(Told::Record { event, stream });
+        state.told.push(DriverCall::Record { event, stream });
         if let Some(capture) = &mut state.capturing
             && capture.has(stream)
         {
@@ -304,13 +303,13 @@ impl Driver for TestDevice {
         let known = state.events.get_mut(&event).unwrap();
         (known.0, known.1) = (known.0 + 1, Some(stream));
         let times = known.0;
-        state.streams[&stream].push(Work::Record(event, times));
+        state.streams[&stream].push(StreamItem::Record(event, times));
         Ok(())
     }
 
-    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), CudaError> {
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), CudaError> {
         let mut state = self.lock();
-        state.told.push(Told::Wait { event, stream });
+        state.told.push(DriverCall::Wait { event, stream });
         if let Some(capture) = &mut state.capturing {
             if let Some(before) = capture.events.get(&event).cloned() {
                 if !capture.has(stream) {
@@ -322,24 +321,24 @@ impl Driver for TestDevice {
             }
             if capture.has(stream) {
                 capture.broken = Some("a captured stream waits for an event outside");
-                return Err(CudaError::Call { doing: "capturing a step", reason: "an event outside is waited for".into() });
+                return Err(CudaError::Call { action: "capturing a step", reason: "an event outside is waited for".into() });
             }
         }
         let times = state.events[&event].0;
         // An event that was never recorded holds nobody up.
         if times > 0 {
-            state.streams[&stream].push(Work::Wait(event, times));
+            state.streams[&stream].push(StreamItem::Wait(event, times));
         }
         Ok(())
     }
 
-    fn finish(&self, event: EventHandle) -> Result<(), CudaError> {
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), CudaError> {
         self.forbid("an event that is captured is waited for", |capture| capture.events.contains_key(&event))?;
         let times = self.lock().events[&event].0;
         self.until_happened(event, times)
     }
 
-    fn milliseconds(&self, start: EventHandle, end: EventHandle) -> Result<f32, CudaError> {
+    fn elapsed_milliseconds(&self, start: EventHandle, end: EventHandle) -> Result<f32, CudaError> {
         let state = self.lock();
         for event in [start, end] {
             let (recorded, _, happened) = state.events[&event];
@@ -350,12 +349,12 @@ impl Driver for TestDevice {
 
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError> {
         // The driver looks a kernel up before it queues it.
-        if self.fault == Fault::Missing(launch.function) || !self.emulator.has(launch) {
+        if self.fault == InjectedFault::Missing(launch.function) || !self.emulator.has(launch) {
             let reason = format!("there is no kernel `{}`", launch.function);
-            return Err(CudaError::Call { doing: "looking up a kernel", reason });
+            return Err(CudaError::Call { action: "looking up a kernel", reason });
         }
-        let (emulator, own, breaks) = (self.emulator, launch.clone(), self.fault == Fault::Breaks(launch.function));
-        let told = Told::Launch { function: launch.function, grid: launch.grid, stream };
+        let (emulator, own, breaks) = (self.emulator, launch.clone(), self.fault == InjectedFault::Breaks(launch.function));
+        let told = DriverCall::Launch { function: launch.function, grid: launch.grid, stream };
         self.queue(stream, told, move || {
             assert!(!breaks, "`{}` was told to fail", own.function);
             emulator.run(&own);
@@ -370,21 +369,21 @@ impl Driver for TestDevice {
         }
         let own = *product;
         // SAFETY: the caller's promise.
-        self.queue(stream, Told::Multiply { product: own, stream }, move || unsafe { multiply(&own) });
+        self.queue(stream, DriverCall::Multiply { product: own, stream }, move || unsafe { multiply(&own) });
         Ok(())
     }
 
     fn plan_convolution(&self, convolution: &Convolution) -> Result<usize, CudaError> {
         let shape = convolution.shape();
-        if self.convolutions == Convolutions::Refused {
+        if self.convolutions == ConvolutionSupport::Refused {
             return Err(CudaError::ConvolutionNotSupported { reason: "it was told to refuse".into() });
         }
         let is_new = self.lock().planned.insert(shape);
         if is_new {
-            self.lock().told.push(Told::PlanConvolution { shape });
+            self.lock().told.push(DriverCall::PlanConvolution { shape });
             self.forbid("a convolution is planned while work is captured", |_| true)?;
         }
-        Ok(convolving::WORKSPACE)
+        Ok(reference_convolution::WORKSPACE)
     }
 
     unsafe fn convolve(
@@ -395,14 +394,14 @@ impl Driver for TestDevice {
     ) -> Result<(), CudaError> {
         assert!(self.lock().planned.contains(&convolution.shape()), "a convolution was not planned: {convolution:?}");
         let made = self.lock().convolved;
-        if matches!(self.convolutions, Convolutions::FailingAfter(most) if made >= most) {
+        if matches!(self.convolutions, ConvolutionSupport::FailingAfter(most) if made >= most) {
             return Err(CudaError::ConvolutionNotSupported { reason: "it was told to fail".into() });
         }
         self.lock().convolved += 1;
         let own = *convolution;
         // SAFETY: the caller's promise.
-        self.queue(stream, Told::Convolve { convolution: own, workspace, stream }, move || unsafe {
-            convolving::convolve(&own, workspace);
+        self.queue(stream, DriverCall::Convolve { convolution: own, workspace, stream }, move || unsafe {
+            reference_convolution::convolve(&own, workspace);
         });
         Ok(())
     }
@@ -412,7 +411,7 @@ impl Driver for TestDevice {
         if !is_pinned {
             self.forbid("memory that is not pinned is copied", |capture| capture.has(stream))?;
         }
-        let (to, told) = (Address(to.0 as usize), Told::CopyIn { bytes, stream });
+        let (to, told) = (Address(to.0 as usize), DriverCall::CopyIn { bytes, stream });
         if is_pinned {
             let from = Address(from.expose_provenance());
             // SAFETY: the caller's promise.
@@ -433,14 +432,14 @@ impl Driver for TestDevice {
         let (to, from) = (Address(to.expose_provenance()), Address(from.0 as usize));
         // SAFETY: the caller's promise.
         let work = move || unsafe { std::ptr::copy_nonoverlapping(from.pointer(), to.pointer(), bytes) };
-        self.queue(stream, Told::CopyOut { bytes, stream }, work);
+        self.queue(stream, DriverCall::CopyOut { bytes, stream }, work);
         Ok(())
     }
 
     unsafe fn clear(&self, to: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
         let to = Address(to.0 as usize);
         // SAFETY: the caller's promise.
-        self.queue(stream, Told::Clear { bytes, stream }, move || unsafe { to.pointer().write_bytes(0, bytes) });
+        self.queue(stream, DriverCall::Clear { bytes, stream }, move || unsafe { to.pointer().write_bytes(0, bytes) });
         Ok(())
     }
 
@@ -453,18 +452,18 @@ impl Driver for TestDevice {
 
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, CudaError> {
         let mut state = self.lock();
-        state.told.push(Told::Captured);
+        state.told.push(DriverCall::Captured);
         let Capture { streams, work, joined, broken, .. } = state.capturing.take().unwrap();
         let is_whole = streams.iter().all(|one| joined[&stream].contains(one));
         if let Some(reason) = broken.or((!is_whole).then_some("a stream that came in was not joined")) {
-            return Err(CudaError::Call { doing: "capturing a step", reason: reason.into() });
+            return Err(CudaError::Call { action: "capturing a step", reason: reason.into() });
         }
         let graph = GraphHandle(state.new_number());
         state.graphs.insert(graph, work);
         Ok(graph)
     }
 
-    fn forget_graph(&self, graph: GraphHandle) {
+    fn destroy_graph(&self, graph: GraphHandle) {
         self.lock().graphs.remove(&graph);
     }
 
@@ -472,9 +471,9 @@ impl Driver for TestDevice {
         self.meeting.as_ref().map(|_| self as &dyn Collectives)
     }
 
-    unsafe fn run_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), CudaError> {
+    unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), CudaError> {
         let work = self.lock().graphs[&graph].clone();
-        self.queue(stream, Told::Graph { stream }, move || work.iter().for_each(|work| work()));
+        self.queue(stream, DriverCall::Graph { stream }, move || work.iter().for_each(|work| work()));
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! The text of the kernels, compiled by `g++` for this processor with what `emulator/emulator.cpp` has in place of a GPU.
 
-use crate::backend::cuda::arguments::Arguments;
+use crate::backend::cuda::driver::Arguments;
 use crate::backend::cuda::driver::Launch;
-use crate::backend::cuda::sources::{COMMON, SOURCES, precision_number};
+use crate::backend::cuda::kernels::{COMMON, SOURCES, precision_number};
 use crate::loading;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ pub(super) const REQUIRED: &str = "FORETELL_REQUIRE_CUDA_TOOLS";
 type Emulate = unsafe extern "C" fn(*mut c_void, *const c_uint, c_uint, c_uint, *const Arguments) -> c_int;
 
 /// The kernels of one precision.
-struct Library {
+struct EmulatorLibrary {
     loaded: libloading::Library,
     emulate: Emulate,
     /// Kernels that were looked up.
@@ -28,12 +28,12 @@ struct Library {
 }
 
 // SAFETY: the functions are the library's, which stays loaded, and called behind a lock.
-unsafe impl Send for Library {}
+unsafe impl Send for EmulatorLibrary {}
 
 /// The libraries of all precisions; one kernel runs at a time.
 #[derive(Default)]
 pub(crate) struct Emulator {
-    libraries: Mutex<HashMap<u32, Library>>,
+    libraries: Mutex<HashMap<u32, EmulatorLibrary>>,
 }
 
 impl Emulator {
@@ -54,7 +54,7 @@ impl Emulator {
     pub(crate) fn has(&self, launch: &Launch) -> bool {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = &libraries.entry(precision).or_insert_with(|| Library::open(precision)).loaded;
+        let loaded = &libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(precision)).loaded;
         kernel(loaded, launch.function).is_some()
     }
 
@@ -62,7 +62,7 @@ impl Emulator {
     pub(crate) fn run(&self, launch: &Launch) {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        let library = libraries.entry(precision).or_insert_with(|| Library::open(precision));
+        let library = libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(precision));
         let loaded = &library.loaded;
         let found = || kernel(loaded, launch.function).unwrap_or_else(|| panic!("there is no kernel `{}`", launch.function));
         let function = *library.functions.entry(launch.function).or_insert_with(found);
@@ -77,7 +77,7 @@ impl Emulator {
     }
 }
 
-impl Library {
+impl EmulatorLibrary {
     fn open(precision: u32) -> Self {
         // SAFETY: the emulator has no initialisers.
         let loaded = unsafe { loading::open(compiled(precision).as_os_str()) }.unwrap();
@@ -122,7 +122,7 @@ fn compiled(precision: u32) -> PathBuf {
     let mut hash = Sha256::new();
     hash.update(EMULATOR);
     hash.update(COMMON);
-    for text in SOURCES.iter().flat_map(|source| source.heads.iter().chain([&source.text])) {
+    for text in SOURCES.iter().flat_map(|source| source.headers.iter().chain([&source.text])) {
         hash.update(text);
     }
     let mut name = String::new();

@@ -1,14 +1,17 @@
-//! The CUDA backend without a GPU: its kernels' text runs on the processor ([`emulator`]), NVRTC compiles it ([`compilation`]), and the
-//! seam's recording side ([`device`]) does what streams are told as late as it may.
+//! The CUDA backend without a GPU.
+//!
+//! The kernels' sources run on the CPU ([`emulator`]), NVRTC compiles them ([`compilation`]), and a
+//! test device ([`device`]) implements the seam: it runs work as late as it may.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
 mod compilation;
 mod convolutions;
-mod convolving;
 pub(crate) mod device;
 pub(crate) mod emulator;
-pub(crate) mod limited;
-mod meeting;
+mod host_collectives;
+mod launches;
+pub(crate) mod limited_driver;
 pub(crate) mod on_gpu;
-mod queueing;
+mod reference_convolution;
+mod reference_product;

@@ -1,7 +1,7 @@
 //! A real GPU as the tests of backends use it: what they hand over lies in the host's memory, and is copied there and back around each call.
 
-use super::limited::{Limited, Makes};
-use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, NvidiaDriver, Reach};
+use super::limited_driver::{LimitedDriver, ProductSupport};
+use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, GpuTransport, NvidiaDriver};
 use crate::backend::{Backend, BackendError, KernelCall, Operand};
 use std::sync::Arc;
 
@@ -21,23 +21,23 @@ impl GpuBackend {
     }
 
     /// On the GPU that was asked for, if one was; with these of the library's products, and cuDNN's convolutions with all of them.
-    pub(crate) fn wanted(makes: Makes) -> Option<Self> {
+    pub(crate) fn wanted(makes: ProductSupport) -> Option<Self> {
         let driver = Self::driver()?;
         Some(match makes {
-            Makes::Products => Self::on(driver),
-            _ => Self::on(Limited { driver, makes, has_convolutions: false }),
+            ProductSupport::Products => Self::on(driver),
+            _ => Self::on(LimitedDriver { driver, makes, has_convolutions: false }),
         })
     }
 
     /// The same with the library's products, and without cuDNN.
     pub(crate) fn wanted_without_convolutions() -> Option<Self> {
-        Some(Self::on(Limited { driver: Self::driver()?, makes: Makes::Products, has_convolutions: false }))
+        Some(Self::on(LimitedDriver { driver: Self::driver()?, makes: ProductSupport::Products, has_convolutions: false }))
     }
 
     /// The driver of the GPU that was asked for, if one was.
     pub(crate) fn driver() -> Option<NvidiaDriver> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
-        Some(NvidiaDriver::open(index, Reach::Host).unwrap())
+        Some(NvidiaDriver::open(index, GpuTransport::Host).unwrap())
     }
 
     fn on(driver: impl Driver + 'static) -> Self {

@@ -1,14 +1,14 @@
 //! What the device knows: what it was told, each stream's work that is not done, and work that is captured.
 
-use crate::backend::cuda::convolutions::{Convolution, ConvolutionShape};
+use crate::backend::cuda::driver::CudaError;
+use crate::backend::cuda::driver::{Convolution, ConvolutionShape};
 use crate::backend::cuda::driver::{DeviceAddress, EventHandle, GraphHandle, Product, StreamHandle};
-use crate::backend::cuda::error::CudaError;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What the device was told, in the order of the telling.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum DriverCall {
     Launch { function: &'static str, grid: [u32; 3], stream: StreamHandle },
     Multiply { product: Product, stream: StreamHandle },
     PlanConvolution { shape: ConvolutionShape },
@@ -18,7 +18,7 @@ pub(crate) enum Told {
     Clear { bytes: usize, stream: StreamHandle },
     Record { event: EventHandle, stream: StreamHandle },
     Wait { event: EventHandle, stream: StreamHandle },
-    Exchange { stream: StreamHandle },
+    Communicate { stream: StreamHandle },
     Synchronize { stream: StreamHandle },
     Captured,
     Graph { stream: StreamHandle },
@@ -27,7 +27,7 @@ pub(crate) enum Told {
 /// What is done.
 pub(super) type Task = Arc<dyn Fn() + Send + Sync>;
 
-/// Work that is remembered instead of done.
+/// StreamItem that is remembered instead of done.
 pub(super) struct Capture {
     /// The stream whose work it is first of all, and those that came in by waiting for an event of it.
     pub(super) streams: Vec<StreamHandle>,
@@ -48,7 +48,7 @@ impl Capture {
 
 /// A piece of a stream's work.
 #[derive(Clone)]
-pub(super) enum Work {
+pub(super) enum StreamItem {
     Do(Task),
     /// The event happens for the given time.
     Record(EventHandle, u64),
@@ -56,24 +56,24 @@ pub(super) enum Work {
     Wait(EventHandle, u64),
 }
 
-/// A stream's work that is not done. One thread at a time does it: the device's own lock is not held meanwhile, as an exchange waits for other
+/// A stream's work that is not done. One thread at a time does it: the device's own lock is not held meanwhile, as an communication waits for other
 /// devices.
 #[derive(Default)]
-pub(super) struct Queue {
-    pub(super) work: Mutex<VecDeque<Work>>,
+pub(super) struct StreamQueue {
+    pub(super) work: Mutex<VecDeque<StreamItem>>,
     pub(super) doing: Mutex<()>,
 }
 
-impl Queue {
-    pub(super) fn push(&self, work: Work) {
+impl StreamQueue {
+    pub(super) fn push(&self, work: StreamItem) {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).push_back(work);
     }
 }
 
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) told: Vec<Told>,
-    pub(super) streams: HashMap<StreamHandle, Arc<Queue>>,
+pub(super) struct DeviceState {
+    pub(super) told: Vec<DriverCall>,
+    pub(super) streams: HashMap<StreamHandle, Arc<StreamQueue>>,
     /// By event: how often it was recorded, on which stream last, and how often it has happened.
     pub(super) events: HashMap<EventHandle, (u64, Option<StreamHandle>, u64)>,
     /// Lengths, by address, of device memory and of pinned memory.
@@ -82,7 +82,7 @@ pub(super) struct State {
     pub(super) next: u64,
     pub(super) capturing: Option<Capture>,
     pub(super) graphs: HashMap<GraphHandle, Vec<Task>>,
-    /// Convolutions that were asked about, and how many were made.
+    /// ConvolutionSupport that were asked about, and how many were made.
     pub(super) planned: HashSet<ConvolutionShape>,
     pub(super) convolved: usize,
     pub(super) allocated: usize,
@@ -90,7 +90,7 @@ pub(super) struct State {
     pub(super) broken: Option<CudaError>,
 }
 
-impl State {
+impl DeviceState {
     pub(super) fn new_number(&mut self) -> u64 {
         self.next += 1;
         self.next

@@ -1,0 +1,98 @@
+//! The structures that kernels receive, laid out byte for byte as `kernels/common.cuh` declares
+//! them.
+
+use super::DeviceAddress;
+use crate::backend::Hyperparameters;
+
+/// Slots for the operands that a kernel reads, and as many for those that it writes.
+pub(crate) const MAX_OPERANDS: usize = 8;
+/// Slots for a kernel's sizes and flags.
+pub(crate) const MAX_SIZES: usize = 24;
+/// Slots for a kernel's floating-point constants.
+pub(crate) const MAX_NUMBERS: usize = 8;
+
+/// The one argument of every kernel. Each kernel documents its operands, sizes and numbers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Arguments {
+    /// Addresses of the operands that are read. Unused slots are 0.
+    pub(crate) reads: [u64; MAX_OPERANDS],
+    /// Addresses of the operands that are written. Unused slots are 0.
+    pub(crate) writes: [u64; MAX_OPERANDS],
+    pub(crate) sizes: [i64; MAX_SIZES],
+    pub(crate) numbers: [f32; MAX_NUMBERS],
+    /// Address of the [`StepParameters`].
+    pub(crate) step: u64,
+    /// Address of the [`IndexFault`].
+    pub(crate) fault: u64,
+    /// Address of the backend's scratch memory.
+    pub(crate) scratch: u64,
+    /// 1 to add to what is written, 0 to overwrite it.
+    pub(crate) accumulate: i64,
+    /// Number that identifies the kernel in an [`IndexFault`], from 1.
+    pub(crate) kernel: i64,
+}
+
+/// Values that change from step to step. They stay at one address, so that a captured graph reads
+/// the current ones.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepParameters {
+    learning_rate: f64,
+    momentum: f64,
+    weight_decay: f64,
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+    gradient_scale: f64,
+    clip_norm: f64,
+    growth_interval: i64,
+    step: u64,
+    seed: u64,
+}
+
+impl From<&Hyperparameters> for StepParameters {
+    fn from(parameters: &Hyperparameters) -> Self {
+        Self {
+            learning_rate: parameters.learning_rate.into(),
+            momentum: parameters.momentum.into(),
+            weight_decay: parameters.weight_decay.into(),
+            beta1: parameters.beta1.into(),
+            beta2: parameters.beta2.into(),
+            epsilon: parameters.epsilon.into(),
+            gradient_scale: parameters.gradient_scale.into(),
+            clip_norm: parameters.clip_norm.into(),
+            growth_interval: parameters.growth_interval.into(),
+            step: parameters.step,
+            seed: parameters.seed,
+        }
+    }
+}
+
+/// An index that a kernel found out of range.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IndexFault {
+    /// The kernel's number; 0 if every index was in range.
+    pub(crate) kernel: i32,
+    /// The index that was found.
+    pub(crate) value: i32,
+    /// Its position in its operand.
+    pub(crate) position: i64,
+    /// The bound that the index must be below.
+    pub(crate) limit: i64,
+}
+
+/// Packs the operands of one side into the slots of [`Arguments`].
+pub(crate) fn addresses(operands: impl IntoIterator<Item = DeviceAddress>) -> [u64; MAX_OPERANDS] {
+    let mut slots = [0; MAX_OPERANDS];
+    slots.iter_mut().zip(operands).for_each(|(slot, address)| *slot = address.0);
+    slots
+}
+
+/// Packs sizes into the slots of [`Arguments`].
+pub(crate) fn sizes(given: &[usize]) -> [i64; MAX_SIZES] {
+    let mut slots = [0; MAX_SIZES];
+    slots.iter_mut().zip(given).for_each(|(slot, &size)| *slot = size as i64);
+    slots
+}

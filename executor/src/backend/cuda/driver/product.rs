@@ -1,0 +1,123 @@
+//! A matrix product as the library is asked for it, with the operations that are fused into it.
+
+use super::DeviceAddress;
+use foretell_models::EightBits;
+use foretell_units::DataType;
+
+/// A matrix that a product reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MatrixOperand {
+    pub(crate) address: DeviceAddress,
+    /// Whether the rows in memory are the matrix's columns.
+    pub(crate) is_transposed: bool,
+    /// Elements from one row in memory to the next; `None` if rows are contiguous.
+    pub(crate) pitch: Option<usize>,
+}
+
+impl MatrixOperand {
+    /// A contiguous matrix, stored as it is used.
+    pub(crate) fn plain(address: DeviceAddress) -> Self {
+        Self { address, is_transposed: false, pitch: None }
+    }
+
+    /// A contiguous matrix, whose rows in memory are its columns.
+    pub(crate) fn transposed(address: DeviceAddress) -> Self {
+        Self { address, is_transposed: true, pitch: None }
+    }
+}
+
+/// Operations that are fused into a product, in this order: bias, then activation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Epilogue {
+    /// One number for each column, in the operands' format.
+    pub(crate) bias: Option<DeviceAddress>,
+    pub(crate) activation: EpilogueActivation,
+    /// A bias gradient that is computed with the product.
+    pub(crate) bias_gradient: Option<BiasGradient>,
+}
+
+impl Epilogue {
+    /// Returns `true` if nothing is fused into the product.
+    pub(crate) fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A function of each element of a product, after the bias. Tensors beside the result are dense, in
+/// the operands' format, and have the result's shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum EpilogueActivation {
+    #[default]
+    None,
+    Relu,
+    /// GELU by its tanh approximation.
+    Gelu,
+    /// The same, and GELU's argument is written to this address.
+    GeluAux(DeviceAddress),
+    /// Multiplies by the derivative of that GELU at the argument that is read from this address.
+    GeluGradient(DeviceAddress),
+}
+
+/// A sum over the contracted dimension of one operand, in the result's format. It overwrites the
+/// address that it is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BiasGradient {
+    /// Sums the left operand: one sum for each row of the result.
+    OfLeft(DeviceAddress),
+    /// Sums the right operand: one sum for each column of the result.
+    OfRight(DeviceAddress),
+}
+
+/// Formats and scales of a product whose operands are fp8. Index 0 is the left operand, 1 the right.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Fp8Scales {
+    pub(crate) formats: [EightBits; 2],
+    /// Address of the fp32 factor that each operand is multiplied by.
+    pub(crate) scales: [DeviceAddress; 2],
+    /// Whether Hopper may accumulate in its tensor cores' own precision, about 14 bits (DeepSeek-AI
+    /// 2024, DeepSeek-V3, 3.3.2). Forward products allow it, as NVIDIA's Transformer Engine does.
+    /// Gradients do not: there the lost bits would add up over a whole batch.
+    pub(crate) fast_accumulation: bool,
+}
+
+/// `result[rows, columns] = left[rows, contracted] · right[contracted, columns]`, row-major, for
+/// each matrix of a batch. The matrices of a batch are dense and contiguous.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Product {
+    pub(crate) batch: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) contracted: usize,
+    pub(crate) left: MatrixOperand,
+    pub(crate) right: MatrixOperand,
+    pub(crate) result: DeviceAddress,
+    /// Elements from one row of the result to the next; `None` if rows are contiguous.
+    pub(crate) result_pitch: Option<usize>,
+    /// Format of the operands, unless `fp8` gives another, and of what an epilogue reads.
+    pub(crate) input: DataType,
+    /// Format of the result: that of the operands, or single precision.
+    pub(crate) output: DataType,
+    /// Whether to add to the result instead of overwriting it.
+    pub(crate) accumulate: bool,
+    pub(crate) epilogue: Epilogue,
+    /// Whether single-precision operands may be rounded to tf32, the 19 bits that tensor cores use.
+    pub(crate) tf32: bool,
+    /// `Some` if both operands are fp8.
+    pub(crate) fp8: Option<Fp8Scales>,
+}
+
+impl Product {
+    /// Returns rows, columns and pitch (in elements) of each matrix as stored: left, right, result.
+    pub(crate) fn stored(&self) -> [[usize; 3]; 3] {
+        let Product { rows, columns, contracted, left, right, .. } = *self;
+        let stored = |[rows, columns]: [usize; 2], is_transposed: bool, pitch: Option<usize>| {
+            let [rows, columns] = if is_transposed { [columns, rows] } else { [rows, columns] };
+            [rows, columns, pitch.unwrap_or(columns)]
+        };
+        [
+            stored([rows, contracted], left.is_transposed, left.pitch),
+            stored([contracted, columns], right.is_transposed, right.pitch),
+            stored([rows, columns], false, self.result_pitch),
+        ]
+    }
+}

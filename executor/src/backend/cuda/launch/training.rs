@@ -1,0 +1,59 @@
+//! Losses, and the optimizers' updates.
+
+use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
+use crate::backend::cuda::driver::CudaError;
+use crate::backend::operands::is_mixed;
+use foretell_models::Kernel;
+
+impl Dispatcher<'_> {
+    /// Queues a kernel of this family, or returns `false`.
+    ///
+    /// # Safety
+    /// As for [`super::dispatch`].
+    pub(super) unsafe fn training_kernel(&mut self, kernel: &Kernel) -> Result<bool, CudaError> {
+        let index = self.call.group_index;
+        let first_class = |parts: usize, classes: usize| if parts > 1 { index * classes } else { 0 };
+        // In mixed precision the master copy is the last write; 0 means that there is none.
+        let master = if is_mixed(self.call.precision) { self.call.writes.len().saturating_sub(1) } else { 0 };
+        // SAFETY: the caller's promise, throughout; the scratch memory holds the rows' losses.
+        unsafe {
+            match *kernel {
+                Kernel::CrossEntropy { rows, classes } => {
+                    self.scratch(rows * 2 * size_of::<f32>())?;
+                    self.launch(LaunchConfig::new("cross_entropy_rows", Grid::Rows(rows), &[rows, classes]))?;
+                    self.launch(LaunchConfig::new("cross_entropy_sums", Grid::Rows(1), &[rows]))?;
+                }
+                Kernel::LogitStatistics { rows, classes, parts } => {
+                    let sizes = [rows, classes, first_class(parts, classes), parts * classes];
+                    self.launch(LaunchConfig::new("logit_statistics", Grid::Rows(rows), &sizes))?;
+                }
+                Kernel::CrossEntropyOfStatistics { rows, parts } => {
+                    self.scratch(rows * 2 * size_of::<f32>())?;
+                    let grid = Grid::Elements(rows);
+                    self.launch(LaunchConfig::new("cross_entropy_of_statistics", grid, &[rows, parts]))?;
+                    self.launch(LaunchConfig::new("cross_entropy_sums", Grid::Rows(1), &[rows]))?;
+                }
+                Kernel::CrossEntropyGradient { rows, classes, normalizer, parts, scaled } => {
+                    let sizes = [rows, classes, first_class(parts, classes), parts * classes, usize::from(scaled)];
+                    let config = LaunchConfig::new("cross_entropy_gradient", Grid::Rows(rows), &sizes);
+                    self.launch(LaunchConfig { numbers: &[normalizer as f32], ..config })?;
+                }
+                Kernel::Sgd { elements, controlled, momentum, nesterov } => {
+                    let flags = [controlled, momentum, nesterov].map(usize::from);
+                    let sizes = [elements, flags[0], flags[1], flags[2], master];
+                    self.launch(LaunchConfig::new("sgd", Grid::Elements(elements), &sizes))?;
+                }
+                Kernel::AdamW { elements, controlled } => {
+                    let sizes = [elements, usize::from(controlled), master];
+                    self.launch(LaunchConfig::new("adamw", Grid::Elements(elements), &sizes))?;
+                }
+                Kernel::UpdateControl { clip, scaled } => {
+                    let flags = [clip, scaled].map(usize::from);
+                    self.launch(LaunchConfig::new("update_control", Grid::Rows(1), &flags))?;
+                }
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+}

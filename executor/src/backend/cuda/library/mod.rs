@@ -1,0 +1,103 @@
+//! NVIDIA's libraries: whether each can be loaded, its version, and what cuBLASLt, cuDNN and NCCL
+//! are asked for. Nothing is linked. A library is loaded when it is first needed, and a machine
+//! without it gets an error that names it.
+//!
+//! These modules know the seam's types ([`super::driver`]), and not the driver itself: the caller
+//! makes the device's context current.
+
+mod cublaslt;
+mod cudnn;
+mod nccl;
+
+pub(super) use cublaslt::CublasLt;
+pub(super) use cudnn::Cudnn;
+pub(super) use nccl::Communicators;
+
+use super::driver::Library;
+use cudarc::{cublaslt as cublaslt_bindings, cudnn as cudnn_bindings, driver, nvrtc};
+
+/// Oldest cuDNN whose backend interface is used here, as `cudnnGetVersion` reports it.
+const OLDEST_CUDNN: u64 = 90_000;
+
+/// Formats cuDNN's version number: 91900 is 9.19.0, and 8905, from before cuDNN 9, is 8.9.5.
+fn cudnn_version(version: u64) -> String {
+    dotted(version, if version < OLDEST_CUDNN { 1000 } else { 10_000 })
+}
+
+/// Formats a version number in which the minor version counts 100 and the major one `major`.
+fn dotted(version: u64, major: u64) -> String {
+    format!("{}.{}.{}", version / major, version % major / 100, version % 100)
+}
+
+impl Library {
+    /// Returns `true` if the library can be loaded. Check this before any call: cudarc panics in a
+    /// call into a library that is missing.
+    pub fn is_present(self) -> bool {
+        // SAFETY: loading these libraries runs only their initialisers, as in any CUDA program.
+        unsafe {
+            match self {
+                Self::Driver => driver::sys::is_culib_present(),
+                Self::Nvrtc => nvrtc::sys::is_culib_present(),
+                Self::CublasLt => cublaslt_bindings::sys::is_culib_present(),
+                Self::Cudnn => cudnn_bindings::sys::is_culib_present(),
+                Self::Nccl => nccl::Nccl::get().is_some(),
+            }
+        }
+    }
+
+    /// Returns the version that the library reports; `None` if it cannot be loaded.
+    pub fn version(self) -> Option<String> {
+        if !self.is_present() {
+            return None;
+        }
+        match self {
+            Self::Driver => {
+                let mut version = 0;
+                // SAFETY: the library is present, and the pointer is valid.
+                unsafe { driver::sys::cuDriverGetVersion(&mut version) }.result().ok()?;
+                Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
+            }
+            Self::Nvrtc => {
+                let (mut major, mut minor) = (0, 0);
+                // SAFETY: as above.
+                unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
+                Some(format!("{major}.{minor}"))
+            }
+            Self::CublasLt => {
+                // SAFETY: as above.
+                let version = unsafe { cublaslt_bindings::sys::cublasLtGetVersion() };
+                Some(dotted(version as u64, 10_000))
+            }
+            Self::Cudnn => {
+                // SAFETY: as above.
+                let version = unsafe { cudnn_bindings::sys::cudnnGetVersion() };
+                Some(cudnn_version(version as u64))
+            }
+            Self::Nccl => {
+                let version = nccl::Nccl::get()?.version()?;
+                Some(dotted(u64::try_from(version).ok()?, 10_000))
+            }
+        }
+    }
+
+    /// Returns why a library cannot be used although it can be loaded; `None` if it can be used.
+    /// Only cuDNN is checked: its parts are separate files, which need the driver and cuBLASLt.
+    pub fn fault(self) -> Option<String> {
+        match self {
+            Self::Cudnn if self.is_present() => cudnn::fault(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_numbers_are_formatted_with_dots() {
+        assert_eq!([91900, 90000, 8905].map(cudnn_version), ["9.19.0", "9.0.0", "8.9.5"]);
+        // NCCL's.
+        assert_eq!(dotted(22805, 10_000), "2.28.5");
+    }
+}

@@ -1,0 +1,120 @@
+//! Everything that the bounds of one request's layouts share.
+
+use super::arithmetic::Arithmetic;
+use super::bound::{Bound, ROUNDING, arena_share, seconds};
+use super::hosts::Hosts;
+use super::memo::Memo;
+use super::pipeline::{BUCKET_ROUNDING, PipelineCuts, PipelineTables};
+use super::truncated::TruncatedModels;
+use crate::error::PlannerError;
+use crate::objective;
+use crate::space::{DeviceKinds, Request, Space, world_size};
+use foretell_models::GraphOptions;
+use foretell_program::{Compiler, Layout};
+use foretell_simulator::Quantile;
+use foretell_units::{Bytes, Seconds};
+use std::sync::Arc;
+
+/// The bounds of one request's layouts, and what they are computed from.
+pub(crate) struct Bounds<'a> {
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) space: Space<'a>,
+    pub(crate) kinds: Arc<DeviceKinds>,
+    /// Memory limit in weighted bytes: the smallest limit of any device.
+    pub(crate) memory_limit: Bytes,
+    /// Compiler of the whole model.
+    pub(crate) compiler: Compiler<'a>,
+    /// Parameters of the model, in numbers.
+    pub(super) parameters: usize,
+    pub(super) truncated: TruncatedModels<'a>,
+    pub(super) pipelines: PipelineTables,
+    pub(super) hosts: Hosts,
+    pub(super) arithmetic: Arithmetic,
+    /// Time that the fastest device adds to a step outside the instructions.
+    step_overhead: Seconds,
+    /// Time that the fastest device adds to each micro-batch outside the instructions.
+    micro_batch_overhead: Seconds,
+    /// By number of ranks, the value of a second of step time; see [`objective::value_per_second`].
+    values_per_second: Memo<usize, f64>,
+    /// Cuts by time, by a layout without ZeRO and its micro-batches. `None` where no cuts are found.
+    pub(super) cuts_by_time: Memo<(Layout, usize), Option<Vec<usize>>>,
+}
+
+impl<'a> Bounds<'a> {
+    /// Prepares the bounds of a request.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if the model's sizes contradict each other or a step has no samples.
+    pub(crate) fn new(request: &'a Request<'a>) -> Result<Self, PlannerError> {
+        let graph = request.model.graph(request.name, &GraphOptions::ONE)?;
+        let (topology, costs) = (request.topology, request.costs);
+        let kinds = Arc::new(DeviceKinds::new(topology, request.devices, request.memory_limit));
+        let space = Space::new(request, &graph, &kinds);
+        if space.global_batch == 0 {
+            return Err(PlannerError::no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
+        }
+        let all_kinds = 0..topology.device_kinds().len();
+        let least = |time: &dyn Fn(usize) -> Seconds| all_kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
+        Ok(Self {
+            request,
+            memory_limit: kinds.smallest_memory_limit(),
+            compiler: Compiler::new(request.model, request.name),
+            parameters: graph.parameter_count(),
+            truncated: TruncatedModels::new(request, Arc::clone(&kinds), space.model.is_stack, space.model.shares_parameters),
+            pipelines: PipelineTables::new(),
+            hosts: Hosts::new(request, &kinds),
+            arithmetic: Arithmetic::new(request, &graph, &kinds.kinds),
+            step_overhead: least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
+            micro_batch_overhead: least(&|kind| costs.parameters(kind).micro_batch_overhead),
+            values_per_second: Memo::new(),
+            cuts_by_time: Memo::new(),
+            space,
+            kinds,
+        })
+    }
+
+    /// Returns the bound of a layout whose instructions take at least so many picoseconds and whose
+    /// fullest stage holds at least so many weighted bytes of our arena.
+    pub(super) fn bound(&self, micro_batches: usize, picoseconds: f64, arena: f64) -> Bound {
+        let memory = self.memory_of_arena(arena);
+        if memory > self.memory_limit {
+            return Bound::too_large(memory);
+        }
+        let time = seconds(picoseconds * ROUNDING) + self.step_overhead + self.micro_batch_overhead * micro_batches as f64;
+        Bound { time: Some(time), memory }
+    }
+
+    /// Returns the time that a step takes at least outside its instructions.
+    pub(super) fn overhead(&self, micro_batches: usize) -> Seconds {
+        self.step_overhead + self.micro_batch_overhead * micro_batches as f64
+    }
+
+    /// Returns the least memory that the request's software stack needs where our arena has at least
+    /// so many bytes.
+    pub(super) fn memory_of_arena(&self, bytes: f64) -> Bytes {
+        Bytes::new((bytes * self.arena_share() - BUCKET_ROUNDING).max(0.0) as u64)
+    }
+
+    /// Returns the least share of our arena that the request's software stack holds.
+    pub(super) fn arena_share(&self) -> f64 {
+        arena_share(self.request.base)
+    }
+
+    /// Returns the value, in the request's objective, of a second of a layout's step time. No layout
+    /// has a smaller value than its time times this.
+    pub(crate) fn value_per_second(&self, layout: &Layout) -> f64 {
+        let ranks = world_size(layout);
+        self.values_per_second.get(ranks, || objective::value_per_second(self.request, ranks))
+    }
+
+    /// Returns the least step time of every layout with this mesh and micro-batch, by its matrix
+    /// products alone.
+    pub(crate) fn arithmetic_time(&self, layout: &Layout) -> Seconds {
+        self.arithmetic.least_time(layout, self.space.global_batch)
+    }
+
+    /// Returns a layout's cuts, with the blocks that it recomputes.
+    pub(super) fn cuts(&self, layout: &Layout) -> Arc<PipelineCuts> {
+        self.pipelines.cuts(layout, &self.space.model.work)
+    }
+}

@@ -1,0 +1,169 @@
+//! Tests of fitted layouts against brute force.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that fails may panic")]
+
+use super::stages::{StageCost, least_cuts};
+use crate::bounds::{Bound, Bounds};
+use crate::search::plan;
+use crate::space::Request;
+use foretell_models::{DropoutRate, Model};
+use foretell_program::{Layout, Plan, Rank, Recompute, compile};
+use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
+use foretell_topologies::{DeviceId, Topology};
+use foretell_units::{Bytes, DataType};
+use proptest::prelude::*;
+
+/// Returns all cuts of so many blocks into stages of at least one block.
+fn all_cuts(blocks: usize, stages: usize) -> Vec<Vec<usize>> {
+    if stages == 1 {
+        return vec![vec![blocks]];
+    }
+    let with = |first: usize| all_cuts(blocks - first, stages - 1).into_iter().map(move |rest| [vec![first], rest].concat());
+    (1..=blocks - (stages - 1)).flat_map(with).collect()
+}
+
+proptest! {
+    #[test]
+    fn dynamic_programming_finds_the_least_of_all_cuts(
+        all in prop::collection::vec(prop::collection::vec(prop::option::weighted(0.8, 1u32..40), 8), 1..5), cap in 1u32..60,
+    ) {
+        let cost = |all: u32| StageCost {
+            all_passes: f64::from(all),
+            round_trip: f64::from(all % 7),
+            serial: f64::from(all % 5),
+            recomputed: 0,
+        };
+        // No stage may have no block.
+        let costs: Vec<Vec<Option<StageCost>>> =
+            all.iter().map(|own| std::iter::once(None).chain(own.iter().map(|all| all.map(cost))).collect()).collect();
+        let round_trip = |stage: usize, cost: &StageCost, rest: f64| {
+            (cost.all_passes <= f64::from(cap)).then_some(cost.round_trip * (stage + 1) as f64 + rest)
+        };
+        let longest = |_, cost: &StageCost, rest: f64| Some(cost.all_passes.max(cost.serial + rest));
+        type Add<'a> = &'a dyn Fn(usize, &StageCost, f64) -> Option<f64>;
+        for (none, add) in [(0.0, &round_trip as Add<'_>), (f64::NEG_INFINITY, &longest)] {
+            let value = |cuts: &Vec<usize>| {
+                let stages = cuts.iter().zip(&costs).enumerate().rev();
+                stages.map(|(stage, (&blocks, costs))| (stage, costs[blocks])).try_fold(none, |rest, (stage, cost)| add(stage, &cost?, rest))
+            };
+            let found = least_cuts(&costs, 8, none, add);
+            let least = all_cuts(8, costs.len()).iter().filter_map(value).reduce(f64::min);
+            prop_assert_eq!(found.as_ref().map(|(least, _)| *least), least);
+            if let Some((least, cuts)) = found {
+                prop_assert_eq!(value(&cuts), Some(least));
+            }
+        }
+    }
+}
+
+/// Returns two devices of each of two kinds, with the given memories.
+fn two_kinds(slow: &str, fast: &str, nic: &str) -> Topology {
+    let text = format!(
+        "name: two\ndevices:\n  slow: {{base: v100-sxm-32g, memory: {slow}}}\n  fast: {{base: a100-sxm-80g, memory: {fast}}}\nnodes:\n  \
+            - {{name: old, count: 1, devices: {{kind: slow, count: 2}}, link: nvswitch-150GB/s, nics: {{count: 1, bandwidth: {nic}}}}}\n  \
+            - {{name: new, count: 1, devices: {{kind: fast, count: 2}}, link: nvswitch-150GB/s, nics: {{count: 1, bandwidth: {nic}}}}}\n\
+            network: {{kind: switch, latency: 5us}}\n"
+    );
+    Topology::from_yaml(&text, "two.yaml").unwrap()
+}
+
+#[test]
+fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
+    let (attention_dropout, dropout) = (DropoutRate::NONE, DropoutRate::NONE);
+    let model = Model::Gpt {
+        layers: 6,
+        hidden: 256,
+        heads: 4,
+        ffn: None,
+        vocab: 512,
+        sequence: 256,
+        tied_embeddings: false,
+        dropout,
+        attention_dropout,
+    };
+    let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
+    let mut partly_recomputed = 0;
+    for (slow, fast, nic) in [
+        ("64MiB", "128MiB", "100Gbit/s"),
+        ("48MiB", "48MiB", "100Gbit/s"),
+        ("32MiB", "96MiB", "10Gbit/s"),
+        ("64MiB", "128MiB", "5Gbit/s"),
+    ] {
+        let topology = two_kinds(slow, fast, nic);
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp16).unwrap();
+        let step = |layout: &Layout| {
+            let compiled = compile(&model, "model", &Plan { layout: layout.clone(), ..base.clone() }).ok()?;
+            let (mesh, arenas) = (&compiled.training.mesh, compiled.arenas());
+            let fits = |rank| arenas[mesh.stage_of(Rank(rank))] <= topology.device_kind(DeviceId(rank)).memory;
+            let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
+            (0..mesh.world_size()).all(fits).then(|| prediction.step_seconds.value())
+        };
+        for shape in [
+            "data=2,pipeline=2,schedule=1f1b,micro_batch=4",
+            "data=2,pipeline=2,schedule=zb-h1,micro_batch=2",
+            "data=1,pipeline=4,schedule=1f1b,micro_batch=8",
+        ] {
+            let fixed = format!("{shape},tensor=1,zero=0,offload=none,bucket=25MiB,virtual_stages=1").parse().unwrap();
+            let request = Request { fixed, tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
+            let bounds = Bounds::new(&request).unwrap();
+            let families = bounds.space.families();
+            let families = families.iter().filter(|family| family.layout.recompute == Recompute::None);
+            let mut best: Option<f64> = None;
+            for family in families {
+                assert!(bounds.has_fitted_cuts(&family.layout), "{shape}");
+                let mut orders: Vec<Option<Vec<usize>>> =
+                    bounds.variants(family).into_iter().map(|variant| variant.stage_places).collect();
+                orders.dedup();
+                let stages = family.layout.pipeline;
+                // With two stages every number of recomputed blocks; with four stages none or all.
+                let recomputations = |cuts: &[usize]| -> Vec<Vec<usize>> {
+                    let own = |blocks: usize| if stages == 2 { (0..=blocks).collect() } else { vec![0, blocks] };
+                    cuts.iter().fold(vec![vec![]], |found: Vec<Vec<usize>>, &blocks| {
+                        found
+                            .iter()
+                            .flat_map(|before| own(blocks).into_iter().map(|own| [before.clone(), vec![own]].concat()))
+                            .collect()
+                    })
+                };
+                let mut all: Vec<f64> = Vec::new();
+                for cuts in all_cuts(8, stages).into_iter().filter(|cuts| stages == 2 || cuts.iter().all(|blocks| *blocks < 4)) {
+                    for (layers, stage_places) in recomputations(&cuts)
+                        .into_iter()
+                        .flat_map(|layers| orders.iter().map(move |order| (layers.clone(), order.clone())))
+                    {
+                        let recompute = if layers.iter().all(|layers| *layers == 0) {
+                            Recompute::None
+                        } else {
+                            Recompute::FullLayersOfStages(layers)
+                        };
+                        all.extend(step(&Layout { cuts: Some(cuts.clone()), recompute, stage_places, ..family.layout.clone() }));
+                    }
+                }
+                let fastest = all.iter().copied().reduce(f64::min);
+                best = best.into_iter().chain(fastest).reduce(f64::min);
+                match bounds.fitted_family(family, Bytes::ZERO).unwrap().0 {
+                    Ok(Bound { time: Some(least), .. }) => {
+                        let least = least.value();
+                        assert!(fastest.is_none_or(|fastest| least <= fastest), "{shape} {slow} {fast}: {least} {fastest:?}")
+                    }
+                    _ => assert_eq!(fastest, None, "{shape} {slow} {fast}"),
+                }
+            }
+            let found = plan(&request).ok();
+            let Some(found) = found else {
+                assert_eq!(best, None, "{shape} {slow} {fast}");
+                continue;
+            };
+            let layout = &found.candidates[0].plan.layout;
+            assert_eq!(step(layout), Some(found.search.best_seconds));
+            assert!(
+                best.is_none_or(|best| found.search.best_seconds <= best * 1.005),
+                "{shape} {slow} {fast}: {best:?} {layout:?}"
+            );
+            partly_recomputed += usize::from(matches!(layout.recompute, Recompute::FullLayersOfStages(_)));
+            let search = &found.search;
+            let different = search.needless + search.indivisible + search.bounded_out + search.out_of_memory + search.simulated;
+            assert_eq!(search.layouts, search.alike + different);
+        }
+    }
+    assert!(partly_recomputed > 0);
+}

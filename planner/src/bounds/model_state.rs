@@ -1,0 +1,37 @@
+//! A refusal before any layout is looked at: persistent state of all parameters lies on some device,
+//! however it is sharded.
+//!
+//! The check costs nothing, even where a model is so large that its truncated models take long.
+
+use super::context::Bounds;
+use crate::error::PlannerError;
+use foretell_program::Offload;
+use foretell_units::Bytes;
+
+impl Bounds<'_> {
+    /// Returns an error if parameters, gradients and optimizer state alone exceed the memory of all
+    /// devices.
+    pub(crate) fn refusal_by_model_state(&self) -> Option<PlannerError> {
+        let request = self.request;
+        let offload = request.fixed.offload.unwrap_or(request.base.layout.offload);
+        let state_may_be_on_hosts = self.space.offloads.contains(&Offload::Optimizer) || offload.is_of_optimizer();
+        let per_parameter = self.hosts.bytes_per_parameter(state_may_be_on_hosts);
+        let all = self.parameters as f64 * per_parameter * self.arena_share();
+        // Per device, as if each had the smallest memory limit.
+        let devices = self.kinds.total_memory_in_smallest(request.devices);
+        let (needed, limit) = (all / devices.max(1.0), self.memory_limit);
+        (needed > limit.value()).then(|| {
+            let state = if state_may_be_on_hosts {
+                "parameters and gradients"
+            } else {
+                "parameters, gradients and the optimizer's state"
+            };
+            let hint = format!(
+                "{state} alone are {}: use more devices than {}, or a smaller model",
+                Bytes::new(all as u64),
+                request.devices
+            );
+            PlannerError::out_of_memory(request, Bytes::new(needed.ceil() as u64), limit, hint)
+        })
+    }
+}

@@ -1,0 +1,180 @@
+//! The costs of every chunk of a pipeline.
+
+use super::cuts::PipelineCuts;
+use crate::bounds::passes::PassTime;
+use crate::bounds::truncated::{Chunk, ChunkCost, TruncatedModel};
+use foretell_program::{Offload, Schedule, StagePass, Task};
+use std::sync::Arc;
+
+/// Bytes by which a stage may have less state than its chunks' costs add up to, because buckets are
+/// rounded.
+pub(in crate::bounds) const BUCKET_ROUNDING: f64 = 65536.0;
+
+/// The costs of a pipeline's chunks, where each stage lies on devices of one kind. Kinds are counted
+/// by their place among the kinds in use.
+pub(in crate::bounds) struct PipelineCosts<'a> {
+    cuts: &'a PipelineCuts,
+    /// By kind of device, and index of the chunk in `cuts`.
+    costs: Vec<Vec<ChunkCost>>,
+    /// Kind of each stage's devices.
+    kind_of_stage: &'a [usize],
+    /// Memory weight of each kind; see [`DeviceKinds`](crate::space::DeviceKinds).
+    memory_weights: &'a [f64],
+    pub(super) schedule: Schedule,
+    pub(super) stages: usize,
+    /// Chunks of each stage.
+    pub(super) chunks: usize,
+    pub(super) offload: Option<PipelineOffload<'a>>,
+}
+
+/// What a pipeline keeps on its hosts.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::bounds) struct PipelineOffload<'a> {
+    pub(in crate::bounds) offload: Offload,
+    /// Picoseconds in which a device of each kind copies a byte to its host.
+    pub(in crate::bounds) copy_time_per_byte: &'a [f64],
+    /// Most ranks among which the optimizer state in the costs is sharded.
+    pub(in crate::bounds) shards: usize,
+    /// Smallest memory limit of a device, in bytes of the arena.
+    pub(in crate::bounds) device_limit: f64,
+}
+
+impl<'a> PipelineCosts<'a> {
+    /// Creates the costs from one truncated model for each kind of device.
+    pub(in crate::bounds) fn new(
+        models: &[Arc<TruncatedModel>],
+        kind_of_stage: &'a [usize],
+        memory_weights: &'a [f64],
+        cuts: &'a PipelineCuts,
+        schedule: Schedule,
+        chunks: usize,
+    ) -> Self {
+        let stages = kind_of_stage.len();
+        let costs = models.iter().map(|model| costs_on_kind(model, cuts, schedule, stages, chunks)).collect();
+        Self { cuts, costs, kind_of_stage, memory_weights, schedule, stages, chunks, offload: None }
+    }
+
+    /// Returns the same costs of a layout that offloads, or that does not (`None`).
+    pub(in crate::bounds) fn offloading(self, offload: Option<PipelineOffload<'a>>) -> Self {
+        Self { offload, ..self }
+    }
+
+    /// Returns the cost of a stage's chunk.
+    pub(super) fn chunk(&self, stage: usize, chunk: usize) -> &ChunkCost {
+        let position = self.schedule.position(self.stages, stage, chunk);
+        &self.costs[self.kind_of_stage[stage]][self.cuts.chunk_of_position[position]]
+    }
+
+    /// Returns the least time of a stage's task.
+    pub(super) fn pass_time(&self, stage: usize, task: &Task) -> PassTime {
+        let cost = self.chunk(stage, task.chunk);
+        match task.pass {
+            StagePass::Forward => cost.forward,
+            StagePass::Backward | StagePass::InputGradient => cost.backward,
+            StagePass::WeightGradient => cost.weights,
+        }
+    }
+
+    /// Returns the memory weight of a stage's devices.
+    pub(super) fn memory_weight(&self, stage: usize) -> f64 {
+        self.memory_weights.get(self.kind_of_stage[stage]).copied().unwrap_or(1.0)
+    }
+
+    /// Returns the least time, in picoseconds, after the last kernel of a stage's last pass.
+    pub(super) fn time_after_passes(&self, stage: usize) -> f64 {
+        let update: f64 = (0..self.chunks).map(|chunk| self.chunk(stage, chunk).update).sum();
+        update.max(self.optimizer_copy_time(stage))
+    }
+
+    /// Returns the least optimizer state, in bytes, that each rank of a stage keeps on its host.
+    fn optimizer_state_on_host(&self, stage: usize) -> f64 {
+        let Some(offload) = self.offload.filter(|offload| offload.offload.is_of_optimizer()) else { return 0.0 };
+        let all: f64 = (0..self.chunks).map(|chunk| self.chunk(stage, chunk).persistent.optimizer_state).sum();
+        (all / offload.shards.max(1) as f64 - BUCKET_ROUNDING).max(0.0)
+    }
+
+    /// Returns the least bytes that any rank keeps on its host.
+    pub(in crate::bounds) fn least_host_memory(&self) -> f64 {
+        (0..self.stages).map(|stage| self.optimizer_state_on_host(stage)).reduce(f64::min).unwrap_or(0.0)
+    }
+
+    /// Returns the picoseconds in which a stage's optimizer state goes back to the host. All of it
+    /// does so after the last pass, when it has been updated.
+    pub(super) fn optimizer_copy_time(&self, stage: usize) -> f64 {
+        self.optimizer_state_on_host(stage) * self.copy_time_per_byte(stage)
+    }
+
+    /// Returns the least picoseconds that offloaded activations of a step occupy a stage.
+    ///
+    /// Copies in one direction take at least the time of their bytes. A stage that holds one
+    /// micro-batch at a time copies first out what it needs last. So its forward pass ends, and its
+    /// backward pass starts, no sooner than everything is out.
+    pub(super) fn activation_copy_time(&self, stage: usize, micro_batches: usize) -> f64 {
+        if !self.offloads_activations() {
+            return 0.0;
+        }
+        let per_byte = self.copy_time_per_byte(stage);
+        let offloaded = (0..self.chunks).map(|chunk| self.chunk(stage, chunk).offloaded);
+        let per_micro_batch: f64 = if self.schedule.in_flight_bound(self.stages, micro_batches, self.chunks, stage) == 1 {
+            offloaded.map(|one| one.forward.max(one.bytes * per_byte) + one.backward.max(one.bytes * per_byte)).sum()
+        } else {
+            offloaded.map(|one| one.bytes * per_byte).sum()
+        };
+        micro_batches as f64 * per_micro_batch
+    }
+
+    pub(super) fn offloads_activations(&self) -> bool {
+        self.offload.is_some_and(|offload| offload.offload.is_of_activations())
+    }
+
+    /// Returns the picoseconds in which a stage's devices copy a byte to the host; 0 if the layout
+    /// does not offload.
+    pub(super) fn copy_time_per_byte(&self, stage: usize) -> f64 {
+        let of_kind = |offload: PipelineOffload<'_>| offload.copy_time_per_byte.get(self.kind_of_stage[stage]).copied();
+        self.offload.and_then(of_kind).unwrap_or(0.0)
+    }
+
+    /// Returns the most bytes that a stage's devices have left beside persistent memory; infinite if
+    /// the layout does not offload.
+    pub(super) fn free_memory(&self, stage: usize) -> f64 {
+        let Some(offload) = self.offload else { return f64::INFINITY };
+        let persistent = |chunk: usize| {
+            let persistent = self.chunk(stage, chunk).persistent;
+            persistent.total() - if offload.offload.is_of_optimizer() { persistent.optimizer_state } else { 0.0 }
+        };
+        let persistent: f64 = (0..self.chunks).map(persistent).sum();
+        (offload.device_limit / self.memory_weight(stage) - persistent + BUCKET_ROUNDING).max(0.0)
+    }
+}
+
+/// Returns the cost of each different chunk on devices of one kind.
+fn costs_on_kind(
+    model: &TruncatedModel,
+    cuts: &PipelineCuts,
+    schedule: Schedule,
+    stages: usize,
+    chunks: usize,
+) -> Vec<ChunkCost> {
+    let mut costs: Vec<ChunkCost> = cuts.chunks.iter().map(|&chunk| model.chunk(chunk)).collect();
+    let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+    let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
+    if let Some(&last) = cuts.chunk_of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
+        // The model's first and last chunk are on one stage. If they share a table, the stage has it
+        // once: its memory and update count with the first chunk. The stage sums the table's
+        // gradient without a collective. That collective follows the last pass; or, if the truncated
+        // model has one micro-batch, it is part of the backward pass, with at most half of what the
+        // last block adds to that.
+        let without_ends = |chunk: usize| model.chunk(Chunk { has_first: false, has_last: false, ..cuts.chunks[chunk] });
+        let half = |without: f64, with: f64| 0.5 * (without + with);
+        if let Some(&first) = cuts.chunk_of_position.first() {
+            costs[first].tail = without_ends(first).tail;
+        }
+        let (without, last) = (without_ends(last), &mut costs[last]);
+        if !model.has_several_micro_batches {
+            last.backward = without.backward.with(last.backward, half);
+            last.weights = without.weights.with(last.weights, half);
+        }
+        (last.persistent, last.update, last.tail) = (without.persistent, without.update, without.tail);
+    }
+    costs
+}

@@ -1,0 +1,55 @@
+//! Cuts, in-flight counts and timetables, each computed once and kept.
+
+use super::cuts::PipelineCuts;
+use super::in_flight::InFlight;
+use super::timetable::Timetable;
+use crate::bounds::memo::Memo;
+use foretell_program::{Layout, Recompute, Schedule};
+use std::sync::Arc;
+
+/// A schedule, stages, micro-batches, and chunks of each stage.
+type Shape = (Schedule, usize, usize, usize);
+
+/// Cuts, in-flight counts and timetables of pipelines, by what they depend on.
+pub(in crate::bounds) struct PipelineTables {
+    /// By stages and chunks of each.
+    usual_cuts: Memo<(usize, usize), Arc<PipelineCuts>>,
+    timetables: Memo<Shape, Arc<Timetable>>,
+    in_flight: Memo<Shape, Arc<InFlight>>,
+}
+
+impl PipelineTables {
+    pub(in crate::bounds) fn new() -> Self {
+        Self { usual_cuts: Memo::new(), timetables: Memo::new(), in_flight: Memo::new() }
+    }
+
+    /// Returns a layout's cuts, of blocks with so much work each, with the blocks that it recomputes.
+    pub(in crate::bounds) fn cuts(&self, layout: &Layout, work: &[f64]) -> Arc<PipelineCuts> {
+        let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
+        let cuts = match &layout.cuts {
+            Some(cuts) => Arc::new(PipelineCuts::new(cuts)),
+            None => self.usual_cuts.get((stages, chunks), || Arc::new(PipelineCuts::usual(work, stages, chunks))),
+        };
+        match &layout.recompute {
+            Recompute::FullLayers(layers) => Arc::new(cuts.recomputing(vec![*layers; stages], layout.schedule)),
+            Recompute::FullLayersOfStages(layers) if layers.len() == stages => {
+                Arc::new(cuts.recomputing(layers.clone(), layout.schedule))
+            }
+            _ => cuts,
+        }
+    }
+
+    /// Returns a lower bound on the micro-batches that a layout's stages hold.
+    pub(in crate::bounds) fn in_flight(&self, layout: &Layout, micro_batches: usize) -> Arc<InFlight> {
+        let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let micro_batches = schedule.few_micro_batches(stages, micro_batches);
+        let key = (schedule, stages, micro_batches, chunks);
+        self.in_flight.get(key, || Arc::new(InFlight::lower_bound(schedule, stages, micro_batches, chunks)))
+    }
+
+    pub(in crate::bounds) fn timetable(&self, layout: &Layout, micro_batches: usize) -> Arc<Timetable> {
+        let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let key = (schedule, stages, micro_batches, chunks);
+        self.timetables.get(key, || Arc::new(Timetable::new(schedule, stages, micro_batches, chunks)))
+    }
+}

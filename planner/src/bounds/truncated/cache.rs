@@ -1,0 +1,167 @@
+//! The truncated models of a request's layouts, each compiled once.
+
+use super::messages::stages_sharing_nodes;
+use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel, TruncationError};
+use crate::bounds::memo::Memo;
+use crate::space::{DeviceKinds, Request, inner_ranks, ranks_of_stage};
+use foretell_program::{Layout, Offload, Plan, Recompute};
+use std::sync::Arc;
+
+/// Everything that a truncated model depends on: layouts with equal keys share it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ModelKey {
+    /// The truncated model's own layout.
+    layout: Layout,
+    micro_batches: usize,
+    /// Kind of its devices, if there are several.
+    kind: Option<usize>,
+    left_out: LeftOut,
+}
+
+/// A truncated model, or why the layout does not divide the model.
+type Truncated = Result<Arc<TruncatedModel>, String>;
+
+/// The truncated models of a request's layouts.
+pub(in crate::bounds) struct TruncatedModels<'a> {
+    request: &'a Request<'a>,
+    kinds: Arc<DeviceKinds>,
+    /// Whether the model is a stack of enough equal blocks.
+    is_stack: bool,
+    /// Whether two blocks read the same parameter.
+    shares_parameters: bool,
+    compilers: TruncatedCompilers<'a>,
+    models: Memo<ModelKey, Truncated>,
+}
+
+impl<'a> TruncatedModels<'a> {
+    pub(in crate::bounds) fn new(
+        request: &'a Request<'a>,
+        kinds: Arc<DeviceKinds>,
+        is_stack: bool,
+        shares_parameters: bool,
+    ) -> Self {
+        let compilers = TruncatedCompilers::new(request.model, request.name);
+        Self { request, kinds, is_stack, shares_parameters, compilers, models: Memo::new() }
+    }
+
+    /// Returns `true` if truncated models bound a layout.
+    ///
+    /// A truncated pipeline has four stages. So if the pipeline is not the outermost axis, the layout
+    /// needs at least four, or groups would lie further apart in the truncated model. And one stage
+    /// with several chunks would have a shared table twice.
+    pub(in crate::bounds) fn bound(&self, layout: &Layout) -> bool {
+        let are_known = self.collectives_are_known();
+        let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
+        let lies_alike = is_even && (layout.placement.is_none() || layout.pipeline >= TRUNCATED_STAGES);
+        let has_one_chunk = layout.virtual_stages == 1 || layout.pipeline > 1;
+        self.is_stack && lies_alike && has_one_chunk && self.fill_nodes_evenly(layout, inner_ranks(layout))
+    }
+
+    /// Returns `true` if all devices are of one kind, or if the cost model knows how long collectives
+    /// take on each kind.
+    fn collectives_are_known(&self) -> bool {
+        !self.kinds.are_mixed() || self.kinds.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind))
+    }
+
+    /// Returns `true` if `ranks` consecutive ranks lie on nodes in the same way in every stage.
+    fn fill_nodes_evenly(&self, layout: &Layout, ranks: usize) -> bool {
+        let mut sizes = self.request.topology.node_groups().iter().map(|group| group.devices.max(1));
+        layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
+    }
+
+    /// Returns `true` if the truncated model of a layout's own ranks, not only of one replica's,
+    /// bounds it: its data-parallel groups lie alike in all stages.
+    pub(in crate::bounds) fn bound_all_ranks(&self, layout: &Layout) -> bool {
+        let ranks = ranks_of_stage(layout);
+        // In some stage orders the first and the last stage, which may share a table, are neighbours,
+        // but not in a truncated model.
+        let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
+        self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
+    }
+
+    /// Returns, for each stage of a layout, how many picoseconds longer a message to the next stage
+    /// takes than its truncated models say; empty if no longer.
+    pub(in crate::bounds) fn extra_messages(&self, layout: &Layout, models: &[Arc<TruncatedModel>]) -> Vec<f64> {
+        let extra = models.iter().map(|model| model.extra_between_nodes).reduce(f64::min).unwrap_or(0.0);
+        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
+        let Some(mesh) = plan.mesh().ok().filter(|_| extra > 0.0) else { return Vec::new() };
+        let share = stages_sharing_nodes(&mesh, self.request.topology);
+        share.into_iter().map(|share| if share { 0.0 } else { extra }).collect()
+    }
+
+    /// Returns a layout's truncated model on each kind of device, by place of the kind.
+    ///
+    /// # Errors
+    /// The compiler's message, if the layout does not divide the model.
+    pub(in crate::bounds) fn on_each_kind(
+        &self,
+        layout: &Layout,
+        micro_batches: usize,
+    ) -> Result<Vec<Arc<TruncatedModel>>, String> {
+        if !self.kinds.are_mixed() {
+            return Ok(vec![self.on_kind(layout, micro_batches, None)?]);
+        }
+        self.kinds.kinds.iter().map(|&kind| self.on_kind(layout, micro_batches, Some(kind))).collect()
+    }
+
+    /// Returns a layout's truncated model on devices of one kind, or on the topology's (`None`).
+    pub(in crate::bounds) fn on_kind(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Truncated {
+        self.get(layout, micro_batches, kind, false)
+    }
+
+    /// Returns the same without messages between stages.
+    pub(in crate::bounds) fn without_messages(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>) -> Truncated {
+        self.get(layout, micro_batches, kind, true)
+    }
+
+    fn get(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, leave_out_messages: bool) -> Truncated {
+        // At most two micro-batches are compiled: the least of their times stands for all.
+        let micro_batches = micro_batches.min(2);
+        if let Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) = layout.recompute {
+            // A truncated model has too few blocks to recompute a part of them.
+            let with = |recompute| self.get(&Layout { recompute, ..layout.clone() }, micro_batches, kind, leave_out_messages);
+            return Ok(Arc::new(TruncatedModel::partly_recomputed(&*with(Recompute::None)?, with(Recompute::Full)?)));
+        }
+        let is_pipeline = layout.pipeline > 1;
+        let own = Layout {
+            pipeline: if is_pipeline { TRUNCATED_STAGES } else { 1 },
+            virtual_stages: 1,
+            schedule: layout.schedule.of_one_chunk(),
+            // Offloaded bytes follow from those that are saved without offloading.
+            offload: Offload::None,
+            cuts: None,
+            stage_places: None,
+            ..layout.clone()
+        };
+        // With a given kind of device, the nodes are not known.
+        let ends_may_be_nearer = is_pipeline && (kind.is_some() || self.ends_are_nearer(layout, &own));
+        let left_out = LeftOut { messages: leave_out_messages, sums_over_stages: ends_may_be_nearer };
+        let plan = Plan { layout: own, ..self.request.base.clone() };
+        let Request { topology, costs, .. } = *self.request;
+        let key = ModelKey { layout: plan.layout.clone(), micro_batches, kind, left_out };
+        let compile = || TruncatedModel::new(&self.compilers, &plan, (topology, costs), micro_batches, kind, left_out);
+        self.models.get(key, || match compile() {
+            Ok(model) => Ok(Arc::new(model)),
+            Err(TruncationError::Plan(error)) => Err(error.to_string()),
+            Err(TruncationError::Simulation(error)) => Err(error.to_string()),
+        })
+    }
+
+    /// Returns `true` if the first and the last stage of a layout share a table and some node, and
+    /// those of its truncated model share none.
+    fn ends_are_nearer(&self, layout: &Layout, truncated: &Layout) -> bool {
+        let topology = self.request.topology;
+        let node = topology.node_groups().iter().map(|group| group.devices).max().unwrap_or(1);
+        // At least so many ranks lie between the ends. Data-parallel ranks need not lie there, and
+        // with another stage order the ends may be neighbours.
+        let between = (layout.pipeline - 1) * inner_ranks(layout);
+        if !self.shares_parameters || layout.stage_places.is_none() && between >= node {
+            return false;
+        }
+        let share = |layout: &Layout| {
+            let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
+            stages_sharing_nodes(&mesh, topology).last().copied()
+        };
+        share(layout) == Some(true) && share(truncated) != Some(true)
+    }
+}

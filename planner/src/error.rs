@@ -1,0 +1,88 @@
+//! Errors of the planner.
+
+use crate::space::Request;
+use foretell_models::ModelError;
+use foretell_simulator::SimulationError;
+use foretell_units::Bytes;
+use thiserror::Error;
+
+/// Hint for a request with which no layout is possible, where nothing more precise is known.
+pub(crate) const USUAL_HINT: &str = "choose a global batch with more divisors, or `--fix` less";
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum PlannerError {
+    /// The model's sizes contradict each other.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No layout of the space is possible.
+    #[error("no layout of `{model}` with global batch {global_batch} divides {devices} devices as asked{reason}; hint: {hint}")]
+    NoLayout {
+        /// Name of the model.
+        model: String,
+        /// Samples of a step.
+        global_batch: usize,
+        /// Devices that may be used.
+        devices: usize,
+        /// What contradicts the request, in parentheses after a space; may be empty.
+        reason: String,
+        /// What to change.
+        hint: String,
+    },
+    /// No layout fits into memory.
+    #[error("no layout fits: the smallest needs {needed} on a device of `{device}`, which has {limit}; hint: {hint}")]
+    OutOfMemory {
+        /// Least memory that any layout needs on a device.
+        needed: Bytes,
+        /// Name of the device kind.
+        device: String,
+        /// Memory limit of a rank.
+        limit: Bytes,
+        /// What to change.
+        hint: String,
+    },
+    /// The search was given up before it had a candidate.
+    #[error(
+        "nothing was found in time: of {layouts} layouts, {out_of_memory} do not fit and none was simulated yet; \
+         hint: allow more time, or `--fix` some of the layout"
+    )]
+    OutOfTime {
+        /// Layouts of the space.
+        layouts: usize,
+        /// Layouts that were found not to fit.
+        out_of_memory: usize,
+    },
+    /// The topology does not state a figure that the objective needs.
+    #[error("`{topology}` does not say {what}; hint: write `{hint}` in its file")]
+    Objective {
+        /// Name of the topology.
+        topology: String,
+        /// The missing figure.
+        what: String,
+        /// A line that states it.
+        hint: String,
+    },
+    /// A layout could not be simulated.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+}
+
+impl PlannerError {
+    /// Returns the error of a request with which no layout is possible. `reason` may be empty.
+    pub(crate) fn no_layout(request: &Request<'_>, reason: String, hint: &str) -> Self {
+        Self::NoLayout {
+            model: request.name.into(),
+            global_batch: request.base.global_batch,
+            devices: request.devices,
+            reason: if reason.is_empty() { reason } else { format!(" ({reason})") },
+            hint: hint.into(),
+        }
+    }
+
+    /// Returns the error of a request none of whose layouts fits. It names the topology's first kind
+    /// of device.
+    pub(crate) fn out_of_memory(request: &Request<'_>, needed: Bytes, limit: Bytes, hint: String) -> Self {
+        let device = request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default();
+        Self::OutOfMemory { needed, device, limit, hint }
+    }
+}

@@ -1,0 +1,46 @@
+//! Exact solution as an integer program, for what has too many neighbours to be eliminated: a zero-one variable for each value of each variable, and
+//! one for each combination of a cost's values, which must agree with them (the form that Alpa's choice of shardings has; Zheng et al. 2022).
+//!
+//! Only the values need to be whole: where they are, so are the combinations. Memory does not decide between equals here.
+
+use super::problem::{Factor, SolveError, combinations};
+use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
+
+/// Fills in the values of the variables that are left.
+pub(super) fn solve(sizes: &[usize], factors: &[Factor], left: &[usize], values: &mut [usize]) -> Result<(), SolveError> {
+    let mut problem = Problem::new(OptimizationDirection::Minimize);
+    // Times relative to the largest: the solver's tolerances are absolute.
+    let possible = factors.iter().flat_map(|factor| &factor.costs).filter(|cost| cost.is_possible());
+    let unit = possible.map(|cost| cost.time.0).max().unwrap_or(1).max(1) as f64 / 1e4;
+    let mut of_value: Vec<Vec<Variable>> = vec![Vec::new(); sizes.len()];
+    for &variable in left {
+        of_value[variable] = (0..sizes[variable]).map(|_| problem.add_binary_var(0.0)).collect();
+        let all: Vec<(Variable, f64)> = of_value[variable].iter().map(|&one| (one, 1.0)).collect();
+        problem.add_constraint(&all, ComparisonOp::Eq, 1.0);
+    }
+    for factor in factors.iter().filter(|factor| !factor.scope.is_empty()) {
+        let own: Vec<usize> = factor.scope.iter().map(|&one| sizes[one]).collect();
+        let combinations: Vec<(Vec<usize>, Variable)> = combinations(&own)
+            .zip(&factor.costs)
+            .filter(|(_, cost)| cost.is_possible())
+            .map(|(values, cost)| (values, problem.add_var(cost.time.0 as f64 / unit, (0.0, 1.0))))
+            .collect();
+        for (place, &variable) in factor.scope.iter().enumerate() {
+            for (value, &chosen) in of_value[variable].iter().enumerate() {
+                let with_value = combinations.iter().filter(|(values, _)| values[place] == value).map(|&(_, one)| (one, 1.0));
+                let terms: Vec<(Variable, f64)> = with_value.chain([(chosen, -1.0)]).collect();
+                problem.add_constraint(&terms, ComparisonOp::Eq, 0.0);
+            }
+        }
+    }
+    let outcome = problem.solve().map_err(|error| match error {
+        microlp::Error::Infeasible => SolveError::Impossible,
+        other => SolveError::IntegerProgram(other.to_string()),
+    })?;
+    let solution = outcome.into_solution().map_err(|_| SolveError::IntegerProgram("it was given up".into()))?;
+    for &variable in left {
+        let chosen = of_value[variable].iter().position(|&one| solution.var_value(one) > 0.5);
+        values[variable] = chosen.ok_or_else(|| SolveError::IntegerProgram("its values are not whole".into()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! The best layouts found so far.
+
+use super::queue::LayoutIndex;
+use crate::space::Request;
+use foretell_program::{Footprint, Layout, Plan, Recompute};
+use foretell_simulator::Prediction;
+use foretell_units::Bytes;
+
+/// Spaces of fewer layouts, not counting offloaded forms, are searched until the gap is zero.
+const SMALL_SPACE: usize = 512;
+
+/// How far above the least bound another bound may be for its layout to be simulated in the same
+/// round. Simulations of the best layouts end 1 to 3 % above their bounds, so layouts further up
+/// hardly ever have to be simulated.
+const NEAR: f64 = 1.02;
+
+/// A layout that was simulated and fits. Its Program is not kept: it may take hundreds of megabytes.
+pub(super) struct Incumbent {
+    /// Value in the request's objective.
+    pub(super) value: f64,
+    pub(super) index: LayoutIndex,
+    pub(super) plan: Plan,
+    /// Its prediction, if the simulation that gave the value made one.
+    pub(super) predicted: Option<PredictedStep>,
+}
+
+/// The prediction of a training step, and the memory of its stages.
+pub(super) struct PredictedStep {
+    pub(super) prediction: Prediction,
+    /// Memory of the fullest device of each stage: our executor's arena, or by the profile of another
+    /// software stack.
+    pub(super) memory: Vec<Bytes>,
+    /// That memory by component, for another software stack; else empty.
+    pub(super) by_component: Vec<Footprint>,
+    /// Memory weight of each stage; see [`DeviceKinds`](crate::space::DeviceKinds).
+    pub(super) weights: Vec<f64>,
+}
+
+/// The best layouts found so far, and what they settle.
+pub(super) struct Incumbents<'a> {
+    request: &'a Request<'a>,
+    /// Layouts of the space, not counting offloaded forms.
+    pub(super) layouts_of_space: usize,
+    /// The incumbents, the best first.
+    pub(super) list: Vec<Incumbent>,
+}
+
+impl<'a> Incumbents<'a> {
+    pub(super) fn new(request: &'a Request<'a>) -> Self {
+        Self { request, layouts_of_space: 0, list: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Sorts the incumbents after new ones were added.
+    pub(super) fn sort(&mut self) {
+        self.list.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
+    }
+
+    /// Returns the value of the best incumbent.
+    pub(super) fn best(&self) -> Option<f64> {
+        self.list.first().map(|best| best.value)
+    }
+
+    /// Returns the least value to beat: that of the best incumbent, of another layout `beside` them,
+    /// or of another search.
+    pub(super) fn value_to_beat(&self, beside: Option<f64>) -> Option<f64> {
+        beside.into_iter().chain(self.best()).chain(self.request.must_beat).reduce(f64::min)
+    }
+
+    /// Returns `true` if nothing with this bound or a greater one has to be looked at any more.
+    pub(super) fn settle(&self, bound: f64) -> bool {
+        let must_beat = self.request.must_beat;
+        let has_answer = !self.is_empty() || must_beat.is_some();
+        if has_answer && (self.request.stop)() || must_beat.is_some_and(|value| self.would_settle(bound, value, value)) {
+            return true;
+        }
+        let Some(worst) = self.list.get(self.request.top.max(1) - 1) else { return false };
+        self.would_settle(bound, self.list[0].value, worst.value)
+    }
+
+    /// Returns `true` if nothing with this bound or a greater one had to be looked at if `best` and
+    /// `worst` were the values of the best and the worst layout to return.
+    pub(super) fn would_settle(&self, bound: f64, best: f64, worst: f64) -> bool {
+        bound > worst || !self.is_small_space() && best <= bound * (1.0 + self.request.tolerance)
+    }
+
+    pub(super) fn is_small_space(&self) -> bool {
+        self.layouts_of_space < SMALL_SPACE
+    }
+
+    /// Returns `true` if an entry of the queue is close enough to the least bound of a round to be
+    /// opened for it.
+    pub(super) fn may_be_in_round(&self, bound: f64, least: f64) -> bool {
+        bound * (1.0 + self.request.tolerance) <= NEAR * least
+    }
+
+    /// Returns `true` if a layout's bound is too far above that of the first layout of its Program to
+    /// be simulated in the same round.
+    pub(super) fn is_far(bound: f64, first: f64) -> bool {
+        bound > NEAR * first
+    }
+
+    /// Returns the places in the list of the layouts to return: the best of each kind of layout, then
+    /// the best of the rest.
+    pub(super) fn returned(&self) -> Vec<usize> {
+        let top = self.request.top.max(1);
+        let mut distinct: Vec<usize> = Vec::new();
+        for (place, incumbent) in self.list.iter().enumerate() {
+            if !distinct.iter().any(|&other| runs_the_same_step(&self.list[other], incumbent)) {
+                distinct.push(place);
+            }
+        }
+        let mut places: Vec<usize> = Vec::new();
+        for &place in &distinct {
+            let kind = |place: usize| kind(&self.list[place].plan.layout);
+            if places.len() < top && places.iter().all(|&other| kind(other) != kind(place)) {
+                places.push(place);
+            }
+        }
+        distinct.retain(|place| !places.contains(place));
+        places.extend(distinct.into_iter().take(top - places.len()));
+        places.sort_unstable();
+        places
+    }
+}
+
+/// Returns the fields in which layouts must differ to be of different kinds. How many blocks a layout
+/// recomputes does not matter.
+fn kind(layout: &Layout) -> Layout {
+    let Layout { data, tensor, pipeline, context, expert, offload, .. } = *layout;
+    let recompute = match &layout.recompute {
+        Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) => Recompute::FullLayers(0),
+        other => other.clone(),
+    };
+    let zero = if layout.zero == 3 { 3 } else { 0 };
+    Layout { data, tensor, pipeline, context, expert, zero, recompute, offload, ..Layout::default() }
+}
+
+/// Returns `true` for layouts of equal value that differ only in `recompute`: then neither recomputes
+/// anything that the other does not.
+fn runs_the_same_step(one: &Incumbent, other: &Incumbent) -> bool {
+    let without = |incumbent: &Incumbent| Layout { recompute: Recompute::None, ..incumbent.plan.layout.clone() };
+    one.value.total_cmp(&other.value).is_eq() && without(one) == without(other)
+}

@@ -1,0 +1,101 @@
+//! The queue of families and layouts that a search has yet to look at, the least bound first.
+
+use crate::space::Family;
+use foretell_program::Layout;
+
+/// A layout's place in the space: its family, and its variant of that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LayoutIndex {
+    pub(super) family: usize,
+    pub(super) variant: usize,
+}
+
+/// One entry of the queue. The entry with the least bound comes first; among equals, the first of the
+/// space.
+#[derive(Debug)]
+pub(super) struct QueueEntry {
+    /// Lower bound on the value of each of its layouts.
+    pub(super) bound: f64,
+    /// Index of its first layout.
+    pub(super) index: LayoutIndex,
+    pub(super) content: QueueContent,
+}
+
+#[derive(Debug)]
+pub(super) enum QueueContent {
+    /// A family with its arithmetic bound.
+    UnboundedFamily(Box<Family>),
+    /// A family with the bound of all its variants.
+    Family(Box<Family>),
+    /// Layouts that share one Program and differ in the devices of its ranks, the least bound first.
+    Layouts(Vec<QueuedLayout>),
+}
+
+/// A layout that may be worth simulating.
+#[derive(Debug)]
+pub(super) struct QueuedLayout {
+    /// Lower bound on its value.
+    pub(super) bound: f64,
+    pub(super) index: LayoutIndex,
+    pub(super) layout: Layout,
+    /// Whether its simulation was stopped at `bound`.
+    pub(super) is_stopped: bool,
+}
+
+impl QueuedLayout {
+    /// Returns `true` if another layout has the same Program but for the devices of its ranks.
+    fn shares_program_with(&self, other: &Self) -> bool {
+        let anywhere = |layout: &Layout| Layout { placement: None, stage_places: None, ..layout.clone() };
+        self.layout.shares.is_none()
+            && self.layout.stages.is_none()
+            && self.index.family == other.index.family
+            && anywhere(&self.layout) == anywhere(&other.layout)
+    }
+}
+
+impl QueueEntry {
+    /// Returns how many of its layouts were simulated until it was certain that they are not the best.
+    pub(super) fn stopped(&self) -> usize {
+        match &self.content {
+            QueueContent::UnboundedFamily(_) | QueueContent::Family(_) => 0,
+            QueueContent::Layouts(layouts) => layouts.iter().filter(|layout| layout.is_stopped).count(),
+        }
+    }
+}
+
+impl PartialEq for QueueEntry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for QueueEntry {}
+
+impl PartialOrd for QueueEntry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for QueueEntry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.bound.total_cmp(&other.bound).then(self.index.cmp(&other.index))
+    }
+}
+
+/// Groups layouts that share a Program. Layouts of one family must be neighbours.
+pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>) -> Vec<QueueEntry> {
+    let mut groups: Vec<Vec<QueuedLayout>> = Vec::new();
+    for layout in layouts {
+        let mut of_family = groups.iter_mut().rev().take_while(|group| group[0].index.family == layout.index.family);
+        match of_family.find(|group| group[0].shares_program_with(&layout)) {
+            Some(group) => group.push(layout),
+            None => groups.push(vec![layout]),
+        }
+    }
+    let entry = |mut group: Vec<QueuedLayout>| {
+        group.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.index.cmp(&b.index)));
+        QueueEntry { bound: group[0].bound, index: group[0].index, content: QueueContent::Layouts(group) }
+    };
+    groups.into_iter().map(entry).collect()
+}

@@ -1,0 +1,63 @@
+//! The error of a search that found no layout.
+
+use crate::error::{PlannerError, USUAL_HINT};
+use crate::space::Request;
+use foretell_topologies::Architecture;
+use foretell_units::Bytes;
+
+/// Returns the error of a search without candidates, of a model with so many blocks. `needed` is the
+/// least memory of a layout that does not fit, if there is one; `reason` is a message of the
+/// compiler.
+pub(super) fn nothing_found(
+    request: &Request<'_>,
+    blocks: usize,
+    needed: Option<Bytes>,
+    limit: Bytes,
+    reason: Option<String>,
+) -> PlannerError {
+    if let Some(needed) = needed {
+        let offload = hint_to_offload(request);
+        let hint = format!("use more devices, a smaller global batch, or a smaller model; `--fix` less{offload}");
+        return PlannerError::out_of_memory(request, needed, limit, hint);
+    }
+    match contradiction(request, blocks) {
+        Some((reason, hint)) => PlannerError::no_layout(request, reason, hint),
+        None => PlannerError::no_layout(request, reason.unwrap_or_default(), USUAL_HINT),
+    }
+}
+
+/// Returns which of the fixed fields no layout can have, and a hint. `None` if nothing obvious
+/// contradicts the model, the batch or the devices.
+fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'static str)> {
+    let (fixed, batch, devices) = (&request.fixed, request.base.global_batch, request.devices);
+    let sizes = [fixed.data, fixed.tensor, fixed.pipeline, fixed.context, fixed.expert];
+    let ranks = sizes.into_iter().flatten().fold(1, usize::saturating_mul);
+    if ranks > devices {
+        return Some((format!("the fixed sizes make {ranks} ranks"), "`--fix` smaller sizes, or use more nodes"));
+    }
+    let chunks = fixed.pipeline.unwrap_or(1).saturating_mul(fixed.virtual_stages.unwrap_or(1));
+    if chunks > blocks {
+        let reason = format!("a pipeline of {chunks} chunks is fixed, and the model has {blocks} blocks");
+        return Some((reason, "`--fix` a shorter pipeline, or fewer `virtual_stages`"));
+    }
+    let samples = [fixed.data, fixed.expert, fixed.micro_batch].into_iter().flatten().fold(1, usize::saturating_mul);
+    if !batch.is_multiple_of(samples) {
+        let reason = format!("a micro-batch of {samples} samples over all ranks is fixed, which does not divide {batch}");
+        return Some((reason, "choose a global batch that it divides, or `--fix` another `micro_batch`, `data` or `expert`"));
+    }
+    None
+}
+
+/// Returns a hint to state the hosts' memory, if that would let optimizer state lie there.
+fn hint_to_offload(request: &Request<'_>) -> &'static str {
+    let topology = request.topology;
+    let is_unknown = topology
+        .node_groups()
+        .iter()
+        .any(|group| group.host_memory.is_none() && topology.device_kinds()[group.kind].architecture != Architecture::Cpu);
+    if is_unknown && request.base.stack.is_own() {
+        "; or write `host_memory: 1TB` of the nodes into the topology's file, and optimizer state may lie there"
+    } else {
+        ""
+    }
+}

@@ -1,0 +1,310 @@
+//! The search itself: opening families, and rounds of simulations.
+
+use super::answer::{Planned, Search};
+use super::incumbents::Incumbents;
+use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
+use super::refusal::nothing_found;
+use super::simulation::{FirstOutcome, Outcome, Simulations};
+use super::too_large::{OffloadedTooLarge, Refits};
+use crate::bounds::{Bound, Bounded, Bounds, Excluded};
+use crate::error::PlannerError;
+use crate::operator_sharding::with_sharded_operators;
+use crate::space::{Family, Request};
+use foretell_program::Layout;
+use foretell_units::Bytes;
+use rayon::prelude::*;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Families that are bounded together.
+const FAMILIES_PER_BOUNDING: usize = 128;
+
+/// Layouts from which on no further family is opened together with others.
+const LAYOUTS_PER_OPENING: usize = 16;
+
+/// Groups of layouts that are simulated in a round. The first round has few, since often nothing has
+/// to be simulated after it.
+const GROUPS_OF_FIRST_ROUND: usize = 2;
+const GROUPS_PER_ROUND: usize = 4;
+
+/// The state of a search.
+pub(super) struct Searcher<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) bounds: Bounds<'a>,
+    pub(super) search: Search,
+    pub(super) incumbents: Incumbents<'a>,
+    pub(super) offloaded_too_large: OffloadedTooLarge,
+    pub(super) refits: Refits,
+    queue: BinaryHeap<Reverse<QueueEntry>>,
+    /// Least memory of a layout that does not fit.
+    least_needed: Option<Bytes>,
+    /// The compiler's message about a layout that it refused.
+    refusal: Option<String>,
+}
+
+impl<'a> Searcher<'a> {
+    pub(super) fn new(request: &'a Request<'a>, bounds: Bounds<'a>) -> Self {
+        Self {
+            request,
+            bounds,
+            search: Search::default(),
+            incumbents: Incumbents::new(request),
+            offloaded_too_large: OffloadedTooLarge::default(),
+            refits: Refits::default(),
+            queue: BinaryHeap::new(),
+            least_needed: None,
+            refusal: None,
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
+        self.fill_queue();
+        let (predicted, left) = loop {
+            let left = self.look_at_queue()?;
+            if let Some(value) = self.request.must_beat {
+                self.incumbents.list.retain(|incumbent| incumbent.value < value);
+                if self.incumbents.is_empty() {
+                    break (Vec::new(), left);
+                }
+            }
+            if self.incumbents.is_empty() {
+                let (blocks, limit) = (self.bounds.space.model.blocks, self.bounds.memory_limit);
+                return Err(nothing_found(self.request, blocks, self.least_needed, limit, self.refusal));
+            }
+            if let Some(predicted) = self.predict_returned()? {
+                break (predicted, left);
+            }
+        };
+        self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| self.layouts_of(entry)).sum::<usize>();
+        self.search.stopped = self.queue.iter().map(|Reverse(entry)| entry.stopped()).sum();
+        Ok(self.answer(predicted, left))
+    }
+
+    /// Works through the queue until nothing in it can be among the best. Returns the least bound that
+    /// is left, if any.
+    fn look_at_queue(&mut self) -> Result<Option<f64>, PlannerError> {
+        while let Some(Reverse(next)) = self.queue.peek() {
+            if self.is_given_up() {
+                return Err(self.out_of_time());
+            }
+            if self.incumbents.settle(next.bound) {
+                return Ok(Some(next.bound));
+            }
+            match next.content {
+                QueueContent::UnboundedFamily(_) => self.bound_families()?,
+                QueueContent::Family(_) => self.open_families(),
+                QueueContent::Layouts(_) => self.run_round()?,
+            }
+        }
+        Ok(None)
+    }
+
+    fn layouts_of(&self, entry: &QueueEntry) -> usize {
+        match &entry.content {
+            QueueContent::UnboundedFamily(family) | QueueContent::Family(family) => {
+                self.bounds.space.variants(family).len() * self.bounds.forms(&family.layout)
+            }
+            QueueContent::Layouts(layouts) => layouts.iter().map(|layout| self.bounds.forms(&layout.layout)).sum(),
+        }
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.incumbents.is_empty() && self.request.must_beat.is_none() && (self.request.give_up)()
+    }
+
+    fn out_of_time(&self) -> PlannerError {
+        PlannerError::OutOfTime { layouts: self.search.layouts, out_of_memory: self.search.out_of_memory }
+    }
+
+    /// Queues every family of the space with its arithmetic bound, and counts the layouts.
+    fn fill_queue(&mut self) {
+        let families = with_sharded_operators(self.request, self.bounds.space.families());
+        let (bounds, space) = (&self.bounds, &self.bounds.space);
+        let entry = |(number, family): (usize, Family)| {
+            let variants = space.variants(&family).len();
+            let (duplicates, forms) = (space.duplicates(&family, variants), bounds.forms(&family.layout));
+            let bound = bounds.arithmetic_time(&family.layout).value() * bounds.value_per_second(&family.layout);
+            let content = QueueContent::UnboundedFamily(Box::new(family));
+            (QueueEntry { bound, index: LayoutIndex { family: number, variant: 0 }, content }, variants, duplicates, forms)
+        };
+        let entries: Vec<_> = families.into_par_iter().enumerate().map(entry).collect();
+        for (entry, variants, duplicates, forms) in entries {
+            self.search.layouts += (variants + duplicates) * forms;
+            self.incumbents.layouts_of_space += variants + duplicates;
+            self.search.alike += duplicates * forms;
+            self.queue.push(Reverse(entry));
+        }
+    }
+
+    /// Bounds the families at the head of the queue by all their variants.
+    fn bound_families(&mut self) -> Result<(), PlannerError> {
+        let mut families = Vec::new();
+        while families.len() < FAMILIES_PER_BOUNDING
+            && let Some(Reverse(next)) = self.queue.peek()
+            && matches!(next.content, QueueContent::UnboundedFamily(_))
+            && let Some(Reverse(entry)) = self.queue.pop()
+            && let QueueContent::UnboundedFamily(family) = entry.content
+        {
+            families.push((entry.bound, entry.index.family, family));
+        }
+        // `None` where the search was given up meanwhile.
+        let bounded = families.into_par_iter().map(|(arithmetic, number, family)| {
+            if self.is_given_up() {
+                return None;
+            }
+            let bounded = self.bounds.family(&family);
+            let smaller = match bounded {
+                Ok(Bound { time: None, memory: needed }) => self.smaller_families(&family, needed),
+                _ => Vec::new(),
+            };
+            let variants = self.bounds.space.variants(&family).len();
+            Some((arithmetic, number, *family, variants, bounded, smaller))
+        });
+        let bounded: Vec<_> = bounded.collect();
+        let is_given_up = bounded.iter().any(Option::is_none);
+        for (arithmetic, number, family, variants, bounded, smaller) in bounded.into_iter().flatten() {
+            for (bounded, family) in std::iter::once((bounded, family)).chain(smaller) {
+                if let Some(bound) = self.admit((number, None), bounded, &family.layout, variants) {
+                    let index = LayoutIndex { family: number, variant: 0 };
+                    let content = QueueContent::Family(Box::new(family));
+                    self.queue.push(Reverse(QueueEntry { bound: bound.max(arithmetic), index, content }));
+                }
+            }
+        }
+        if is_given_up { Err(self.out_of_time()) } else { Ok(()) }
+    }
+
+    /// Returns the bound on the value of `layouts` layouts like `layout`. Returns `None`, and counts
+    /// them, if they need not be looked at.
+    pub(super) fn value_bound(&mut self, bounded: Bounded, layout: &Layout, layouts: usize) -> Option<f64> {
+        match bounded {
+            Ok(Bound { time: Some(time), .. }) => return Some(time.value() * self.bounds.value_per_second(layout)),
+            Ok(Bound { time: None, memory }) => {
+                self.search.out_of_memory += layouts;
+                self.least_needed = Some(self.least_needed.map_or(memory, |least| least.min(memory)));
+            }
+            Err(Excluded::Indivisible(reason)) => {
+                self.search.indivisible += layouts;
+                self.refusal.get_or_insert(reason);
+            }
+            Err(Excluded::HostMemory) => self.search.out_of_memory += layouts,
+        }
+        None
+    }
+
+    /// Replaces the families at the head of the queue by their layouts, each with its own bound.
+    fn open_families(&mut self) {
+        let mut opened = Vec::new();
+        while opened.len() < LAYOUTS_PER_OPENING
+            && let Some(Reverse(next)) = self.queue.peek()
+            && matches!(next.content, QueueContent::Family(_))
+            && let Some(Reverse(entry)) = self.queue.pop()
+            && let QueueContent::Family(family) = entry.content
+        {
+            let variants = self.bounds.variants(&family).into_iter().enumerate();
+            opened.extend(variants.map(|(variant, layout)| {
+                let index = LayoutIndex { family: entry.index.family, variant };
+                (entry.bound, index, layout, family.micro_batches)
+            }));
+        }
+        let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
+            let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
+            let smaller = match bounded {
+                Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
+                    self.smaller_layouts(&layout, micro_batches, needed)
+                }
+                _ => Vec::new(),
+            };
+            (of_family, index, layout, micro_batches, bounded, smaller)
+        });
+        let bounded: Vec<_> = bounded.collect();
+        let mut layouts = Vec::new();
+        for (of_family, index, layout, micro_batches, bounded, smaller) in bounded {
+            let is_too_large = matches!(bounded, Ok(Bound { time: None, .. }));
+            layouts.extend(self.queued(bounded, index, of_family, layout.clone()));
+            for (bounded, layout) in smaller {
+                layouts.extend(self.queued(bounded, index, of_family, layout));
+            }
+            if is_too_large && let Some(both) = self.offloading_both(index, &layout) {
+                layouts.extend(self.queued(self.bounds.layout(&both, micro_batches), index, of_family, both));
+            }
+        }
+        self.push_layouts(layouts);
+    }
+
+    /// Queues layouts, those with the same Program together.
+    pub(super) fn push_layouts(&mut self, layouts: Vec<QueuedLayout>) {
+        self.queue.extend(grouped_by_program(layouts).into_iter().map(Reverse));
+    }
+
+    /// Takes the groups of layouts with the least bounds from the queue. Families among them are
+    /// opened if they are near the least bound.
+    fn next_round(&mut self) -> Result<Vec<Vec<QueuedLayout>>, PlannerError> {
+        let mut round: Vec<Vec<QueuedLayout>> = Vec::new();
+        let most = if self.incumbents.is_empty() { GROUPS_OF_FIRST_ROUND } else { GROUPS_PER_ROUND };
+        let mut least = f64::INFINITY;
+        while round.len() < most
+            && let Some(Reverse(next)) = self.queue.peek()
+            && !self.incumbents.settle(next.bound)
+        {
+            least = least.min(next.bound);
+            let is_near = self.incumbents.may_be_in_round(next.bound, least);
+            match next.content {
+                QueueContent::UnboundedFamily(_) if is_near => self.bound_families()?,
+                QueueContent::Family(_) if is_near => self.open_families(),
+                QueueContent::UnboundedFamily(_) | QueueContent::Family(_) => break,
+                QueueContent::Layouts(_) => {
+                    if let Some(Reverse(QueueEntry { content: QueueContent::Layouts(layouts), .. })) = self.queue.pop() {
+                        round.push(layouts);
+                    }
+                }
+            }
+        }
+        Ok(round)
+    }
+
+    /// Simulates the layouts of one round.
+    fn run_round(&mut self) -> Result<(), PlannerError> {
+        let round = self.next_round()?;
+        let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
+        let first =
+            round.par_iter().map(|layouts| simulations.first(layouts)).collect::<Result<Vec<FirstOutcome>, PlannerError>>()?;
+        let best = first.iter().filter_map(|first| first.outcome.as_ref()?.value()).reduce(f64::min);
+        let outcomes: Vec<Vec<Outcome>> = round
+            .par_iter()
+            .zip(first)
+            .map(|(layouts, first)| simulations.rest(layouts, first, best))
+            .collect::<Result<_, PlannerError>>()?;
+        for (layouts, outcomes) in round.into_iter().zip(outcomes) {
+            self.take_outcomes(layouts, outcomes);
+        }
+        self.incumbents.sort();
+        Ok(())
+    }
+
+    /// Records the outcomes of the first layouts of a group, and queues the group's other layouts
+    /// again.
+    fn take_outcomes(&mut self, layouts: Vec<QueuedLayout>, outcomes: Vec<Outcome>) {
+        let mut layouts = layouts.into_iter();
+        let mut left: Vec<QueuedLayout> = Vec::new();
+        let count = outcomes.len();
+        for (layout, outcome) in layouts.by_ref().take(count).collect::<Vec<_>>().into_iter().zip(outcomes) {
+            let QueuedLayout { bound, index, layout, .. } = layout;
+            let place = (index.family, Some(index.variant));
+            match outcome {
+                Outcome::Indivisible(reason) => drop(self.admit(place, Err(Excluded::Indivisible(reason)), &layout, 1)),
+                Outcome::OutOfMemory(held) => self.found_too_large(index, bound, &layout, &held),
+                Outcome::OutOfHostMemory => drop(self.admit(place, Err(Excluded::HostMemory), &layout, 1)),
+                Outcome::Stopped(at_least) => {
+                    left.push(QueuedLayout { bound: at_least.max(bound), index, layout, is_stopped: true });
+                }
+                Outcome::Simulated(incumbent) => {
+                    self.count_simulated(index, &layout);
+                    self.incumbents.list.push(*incumbent);
+                }
+            }
+        }
+        left.extend(layouts);
+        self.push_layouts(left);
+    }
+}

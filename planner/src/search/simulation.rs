@@ -1,0 +1,195 @@
+//! Compilation and simulation of the layouts of a round.
+
+use super::deadline::deadline_of;
+use super::incumbents::{Incumbent, Incumbents, PredictedStep};
+use super::queue::QueuedLayout;
+use crate::bounds::Bounds;
+use crate::error::{PlannerError, USUAL_HINT};
+use crate::objective;
+use crate::space::{Objective, Request};
+use foretell_program::{Footprint, Plan, Program};
+use foretell_simulator::{
+    Deadline, Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
+};
+use foretell_topologies::Architecture;
+use foretell_units::{Bytes, Seconds};
+use std::sync::Arc;
+
+/// What came of a layout that was to be simulated.
+pub(super) enum Outcome {
+    /// The compiler refused it. Contains the message.
+    Indivisible(String),
+    /// It does not fit. Contains, for each stage, the weighted bytes of the fullest device.
+    OutOfMemory(Vec<f64>),
+    /// It keeps more on a host than the host has memory.
+    OutOfHostMemory,
+    /// Its simulation was stopped: its value is at least this, which cannot be the best.
+    Stopped(f64),
+    /// It was simulated to the end.
+    Simulated(Box<Incumbent>),
+}
+
+impl Outcome {
+    /// Returns the value of a layout that was simulated to the end.
+    pub(super) fn value(&self) -> Option<f64> {
+        match self {
+            Self::Simulated(incumbent) => Some(incumbent.value),
+            _ => None,
+        }
+    }
+}
+
+/// The outcome of the first of some layouts that share a Program.
+pub(super) struct FirstOutcome {
+    pub(super) outcome: Option<Outcome>,
+    /// The Program, if there are further layouts.
+    program: Option<Program>,
+}
+
+/// Simulates the layouts of one round. The incumbents are those before the round.
+#[derive(Clone, Copy)]
+pub(super) struct Simulations<'a> {
+    pub(super) bounds: &'a Bounds<'a>,
+    pub(super) incumbents: &'a Incumbents<'a>,
+}
+
+impl Simulations<'_> {
+    /// Compiles layouts that share a Program, and simulates the first if it fits.
+    ///
+    /// Memory for evaluation is checked only for layouts to return: it hardly ever exceeds that for
+    /// training.
+    pub(super) fn first(&self, layouts: &[QueuedLayout]) -> Result<FirstOutcome, PlannerError> {
+        let Some(first) = layouts.first() else { return Ok(FirstOutcome { outcome: None, program: None }) };
+        let plan = self.plan_of(first);
+        match self.bounds.compiler.training(&plan) {
+            Ok(program) => {
+                let outcome = Some(self.outcome(first, plan, &program, None)?);
+                Ok(FirstOutcome { outcome, program: Some(program).filter(|_| layouts.len() > 1) })
+            }
+            Err(error) => Ok(FirstOutcome { outcome: Some(Outcome::Indivisible(error.to_string())), program: None }),
+        }
+    }
+
+    /// Simulates further layouts that share the first one's Program, as far as they are not settled by
+    /// the first simulations of the round, the best of which has the value `best`. Returns the
+    /// outcomes from the first layout on.
+    pub(super) fn rest(
+        &self,
+        layouts: &[QueuedLayout],
+        first: FirstOutcome,
+        mut best: Option<f64>,
+    ) -> Result<Vec<Outcome>, PlannerError> {
+        let mut outcomes: Vec<Outcome> = first.outcome.into_iter().collect();
+        let (Some(mut program), Some(first)) = (first.program, layouts.first()) else { return Ok(outcomes) };
+        let returns_one = self.bounds.request.top <= 1;
+        for layout in &layouts[1..] {
+            let is_settled_by_round = |best: f64| returns_one && self.incumbents.would_settle(layout.bound, best, best);
+            let can_wait = Incumbents::is_far(layout.bound, first.bound)
+                || self.incumbents.settle(layout.bound)
+                || best.is_some_and(is_settled_by_round);
+            if can_wait && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Simulated(_) | Outcome::Stopped(_))) {
+                break;
+            }
+            let plan = self.plan_of(layout);
+            if !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
+                break;
+            }
+            let outcome = self.outcome(layout, plan, &program, best)?;
+            best = best.into_iter().chain(outcome.value()).reduce(f64::min);
+            outcomes.push(outcome);
+        }
+        Ok(outcomes)
+    }
+
+    fn plan_of(&self, layout: &QueuedLayout) -> Plan {
+        Plan { layout: layout.layout.clone(), ..self.bounds.request.base.clone() }
+    }
+
+    /// Simulates a layout with this Program if it fits. The simulation stops if the layout cannot beat
+    /// `best` or an incumbent.
+    fn outcome(&self, layout: &QueuedLayout, plan: Plan, program: &Program, best: Option<f64>) -> Result<Outcome, PlannerError> {
+        let (bounds, request) = (self.bounds, self.bounds.request);
+        let (memory, by_component) = memory_of(request, program);
+        let weights = bounds.kinds.weights_of_stages(program);
+        let held = weighted(&memory, &weights);
+        if most(&held) > bounds.memory_limit {
+            return Ok(Outcome::OutOfMemory(held));
+        }
+        if !host_memory(program, request.topology).fits {
+            return Ok(Outcome::OutOfHostMemory);
+        }
+        let value_per_second = bounds.value_per_second(&plan.layout);
+        let predicts_value = request.objective != Objective::Energy && request.costs.step_spread.is_some();
+        let (value, predicted) = if predicts_value {
+            let deadline = self.deadline(layout, program, best).map(Arc::new);
+            let prediction = match predict(request, program, deadline) {
+                Err(SimulationError::PastDeadline { at_least }) => {
+                    return Ok(Outcome::Stopped(Seconds::from(at_least).value() * value_per_second));
+                }
+                prediction => prediction?,
+            };
+            let value = prediction.step_seconds.value() * value_per_second;
+            (value, Some(PredictedStep { prediction, memory, by_component, weights }))
+        } else {
+            (objective::simulated_value(request, program, value_per_second)?, None)
+        };
+        Ok(Outcome::Simulated(Box::new(Incumbent { value, index: layout.index, plan, predicted })))
+    }
+
+    /// Returns the deadline of a layout's simulation. `None` if it has to run to its end: several
+    /// layouts are to be returned, or it was stopped once and is asked for again.
+    fn deadline(&self, layout: &QueuedLayout, program: &Program, best: Option<f64>) -> Option<Deadline> {
+        let request = self.bounds.request;
+        let to_beat = self.incumbents.value_to_beat(best)?;
+        if request.top > 1 || layout.is_stopped {
+            return None;
+        }
+        let enough = if self.incumbents.is_small_space() { to_beat } else { to_beat / (1.0 + request.tolerance) };
+        let step = Seconds::new(enough / self.bounds.value_per_second(&layout.layout));
+        deadline_of(self.bounds, &layout.layout, program, step)
+    }
+}
+
+/// Predicts the step of a plan that was compiled before.
+pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<PredictedStep, PlannerError> {
+    let request = bounds.request;
+    let compiled = bounds.compiler.training(plan);
+    let program = compiled.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
+    let (memory, by_component) = memory_of(request, &program);
+    let weights = bounds.kinds.weights_of_stages(&program);
+    Ok(PredictedStep { prediction: predict(request, &program, None)?, memory, by_component, weights })
+}
+
+fn predict(request: &Request<'_>, training: &Program, deadline: Option<Arc<Deadline>>) -> Result<Prediction, SimulationError> {
+    let Request { topology, costs, oversubscription, .. } = *request;
+    let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
+    Ok(predict_with(training, topology, costs, &options)?.0)
+}
+
+/// Returns the memory of the fullest device of each stage, and for another software stack than ours
+/// its components.
+fn memory_of(request: &Request<'_>, program: &Program) -> (Vec<Bytes>, Vec<Footprint>) {
+    if request.base.stack.is_own() {
+        return (arenas(request, program), Vec::new());
+    }
+    let by_component = device_memory_by_stage(program, request.topology, request.costs);
+    (by_component.iter().map(Footprint::total).collect(), by_component)
+}
+
+/// Returns the memory that our executor needs on the fullest device of each stage. It includes host
+/// arenas where the device is a CPU, whose memory is the host's.
+pub(super) fn arenas(request: &Request<'_>, program: &Program) -> Vec<Bytes> {
+    let share_memory = request.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Cpu);
+    let both = program.arenas().into_iter().zip(program.host_arenas());
+    both.map(|(device, host)| if share_memory { device + host } else { device }).collect()
+}
+
+/// Returns the weighted bytes of each stage.
+pub(super) fn weighted(memory: &[Bytes], weights: &[f64]) -> Vec<f64> {
+    memory.iter().zip(weights).map(|(bytes, weight)| bytes.value() * weight).collect()
+}
+
+/// Returns the weighted bytes of the fullest stage.
+pub(super) fn most(held: &[f64]) -> Bytes {
+    Bytes::new(held.iter().copied().fold(0.0, f64::max).ceil() as u64)
+}

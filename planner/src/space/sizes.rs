@@ -1,0 +1,23 @@
+//! Numbers of ranks of a layout.
+
+use foretell_program::{Layout, StageLayout};
+
+/// Returns the ranks of a layout.
+pub(crate) fn world_size(layout: &Layout) -> usize {
+    let of_stage = |stage: &StageLayout| stage.data * stage.tensor * stage.context * stage.expert;
+    match &layout.stages {
+        Some(stages) => stages.iter().map(of_stage).sum(),
+        None => of_stage(&layout.stage(0)) * layout.pipeline,
+    }
+}
+
+/// Returns the ranks of each stage, for layouts with one mesh for all stages.
+pub(crate) fn ranks_of_stage(layout: &Layout) -> usize {
+    layout.data * inner_ranks(layout)
+}
+
+/// Returns the ranks of each stage that divide one micro-batch among themselves: those along
+/// `tensor`, `context` and `expert`.
+pub(crate) fn inner_ranks(layout: &Layout) -> usize {
+    layout.tensor * layout.context * layout.expert
+}

@@ -1,0 +1,49 @@
+//! Costs of one software stack on one cluster, and what all kinds of kernels have in common.
+
+use super::cluster::Cluster;
+use super::format::ProductFormat;
+use super::product::{Product, product_time};
+use super::stack::StackProfile;
+use super::workload::Workload;
+use foretell_units::Seconds;
+
+/// Costs of one software stack on one cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuCosts<'a> {
+    /// Devices, links and network.
+    pub cluster: &'a Cluster,
+    /// The software stack.
+    pub stack: &'a StackProfile,
+    /// Number format of matrix products.
+    pub format: ProductFormat,
+    /// Properties of the run.
+    pub workload: Workload,
+}
+
+impl GpuCosts<'_> {
+    /// Returns the device time of a matrix product in the run's format.
+    pub(super) fn product_time(&self, product: &Product) -> Seconds {
+        self.product_time_in(product, self.format)
+    }
+
+    /// Returns the device time of a matrix product in a format.
+    pub(super) fn product_time_in(&self, product: &Product, format: ProductFormat) -> Seconds {
+        let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
+        product_time(product, format, &self.cluster.gpu, share)
+    }
+
+    /// Returns the time in which the memory moves some bytes. The last-level cache may still hold those
+    /// that the previous kernel wrote last.
+    pub(super) fn moving_time(&self, bytes: f64) -> Seconds {
+        let gpu = &self.cluster.gpu;
+        let cached = bytes.min(gpu.cache.value());
+        let weight = bytes - cached + cached / gpu.cache_speed;
+        Seconds::new(weight / (gpu.memory_bandwidth.value() * gpu.memory_efficiency))
+    }
+
+    /// Returns the time to cast elements of operands to a narrow format. Activations and their gradients
+    /// are cast, and transposed for the weight gradient, once per product.
+    pub(super) fn cast_time(&self, elements: usize) -> Seconds {
+        if self.format.is_cast() { self.moving_time(elements as f64 * self.stack.products.cast_bytes) } else { Seconds::ZERO }
+    }
+}

@@ -1,0 +1,108 @@
+//! Profiles of devices: the data sheet, and the share of it that kernels reach.
+
+use super::format::ProductFormat;
+use foretell_topologies::DeviceKind;
+use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Profile of a device.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuProfile {
+    /// Group of devices with the same architecture. A fit assumes that they deviate similarly from
+    /// their priors.
+    pub generation: String,
+    /// Number of streaming multiprocessors, or compute units.
+    pub multiprocessors: f64,
+    /// Dense peak by format.
+    peak: BTreeMap<ProductFormat, FlopsPerSecond>,
+    /// Size of the memory.
+    pub memory: Bytes,
+    /// Memory bandwidth of the data sheet.
+    pub memory_bandwidth: BytesPerSecond,
+    /// Share of the memory bandwidth that streaming kernels reach.
+    pub memory_efficiency: f64,
+    /// Bytes of an operand that the last-level cache still holds from the previous kernel.
+    pub cache: Bytes,
+    /// Rate of the last-level cache over that of the memory.
+    pub cache_speed: f64,
+    /// Share of the peak that large products reach in sustained runs, by format.
+    pub(super) product: BTreeMap<ProductFormat, f64>,
+    /// See [`Tiling::product_ramp`]; for products on tensor cores.
+    product_ramp: f64,
+    /// See [`Tiling::small_tile`]; for products on tensor cores.
+    small_tile: f64,
+    /// See [`Tiling::quantisation`]; for products on tensor cores.
+    pub(super) quantisation: f64,
+    /// Tiling of products in single precision, if it differs from that on tensor cores.
+    #[serde(default)]
+    single: Option<Tiling>,
+    /// Shares of the half-precision peak that fused attention reaches, forward and backward, with long
+    /// sequences and heads of 128 features.
+    pub attention: [f64; 2],
+    /// Device time of the smallest kernel, from the end of the previous kernel.
+    pub launch: Seconds,
+    /// Name of the usual link between the devices of a node.
+    pub link: String,
+    /// Usual network rate of a node, per device.
+    pub network_rate: BytesPerSecond,
+    /// Source of the figures.
+    pub source: String,
+    /// Whether the efficiencies are taken from a related device, because no kernels and too few runs
+    /// were measured on this one.
+    #[serde(default)]
+    pub estimated: bool,
+}
+
+/// Losses of matrix products that are cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tiling {
+    /// Fixed cost of a tile, as a number of additional elements of the contracted dimension.
+    pub product_ramp: f64,
+    /// Exponent with which a tile's efficiency falls with its area.
+    pub small_tile: f64,
+    /// Share of an incomplete wave that is lost: 0 loses nothing, 1 the whole idle part.
+    pub quantisation: f64,
+}
+
+impl GpuProfile {
+    /// Returns the tiling losses of products in a format.
+    pub fn tiling(&self, format: ProductFormat) -> Tiling {
+        let Self { product_ramp, small_tile, quantisation, .. } = *self;
+        let on_tensor_cores = Tiling { product_ramp, small_tile, quantisation };
+        if format == ProductFormat::Fp32 { self.single.unwrap_or(on_tensor_cores) } else { on_tensor_cores }
+    }
+
+    /// Returns the dense peak of products in a format, or in the nearest wider one that the device has.
+    pub fn peak(&self, format: ProductFormat) -> FlopsPerSecond {
+        widened(&self.peak, format).unwrap_or(FlopsPerSecond::new(1.0))
+    }
+
+    /// Returns the share of the peak that large products in a format reach, or in the nearest wider
+    /// format with a figure.
+    pub fn product_efficiency(&self, format: ProductFormat) -> f64 {
+        widened(&self.product, format).unwrap_or(0.7)
+    }
+
+    /// Overrides the data sheet with the figures of a topology's device.
+    pub(crate) fn take_data_sheet(&mut self, kind: &DeviceKind) {
+        for (&precision, &peak) in &kind.peak {
+            self.peak.insert(ProductFormat::of(precision), peak);
+        }
+        self.memory = kind.memory;
+        self.memory_bandwidth = kind.memory_bandwidth;
+    }
+
+    /// Multiplies the peaks of all formats and the memory bandwidth.
+    pub(crate) fn scale(&mut self, peak: f64, memory_bandwidth: f64) {
+        self.peak.values_mut().for_each(|rate| *rate = *rate * peak);
+        self.memory_bandwidth = self.memory_bandwidth * memory_bandwidth;
+    }
+}
+
+/// Returns the figure of a format, or of the nearest wider one that has a figure.
+fn widened<T: Copy>(figures: &BTreeMap<ProductFormat, T>, format: ProductFormat) -> Option<T> {
+    std::iter::successors(Some(format), |format| format.wider()).find_map(|format| figures.get(&format).copied())
+}

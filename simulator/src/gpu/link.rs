@@ -1,0 +1,66 @@
+//! Profiles of links: between the devices of a node, and between nodes.
+
+use foretell_units::{BytesPerSecond, Seconds};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Profile of the link between the devices of a node.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkProfile {
+    /// Bus bandwidth (as nccl-tests define it) of long ring collectives, by number of members. A number
+    /// without an entry has that of the next smaller entry.
+    pub ring: BTreeMap<usize, BytesPerSecond>,
+    /// Bus bandwidth of an all-reduce in the switch (NVLS) among all devices of a node. `None` if the
+    /// switch cannot reduce.
+    #[serde(default)]
+    pub in_switch: Option<BytesPerSecond>,
+    /// Rate from one device to one other.
+    pub point_to_point: BytesPerSecond,
+    /// Rate from one device to all others together.
+    pub all_to_all: BytesPerSecond,
+    /// Number of devices that the link joins, if it spans several hosts.
+    #[serde(default)]
+    pub domain: Option<usize>,
+    /// Time from the call of a collective to its first byte, in addition to NCCL's own figures.
+    pub launch: Seconds,
+    /// Factor on NCCL's latency constants.
+    #[serde(default = "one")]
+    pub latency_scale: f64,
+    /// Source of the figures.
+    pub source: String,
+}
+
+impl LinkProfile {
+    /// Multiplies all rates.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        let rates = self.ring.values_mut().chain(&mut self.in_switch).chain([&mut self.point_to_point, &mut self.all_to_all]);
+        rates.for_each(|rate| *rate = *rate * factor);
+    }
+}
+
+/// Profile of the network between nodes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkProfile {
+    /// Share of the data sheet's rate that long messages reach.
+    pub efficiency: f64,
+    /// Factor on NCCL's network latency constants.
+    pub latency_scale: f64,
+    /// Latency of a hop over that on InfiniBand.
+    #[serde(default = "one")]
+    pub hop: f64,
+    /// Source of the figures.
+    pub source: String,
+}
+
+impl NetworkProfile {
+    /// Returns the latency of a hop over NCCL's constant.
+    pub fn latency(&self) -> f64 {
+        self.latency_scale * self.hop
+    }
+}

@@ -1,0 +1,265 @@
+//! The library of profiles, read from the YAML files that are compiled in.
+
+use super::cluster::Cluster;
+use super::device::GpuProfile;
+use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
+use super::link::{LinkProfile, NetworkProfile};
+use super::stack::StackProfile;
+use foretell_units::BytesPerSecond;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use thiserror::Error;
+
+const DEVICES: &str = include_str!("profiles/devices.yaml");
+const LINKS: &str = include_str!("profiles/links.yaml");
+const STACKS: &str = include_str!("profiles/stacks.yaml");
+const FITTED: &str = include_str!("profiles/fitted.yaml");
+
+/// Names that plans may use for a stack, each with the name of its profile.
+const ALIASES: [(&str, &str); 3] = [("fsdp2", "torchtitan"), ("megatron-lm", "megatron-core"), ("deepspeed", "deepspeed-3d")];
+
+/// Interval of stacks that nothing was fitted on, until `fitted.yaml` says otherwise.
+const UNSEEN: [f64; 2] = [0.7, 1.4];
+
+/// An error in the profiles or in a request for one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ProfileError {
+    /// A profile file is malformed.
+    #[error("profile `{file}`: {reason}")]
+    Unreadable {
+        /// Name of the file.
+        file: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No profile has the requested name.
+    #[error("no {kind} profile is called `{name}`")]
+    Unknown {
+        /// `device`, `link`, `network` or `stack`.
+        kind: &'static str,
+        /// The requested name.
+        name: String,
+    },
+}
+
+/// Contents of `profiles/links.yaml`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinksFile {
+    links: BTreeMap<String, LinkProfile>,
+    network: NetworkProfile,
+    networks: BTreeMap<String, NetworkVariant>,
+}
+
+/// A network that differs from the usual one in its latency per hop.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworkVariant {
+    hop: f64,
+    source: String,
+}
+
+/// All profiles of devices, links, networks and software stacks.
+#[derive(Clone, Debug)]
+pub struct Profiles {
+    devices: BTreeMap<String, GpuProfile>,
+    links: BTreeMap<String, LinkProfile>,
+    network: NetworkProfile,
+    networks: BTreeMap<String, NetworkVariant>,
+    stacks: BTreeMap<String, StackProfile>,
+    /// 10th and 90th percentile of a measurement over its prediction, under a stack that nothing was
+    /// fitted on.
+    pub unseen: [f64; 2],
+}
+
+static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS, FITTED));
+
+impl Profiles {
+    /// Returns the profiles that are compiled in.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unreadable`] if a file is malformed. A test excludes this.
+    pub fn library() -> Result<&'static Self, ProfileError> {
+        LIBRARY.as_ref().map_err(Clone::clone)
+    }
+
+    /// Reads the texts of the profile files. The first three have priors, and `fitted` has the values
+    /// that replace them.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unreadable`], with the place in the file.
+    pub fn read(devices: &str, links: &str, stacks: &str, fitted: &str) -> Result<Self, ProfileError> {
+        let LinksFile { links, network, networks } = parse("links.yaml", links)?;
+        let stacks: BTreeMap<String, StackProfile> = parse("stacks.yaml", stacks)?;
+        for (name, stack) in &stacks {
+            if let Some(key) = stack.unknown_key() {
+                let reason = format!("the stack `{name}` has the unknown key `{key}`");
+                return Err(ProfileError::Unreadable { file: "stacks.yaml", reason });
+            }
+        }
+        let devices = parse("devices.yaml", devices)?;
+        let mut profiles = Self { devices, links, network, networks, stacks, unseen: UNSEEN };
+        profiles.apply(&parse("fitted.yaml", fitted)?)?;
+        Ok(profiles)
+    }
+
+    fn apply(&mut self, fitted: &Fitted) -> Result<(), ProfileError> {
+        let unknown = |what: &str| ProfileError::Unreadable { file: "fitted.yaml", reason: format!("no profile has {what}") };
+        for (name, found) in &fitted.stacks {
+            let stack = self.stacks.get_mut(name).ok_or_else(|| unknown(&format!("the stack `{name}`")))?;
+            for (value, number) in &found.values {
+                if !stack.set_value(value, *number) {
+                    return Err(unknown(&format!("the value `{value}` of the stack `{name}`")));
+                }
+            }
+            stack.spread = found.spread;
+            stack.estimated = found.rows < FITTED_ROWS;
+        }
+        for (name, FittedDevice { rows, values }) in &fitted.devices {
+            let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device `{name}`")))?;
+            for (value, number) in values {
+                if !device.set_value(value, *number) {
+                    return Err(unknown(&format!("the value `{value}` of the device `{name}`")));
+                }
+            }
+            device.estimated &= *rows < FITTED_ROWS;
+        }
+        if let Some(unseen) = fitted.unseen {
+            self.unseen = unseen;
+            self.stacks.values_mut().filter(|stack| stack.estimated).for_each(|stack| stack.spread = unseen);
+        }
+        for (value, number) in &fitted.network {
+            match value.as_str() {
+                "efficiency" => self.network.efficiency = *number,
+                "latency_scale" => self.network.latency_scale = *number,
+                _ => return Err(unknown(&format!("the value `{value}` of the network"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the profile of a device.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`].
+    pub fn gpu(&self, name: &str) -> Result<&GpuProfile, ProfileError> {
+        find(&self.devices, "device", name)
+    }
+
+    /// Returns the profile of a link.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`].
+    pub fn link(&self, name: &str) -> Result<&LinkProfile, ProfileError> {
+        find(&self.links, "link", name)
+    }
+
+    /// Returns the profile of a network other than the usual one.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`].
+    pub fn network(&self, name: &str) -> Result<NetworkProfile, ProfileError> {
+        let NetworkVariant { hop, source } = find(&self.networks, "network", name)?.clone();
+        Ok(NetworkProfile { hop, source, ..self.network.clone() })
+    }
+
+    /// Returns the profile of a stack by its name or by an alias.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`].
+    pub fn stack(&self, name: &str) -> Result<&StackProfile, ProfileError> {
+        let known = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |&(_, known)| known);
+        find(&self.stacks, "stack", known)
+    }
+
+    /// Whether a name is that of a stack's profile, not an alias.
+    pub fn is_stack(&self, name: &str) -> bool {
+        self.stacks.contains_key(name)
+    }
+
+    /// Returns the names of the devices.
+    pub fn gpu_names(&self) -> impl Iterator<Item = &str> {
+        self.devices.keys().map(String::as_str)
+    }
+
+    /// Returns the names of the stacks and their aliases.
+    pub fn stack_names(&self) -> impl Iterator<Item = &str> {
+        self.stacks.keys().map(String::as_str).chain(ALIASES.map(|(alias, _)| alias))
+    }
+
+    /// Returns a cluster of `devices` devices in nodes of `devices_per_node`. Without `link` or
+    /// `node_rate`, the usual ones of the device apply.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unknown`] if the device or the link has no profile.
+    pub fn cluster(
+        &self,
+        device: &str,
+        link: Option<&str>,
+        devices_per_node: usize,
+        devices: usize,
+        node_rate: Option<BytesPerSecond>,
+    ) -> Result<Cluster, ProfileError> {
+        let gpu = self.gpu(device)?.clone();
+        let link = self.link(link.unwrap_or(&gpu.link))?.clone();
+        let network = self.network.clone();
+        let node_rate = node_rate.unwrap_or(gpu.network_rate * devices_per_node.max(1) as f64);
+        let joined = match link.domain {
+            // Jobs in several domains take a power of two of each, so that no group straddles two.
+            Some(domain) if devices > domain => 1 << domain.ilog2(),
+            Some(_) => devices.max(devices_per_node),
+            None => devices_per_node,
+        };
+        let joined = joined.max(1);
+        // All hosts of a domain send at the same time.
+        let node_rate = node_rate * (joined as f64 / devices_per_node.max(1) as f64);
+        Ok(Cluster { device: device.into(), gpu, link, network, devices_per_node: joined, node_rate })
+    }
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(file: &'static str, text: &str) -> Result<T, ProfileError> {
+    serde_saphyr::from_str(text).map_err(|error| ProfileError::Unreadable { file, reason: error.to_string() })
+}
+
+fn find<'a, T>(entries: &'a BTreeMap<String, T>, kind: &'static str, name: &str) -> Result<&'a T, ProfileError> {
+    entries.get(name).ok_or_else(|| ProfileError::Unknown { kind, name: name.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_sound() {
+        let profiles = Profiles::library().expect("readable");
+        for (name, gpu) in &profiles.devices {
+            assert!(profiles.links.contains_key(&gpu.link), "{name}'s link {}", gpu.link);
+            assert!(gpu.multiprocessors > 0.0 && gpu.quantisation <= 1.0, "{name}");
+            assert!(gpu.product.values().all(|share| (0.05..=1.0).contains(share)), "{name}");
+        }
+        for (name, stack) in &profiles.stacks {
+            assert!(stack.spread[0] <= 1.0 && stack.spread[1] >= 1.0, "{name}");
+            assert!(stack.products.product.keys().all(|device| profiles.devices.contains_key(device)), "{name}");
+            if let Some(base) = &stack.variant_of {
+                let base = &profiles.stacks[base];
+                assert!(base.family == stack.family && base.variant_of.is_none(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_profile_is_named_in_the_error() {
+        let profiles = Profiles::library().expect("readable");
+        let error = profiles.gpu("abacus").expect_err("unknown");
+        assert_eq!(error.to_string(), "no device profile is called `abacus`");
+    }
+
+    #[test]
+    fn an_unknown_key_of_a_stack_is_refused() {
+        let stacks = STACKS.replace("\nddp:\n", "\nddp:\n  hair: long\n");
+        let fitted = "stacks: {}\ndevices: {}\nnetwork: {}\n";
+        let error = Profiles::read(DEVICES, LINKS, &stacks, fitted).expect_err("unknown key");
+        assert!(error.to_string().contains("`ddp` has the unknown key `hair`"), "{error}");
+    }
+}

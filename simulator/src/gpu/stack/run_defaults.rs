@@ -1,0 +1,65 @@
+//! Settings that a framework uses where a run does not state them.
+
+use crate::gpu::format::ProductFormat;
+use foretell_program::{Overlap, Recompute};
+use foretell_units::Bytes;
+use serde::Deserialize;
+
+fn bf16() -> ProductFormat {
+    ProductFormat::Bf16
+}
+
+fn attention_only() -> Recompute {
+    Recompute::Selective
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn unpadded() -> usize {
+    1
+}
+
+/// Settings of a framework's runs.
+///
+/// `overlap` and `bucket` apply to every plan of the stack. All others serve to interpret published
+/// rows and are read by `score` alone. They do not change what a plan says: a plan's
+/// `recompute: selective` always recomputes attention only.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RunDefaults {
+    /// Communication that runs beside kernels.
+    pub overlap: Overlap,
+    /// Bytes of parameters or gradients that are communicated together. A block with fewer bytes is one
+    /// bucket.
+    pub bucket: Bytes,
+    /// Number format of matrix products.
+    #[serde(default = "bf16")]
+    pub precision: ProductFormat,
+    /// Recomputation of rows that do not state one.
+    #[serde(default)]
+    pub recompute: Recompute,
+    /// Whether `recompute` overrides the rows: the times of these runs contradict what the rows state.
+    #[serde(default)]
+    pub recomputes_as_known: bool,
+    /// Recomputation of rows that state `selective`, a word that each framework uses differently.
+    #[serde(default = "attention_only")]
+    pub selective: Recompute,
+    /// Whether rows that state no recomputation use more than `recompute`, if the run would otherwise
+    /// not fit into the device's memory.
+    #[serde(default)]
+    pub recompute_to_fit: bool,
+    /// Whether runs with tensor parallelism use Megatron's sequence parallelism.
+    #[serde(default)]
+    pub sequence_parallel: bool,
+    /// Whether runs with tensor parallelism keep each expert whole on one rank.
+    #[serde(default)]
+    pub whole_experts: bool,
+    /// The vocabulary is padded to a multiple of this times the tensor-parallel size.
+    #[serde(default = "unpadded")]
+    pub vocabulary_multiple: usize,
+    /// Share of BERT's longest sequences (512 tokens) that is computed. Less than 1 if padding is left
+    /// out, entirely or by batching sequences of similar lengths.
+    #[serde(default = "one")]
+    pub sequence_share: f64,
+}
