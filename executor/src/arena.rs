@@ -1,9 +1,9 @@
 //! The memory of a rank: one arena on its device and one on its host.
 //!
 //! Each arena is as large as the memory plan says. It is allocated and touched before the first
-//! step and never grows. The device arena is host memory on a CPU and GPU memory on a GPU, where the
-//! host holds only addresses. On a GPU the host arena is pinned, so that the GPU can copy from and
-//! to it.
+//! step and never grows. The device arena is host memory on a CPU and GPU memory on a GPU, where
+//! the host holds only addresses. On a GPU the host arena is pinned, so that the GPU can copy from
+//! and to it.
 
 use crate::backend::cuda::{CudaError, DeviceAddress, Driver};
 use crate::error::ExecutorError;
@@ -79,7 +79,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Allocates `size` bytes of pinned host memory, zeroed. The GPU copies from and to it directly.
+    /// Allocates `size` bytes of pinned host memory, zeroed. The GPU copies from and to it
+    /// directly.
     pub(crate) fn pinned(size: Bytes, driver: Arc<dyn Driver>) -> Result<Self, ExecutorError> {
         let length = (size.count() as usize).max(1);
         let start = driver

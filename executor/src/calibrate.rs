@@ -1,5 +1,5 @@
-//! Calibration on the launcher's side: starts the ranks, collects their samples and makes a profile.
-//! The ranks' side is `calibration.rs`.
+//! Calibration on the launcher's side: starts the ranks, collects their samples and makes a
+//! profile. The ranks' side is `calibration.rs`.
 
 use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;

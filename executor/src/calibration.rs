@@ -1,8 +1,8 @@
 //! Calibration on a rank's side: times the executor's own kernels, communication and interpreter.
 //! The launcher's side is `calibrate.rs`.
 //!
-//! All ranks time the same thing at the same moment, so that they share the memory's bandwidth as in
-//! a training run.
+//! All ranks time the same thing at the same moment, so that they share the memory's bandwidth as
+//! in a training run.
 
 mod cpu_kernels;
 mod gpu_communication;

@@ -144,7 +144,8 @@ fn random_stream(seed: u64, name: &str) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(digest.into())
 }
 
-/// Copies a rank's shard out of a whole tensor with these extents, row by row of the last dimension.
+/// Copies a rank's shard out of a whole tensor with these extents, row by row of the last
+/// dimension.
 fn copy_shard(
     whole: &[f32],
     extents: &[usize],

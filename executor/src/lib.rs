@@ -1,9 +1,10 @@
 //! Executes Programs: trains a model for real, and calibrates the cost model.
 //!
-//! A [`TrainingJob`] names the model, the plan and the data. [`execute`] starts one process per rank
-//! ([`run_rank`]), collects the reports of the ranks and returns an [`Outcome`]. [`read_timeline`]
-//! reads the measured spans of such a run. [`calibrate`] starts the same processes to time kernels
-//! and communication, and returns a [`Profile`](foretell_program::Profile).
+//! A [`TrainingJob`] names the model, the plan and the data. [`execute`] starts one process per
+//! rank ([`run_rank`]), collects the reports of the ranks and returns an [`Outcome`].
+//! [`read_timeline`] reads the measured spans of such a run. [`calibrate`] starts the same
+//! processes to time kernels and communication, and returns a
+//! [`Profile`](foretell_program::Profile).
 //!
 //! Inside a rank, the plan is compiled to a Program, the arenas that its memory plan asks for are
 //! allocated, and the interpreter runs it: take the next instruction, wait for its dependencies,

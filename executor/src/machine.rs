@@ -69,8 +69,8 @@ pub(crate) fn cpus_for_ranks() -> Vec<usize> {
 
 /// The first of the `allowed` logical CPUs of each core. As in the discovery of topologies, package
 /// and core number identify a core, but only if it has several hardware threads: virtual machines
-/// often give every logical CPU the same core number. A logical CPU that `cpuinfo` does not describe
-/// counts as a core.
+/// often give every logical CPU the same core number. A logical CPU that `cpuinfo` does not
+/// describe counts as a core.
 fn cores_of(cpuinfo: &str, allowed: &[usize]) -> Vec<usize> {
     let mut identities: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
     for block in cpuinfo.split("\n\n") {
@@ -133,8 +133,8 @@ pub(crate) fn flush_denormals() {
     }
 }
 
-/// The time that all cores of the machine have spent in interrupts, in seconds; 0 if the kernel does
-/// not count it.
+/// The time that all cores of the machine have spent in interrupts, in seconds; 0 if the kernel
+/// does not count it.
 pub(crate) fn interrupt_time() -> f64 {
     interrupt_ticks(&read("/proc/stat")) as f64 / rustix::param::clock_ticks_per_second().max(1) as f64
 }

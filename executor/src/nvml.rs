@@ -214,7 +214,8 @@ impl Nvml {
         (unsafe { query(device, &mut value) } == 0).then_some(value)
     }
 
-    /// A property of one of a device's NVLinks; `None` if the device or the library does not have it.
+    /// A property of one of a device's NVLinks; `None` if the device or the library does not have
+    /// it.
     ///
     /// # Safety
     /// `nvml.h` declares the function with three parameters: a device, a link's index and a pointer

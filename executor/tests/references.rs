@@ -1,5 +1,5 @@
-//! Whole models against PyTorch: logits, loss and every gradient of tiny models from torchvision and
-//! Hugging Face, with their weights and names.
+//! Whole models against PyTorch: logits, loss and every gradient of tiny models from torchvision
+//! and Hugging Face, with their weights and names.
 //!
 //! `references/generate.py` generates the files and describes their contents. To add a model, add a
 //! case there and a test here.

@@ -1,5 +1,5 @@
-//! The compiler and the backend agree on the size and data type of every kernel's operands, in every
-//! precision.
+//! The compiler and the backend agree on the size and data type of every kernel's operands, in
+//! every precision.
 
 use foretell_executor::backend::{operand_bytes, operand_types};
 use foretell_models::{DropoutRate, Kernel, Model, Stem};

@@ -26,8 +26,8 @@ use std::sync::Arc;
 /// Timed runs of a step in one pass. One more run before them warms up.
 const RUNS: usize = 3;
 
-/// Before a timed kernel, instructions run that touch at least this many bytes: more than the caches
-/// that a core has to itself.
+/// Before a timed kernel, instructions run that touch at least this many bytes: more than the
+/// caches that a core has to itself.
 const LEAD_BYTES: usize = 8 << 20;
 
 /// All steps of a calibration, as one rank runs them. An item of the measurements is one timed

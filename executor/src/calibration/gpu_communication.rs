@@ -232,7 +232,8 @@ impl CommunicationTimer {
             let mut overlap = Overlap { timer: self, kernel, everyone, communicator, communication };
             let [kernel_alone, _] = overlap.median_seconds(KERNELS_PER_ROW, 0, QueuedFirst::Kernels)?;
             let [_, communication_alone] = overlap.median_seconds(0, COMMUNICATIONS_PER_ROW, QueuedFirst::Communications)?;
-            // The number of repetitions, of `other` seconds each, that outlast a row of the timed item.
+            // The number of repetitions, of `other` seconds each, that outlast a row of the timed
+            // item.
             let outlasting =
                 |timed: f64, row: usize, other: f64| (COVER_FACTOR * timed * row as f64 / other.max(MIN_SECONDS)).ceil() as u32;
             let mut communications = outlasting(kernel_alone, KERNELS_PER_ROW, communication_alone);

@@ -1,7 +1,7 @@
 //! Times kernels on a GPU, each by itself.
 //!
-//! A kernel cycles through several sets of operands, which spread over about as many bytes as a step
-//! touches. With one set it would find its operands in the cache.
+//! A kernel cycles through several sets of operands, which spread over about as many bytes as a
+//! step touches. With one set it would find its operands in the cache.
 
 use super::statistics::Durations;
 use super::{LEARNING_RATE, MAX_DURATIONS, MIN_DURATIONS, kernel_error};
@@ -183,7 +183,8 @@ fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
     bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(ALIGNMENT)).sum()
 }
 
-/// The exclusive upper bound of the integers in a kernel's read; `None` if the read holds no integers.
+/// The exclusive upper bound of the integers in a kernel's read; `None` if the read holds no
+/// integers.
 fn integer_limit(kernel: &Kernel, read: usize) -> Option<usize> {
     match (kernel, read) {
         (Kernel::Embedding { vocabulary, parts, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, parts, .. }, 1) => {

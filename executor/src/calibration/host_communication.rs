@@ -20,8 +20,8 @@ const MAX_FOOTPRINT: u64 = 32 << 20;
 /// communication, and its clock is coarse.
 const MIN_INTERRUPT_TIME: f64 = 0.1;
 
-/// The smallest size for which interrupts are counted: from here on most of them belong to the data,
-/// and few to the broadcasts between rounds.
+/// The smallest size for which interrupts are counted: from here on most of them belong to the
+/// data, and few to the broadcasts between rounds.
 const MIN_BYTES_FOR_INTERRUPTS: Bytes = Bytes::new(64 << 10);
 
 /// Rounds without a decision whether to go on. The decision's messages bring the transport's data
@@ -35,7 +35,8 @@ const ROUNDS: u8 = 8;
 /// the communications by the bytes that these send.
 pub(super) fn measure(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
     let mut timed: Vec<HostCommunicationSample> = Vec::new();
-    // For large messages: the bytes that this rank sent, and the machine's interrupt time meanwhile.
+    // For large messages: the bytes that this rank sent, and the machine's interrupt time
+    // meanwhile.
     let (mut sent, mut interrupted) = (0.0, 0.0);
     for_each_group(job, &member.transport, member.rank.0, everyone, |turn, group| {
         for &bytes in &turn.wanted.messages {
@@ -112,8 +113,8 @@ impl HostCommunicationSample {
 /// between its first two. Returns the sample, the CPU time of the median, and the number of rounds.
 ///
 /// The conditions are those of a step. Before the communication, ranks do other work that displaces
-/// the caches, and the data was written as long ago as a step's reuse distance says. The wait for the
-/// last rank is left out, because the simulator knows when each rank arrives.
+/// the caches, and the data was written as long ago as a step's reuse distance says. The wait for
+/// the last rank is left out, because the simulator knows when each rank arrives.
 fn time_communication(
     group: &mut Group,
     exchange: Exchange,
@@ -198,8 +199,8 @@ impl OtherWork {
     }
 }
 
-/// The reuse distance of the message size whose ratio to `bytes` is nearest to 1; zero if `known` is
-/// empty. `known` holds pairs of size and distance.
+/// The reuse distance of the message size whose ratio to `bytes` is nearest to 1; zero if `known`
+/// is empty. `known` holds pairs of size and distance.
 fn nearest_reuse_distance(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
     let ratio = |other: &Bytes| (other.value().max(1.0) / bytes.value().max(1.0)).ln().abs();
     let nearest = known.iter().min_by(|(one, _), (two, _)| ratio(one).total_cmp(&ratio(two)));

@@ -26,8 +26,8 @@ const INSTRUCTIONS: usize = 400;
 const RUNS: usize = 60;
 /// Elements of a kernel that takes next to no time.
 const TINY_ELEMENTS: usize = 16;
-/// Elements of a kernel that fills a first-level cache, as a step's kernels do. The instruction after
-/// it finds its own data farther away.
+/// Elements of a kernel that fills a first-level cache, as a step's kernels do. The instruction
+/// after it finds its own data farther away.
 const USUAL_ELEMENTS: usize = 32 << 10;
 /// About how many elements the kernels of one run touch. The larger the kernels, the fewer.
 const RUN_ELEMENTS: usize = 16 << 20;

@@ -12,8 +12,8 @@ const PACE_WINDOW: f64 = 0.05;
 /// The durations of a number of items, each measured once per pass.
 ///
 /// On a machine with other users, a device's pace changes for a second at a time. So an item's
-/// sample is its usual best over passes that lie apart in time. How much slower than that the device
-/// was, from window to window, is kept beside the samples.
+/// sample is its usual best over passes that lie apart in time. How much slower than that the
+/// device was, from window to window, is kept beside the samples.
 pub(super) struct Measurements {
     /// Per item, one sample per pass.
     samples: Vec<Vec<Sample>>,
@@ -104,8 +104,8 @@ pub(super) struct Durations {
     pub(super) elapsed: f64,
 }
 
-/// Median, 10th and 90th percentile of durations in seconds, without outliers: those more than three
-/// scaled median absolute deviations from the median (Leys et al. 2013).
+/// Median, 10th and 90th percentile of durations in seconds, without outliers: those more than
+/// three scaled median absolute deviations from the median (Leys et al. 2013).
 pub(super) fn summarise(mut seconds: Vec<f64>) -> Sample {
     let median = Data::new(seconds.clone()).median();
     let deviations: Vec<f64> = seconds.iter().map(|second| (second - median).abs()).collect();

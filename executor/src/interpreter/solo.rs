@@ -51,8 +51,8 @@ impl SoloInterpreter {
         operands.reads.iter().chain(&operands.writes).map(|operand| operand.bytes).sum()
     }
 
-    /// The instructions that last write the integers that `instruction` reads. Without them it would
-    /// find arbitrary numbers in place of indices.
+    /// The instructions that last write the integers that `instruction` reads. Without them it
+    /// would find arbitrary numbers in place of indices.
     pub(crate) fn writers_of_integer_reads(&self, instruction: u32) -> Vec<u32> {
         let stage = &self.prepared.stage;
         let reads = &stage.instructions[instruction as usize].reads;

@@ -1,4 +1,4 @@
-"""Writes the files that tests/references.rs compares our models with: one per model, in safetensors.
+"""Writes the files that tests/references.rs compares our models with, one per model (safetensors).
 
 A file holds a tiny model's weights under their public names and one batch of inputs. It also holds
 PyTorch's results, computed in double precision: `output.loss`, `output.logits`, and the gradient of
@@ -34,7 +34,7 @@ def image(channels, size):
 
 
 def randomise(module):
-    """Draws all weights again, so that no weight is zero or one, or equals another, and hides a mistake."""
+    """Draws random weights: a weight that is zero or one, or equals another, could hide a mistake."""
     generator = torch.Generator().manual_seed(7)
     module.double()
     with torch.no_grad():
@@ -256,7 +256,7 @@ def t5_gated():
 
 
 def expert_by_expert(key, tensor):
-    """Splits the experts, which `transformers` stacks since version 5. Mixtral's files have one tensor per expert."""
+    """Splits stacked experts. Mixtral's files have one tensor per expert; `transformers` 5 stacks them."""
     module, _, kind = key.partition(".mlp.")
     if kind == "experts.gate_up_proj":
         halves = {"w1": 0, "w3": tensor.shape[1] // 2}

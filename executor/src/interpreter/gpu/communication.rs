@@ -25,8 +25,8 @@ pub(in crate::interpreter) enum GpuCommunication {
 /// Connects every stream, in the order of `keys`. Streams without peers get staging that they do
 /// not use.
 ///
-/// Joining a communicator waits for its other ranks. All ranks join in the same order, groups before
-/// pairs, so that no two wait for each other.
+/// Joining a communicator waits for its other ranks. All ranks join in the same order, groups
+/// before pairs, so that no two wait for each other.
 pub(in crate::interpreter) fn connect(
     gpu_streams: &GpuStreams,
     keys: &[StreamKey],

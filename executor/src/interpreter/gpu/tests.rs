@@ -1,7 +1,7 @@
 //! Training on the GPU interpreter without a GPU.
 //!
-//! The test device does queued work as late as its streams allow, so a missing wait shows as a wrong
-//! loss.
+//! The test device does queued work as late as its streams allow, so a missing wait shows as a
+//! wrong loss.
 
 use crate::arena::Arenas;
 use crate::backend::cuda::Driver;
@@ -158,8 +158,8 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
 }
 
 /// Checks that all steps but the first two were launched as graphs, of which there is one per
-/// buffer set, and that no other stream was waited for since the first capture. Waiting for the load
-/// stream while it is being captured would break the capture.
+/// buffer set, and that no other stream was waited for since the first capture. Waiting for the
+/// load stream while it is being captured would break the capture.
 fn assert_captured(calls: &[DriverCall]) {
     let launches: Vec<_> = calls
         .iter()
@@ -201,7 +201,8 @@ fn assert_layouts_train_as_one_rank(device: fn() -> Option<Arc<TestDevice>>) {
         Layout { data: 2, zero: 3, ..Layout::default() },
         Layout { context: 2, ..Layout::default() },
         Layout { data: 2, zero: 1, offload: Offload::Optimizer, bucket: Bytes::new(1 << 12), ..Layout::default() },
-        // Ranks of the tensor axis have different samples, so dropout depends on the rank's position.
+        // Ranks of the tensor axis have different samples, so dropout depends on the rank's
+        // position.
         Layout {
             tensor: 2,
             operators: serde_json::from_str(r#"{"*": "batch"}"#).expect("a valid sharding"),
