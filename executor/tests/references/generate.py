@@ -34,7 +34,7 @@ def image(channels, size):
 
 
 def randomise(module):
-    """Draws random weights: a weight that is zero or one, or equals another, could hide a mistake."""
+    """Draws random weights: weights that are zero, one or equal could hide a mistake."""
     generator = torch.Generator().manual_seed(7)
     module.double()
     with torch.no_grad():
@@ -256,7 +256,7 @@ def t5_gated():
 
 
 def expert_by_expert(key, tensor):
-    """Splits stacked experts. Mixtral's files have one tensor per expert; `transformers` 5 stacks them."""
+    """Splits experts, which `transformers` 5 stacks. Mixtral's files have one tensor per expert."""
     module, _, kind = key.partition(".mlp.")
     if kind == "experts.gate_up_proj":
         halves = {"w1": 0, "w3": tensor.shape[1] // 2}
